@@ -1,0 +1,1 @@
+"""Penstock: one neural network, every accelerator a machine has."""

@@ -1,0 +1,297 @@
+"""The error tree: one defect, one class.
+
+    PenstockError
+    ├── ModelError (ValueError)            the file or model is at fault
+    │   ├── NotAModel, TruncatedModel, OffsetOutOfBounds, IndexOutOfRange, LimitExceeded
+    │   ├── UnknownOperator, UnknownType, UnknownSignature
+    │   ├── InvalidOperand, InvalidOperation, InvalidAttribute, InvalidQuantization
+    │   ├── InvalidSparsity, InvalidMetadata, InvalidSignature
+    │   ├── ShapeOverflow, ShapeMismatch
+    │   ├── CyclicModel, DuplicateWriter, UnwrittenOperand
+    │   └── NotExportable
+    ├── InputError (ValueError)            an argument of the caller is at fault
+    ├── PlacementError                     no device may or can run an operation
+    ├── DriverError                        one class per HAL status
+    │   ├── GeneralFailure, InvalidArgument, OutputInsufficientSize, DeviceUnavailable, DeadObject
+    │   ├── MissedDeadline (TimeoutError): MissedDeadlineTransient, MissedDeadlinePersistent
+    │   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
+    ├── CacheError: SealBroken
+    ├── ClosedError, StateError, Cancelled
+    ├── NotAvailable                       a documented feature that this version does not have
+    └── DelegateError
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+
+class PenstockError(Exception):
+    """Base of everything Penstock raises on purpose."""
+
+
+class ModelError(PenstockError, ValueError):
+    """The model, or the file it came from, is at fault.
+
+    *where* names the place in the model ("subgraph 0, operation 3 (CONV_2D)"), *offset* the byte
+    in the file, where either is known; both are part of the message.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None, offset: int | None = None) -> None:
+        self.message, self.where, self.offset = message, where, offset
+        place = where if offset is None else f"{where or 'file'} at byte {offset}"
+        super().__init__(f"{place}: {message}" if place else message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_model_error, (type(self), self.message, self.where, self.offset)
+
+
+def _rebuild_model_error(
+    kind: type[ModelError], message: str, where: str | None, offset: int | None
+) -> ModelError:
+    return kind(message, where=where, offset=offset)
+
+
+class NotAModel(ModelError):
+    """The bytes are not a model of any known format."""
+
+
+class TruncatedModel(ModelError):
+    """The file ends before something it declares."""
+
+
+class OffsetOutOfBounds(ModelError):
+    """An offset, or offset plus size, points outside the file or pool."""
+
+
+class IndexOutOfRange(ModelError):
+    """A tensor, buffer, subgraph or operator-code index has no target."""
+
+
+class LimitExceeded(ModelError):
+    """Reading on would use more memory, work or depth than a file of this size may ask for."""
+
+
+class UnknownOperator(ModelError):
+    """An operator code or operation type is not in the vocabulary."""
+
+
+class UnknownType(ModelError):
+    """A tensor type code is not in the format."""
+
+
+class UnknownSignature(ModelError):
+    """The model has no signature, or subgraph, of the name asked for."""
+
+
+class InvalidOperand(ModelError):
+    """An operand contradicts itself: lifetime, value, size or type."""
+
+
+class InvalidOperation(ModelError):
+    """An operation breaks its signature: number or type of inputs or outputs."""
+
+
+class InvalidAttribute(ModelError):
+    """An attribute is missing, unknown, of the wrong type or out of its range."""
+
+
+class InvalidQuantization(ModelError):
+    """Quantisation parameters break the rules of their operand type."""
+
+
+class InvalidSparsity(ModelError):
+    """Sparsity metadata does not describe its tensor."""
+
+
+class InvalidMetadata(ModelError):
+    """Model metadata or an associated file cannot be read."""
+
+
+class InvalidSignature(ModelError):
+    """A signature names an operand or subgraph that does not exist, or a name twice."""
+
+
+class ShapeOverflow(ModelError):
+    """A dimension is negative or a byte size exceeds 64-bit arithmetic."""
+
+
+class ShapeMismatch(ModelError):
+    """Shapes of an operation's operands do not fit together."""
+
+
+class CyclicModel(ModelError):
+    """An operation reads what is only written later, or subgraphs call each other in a cycle."""
+
+
+class DuplicateWriter(ModelError):
+    """Two operations write one operand, or one writes an input or a constant."""
+
+
+class UnwrittenOperand(ModelError):
+    """An operand is read or is an output, and nothing ever writes it."""
+
+
+class NotExportable(ModelError):
+    """The target format has no form for this part of the model."""
+
+
+class InputError(PenstockError, ValueError):
+    """A caller's argument has the wrong name, count, shape, dtype or range."""
+
+
+class PlacementError(PenstockError):
+    """No allowed device can run some operation; *reasons* lists device -> why not."""
+
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
+        self.message, self.reasons = message, dict(reasons or {})
+        lines = [f"  {device}: {reason}" for device, reason in self.reasons.items()]
+        super().__init__("\n".join([message, *lines]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.reasons)
+
+
+class ErrorStatus(enum.IntEnum):
+    """HAL status of a failed call (NNAPI HAL `ErrorStatus`; DEAD_OBJECT is in-process only)."""
+
+    NONE = 0
+    DEVICE_UNAVAILABLE = 1
+    GENERAL_FAILURE = 2
+    OUTPUT_INSUFFICIENT_SIZE = 3
+    INVALID_ARGUMENT = 4
+    MISSED_DEADLINE_TRANSIENT = 5
+    MISSED_DEADLINE_PERSISTENT = 6
+    RESOURCE_EXHAUSTED_TRANSIENT = 7
+    RESOURCE_EXHAUSTED_PERSISTENT = 8
+    DEAD_OBJECT = 10000
+
+
+class DriverError(PenstockError):
+    """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE."""
+
+    status: ClassVar[ErrorStatus]
+
+
+class DeviceUnavailable(DriverError):
+    """The device is busy or offline."""
+
+    status = ErrorStatus.DEVICE_UNAVAILABLE
+
+
+class GeneralFailure(DriverError):
+    """The driver failed, or lacks the feature."""
+
+    status = ErrorStatus.GENERAL_FAILURE
+
+
+class OutputInsufficientSize(DriverError):
+    """An output region is too small.
+
+    *output_shapes* has one `(dimensions, is_sufficient)` per output of the request, in order
+    (NNAPI HAL `OutputShape`).
+    """
+
+    status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+
+    def __init__(
+        self, message: str, output_shapes: Sequence[tuple[tuple[int, ...], bool]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.message, self.output_shapes = message, tuple(output_shapes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.output_shapes)
+
+
+class InvalidArgument(DriverError):
+    """The model, configuration or request breaks the HAL's rules."""
+
+    status = ErrorStatus.INVALID_ARGUMENT
+
+
+class MissedDeadline(DriverError, TimeoutError):
+    """The deadline passed, or could not be met."""
+
+
+class MissedDeadlineTransient(MissedDeadline):
+    """Retrying may help."""
+
+    status = ErrorStatus.MISSED_DEADLINE_TRANSIENT
+
+
+class MissedDeadlinePersistent(MissedDeadline):
+    """Retrying will not help."""
+
+    status = ErrorStatus.MISSED_DEADLINE_PERSISTENT
+
+
+class ResourceExhausted(DriverError, MemoryError):
+    """The device has no room for this model or run."""
+
+
+class ResourceExhaustedTransient(ResourceExhausted):
+    """Retrying may help."""
+
+    status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+class ResourceExhaustedPersistent(ResourceExhausted):
+    """Retrying will not help."""
+
+    status = ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+
+
+class DeadObject(DriverError):
+    """The driver's process died."""
+
+    status = ErrorStatus.DEAD_OBJECT
+
+
+def driver_error_classes() -> dict[ErrorStatus, type[DriverError]]:
+    """Every HAL status but NONE, with the one class that stands for it."""
+    found: dict[ErrorStatus, type[DriverError]] = {}
+    pending = list(DriverError.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        if "status" in vars(kind):
+            found.setdefault(kind.status, kind)
+    return found
+
+
+class CacheError(PenstockError):
+    """A cache entry cannot be used; reaches callers of `penstock.cache` only."""
+
+
+class SealBroken(CacheError):
+    """Cached bytes are not the bytes that were sealed."""
+
+
+class ClosedError(PenstockError):
+    """Used after `close()`."""
+
+
+class StateError(PenstockError):
+    """The call is not legal in the object's present state."""
+
+
+class Cancelled(PenstockError):
+    """The caller's `CancelToken` was set."""
+
+
+class NotAvailable(PenstockError):
+    """A documented argument whose feature this version does not have yet."""
+
+
+class DelegateError(PenstockError):
+    """A delegate failed; *stage* is init, prepare or invoke."""
+
+    def __init__(self, delegate: str, stage: str, reason: str = "") -> None:
+        self.delegate, self.stage, self.reason = delegate, stage, reason
+        super().__init__(f"delegate {delegate!r} failed in {stage}" + (f": {reason}" if reason else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.delegate, self.stage, self.reason)

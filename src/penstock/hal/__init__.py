@@ -1,0 +1,110 @@
+"""The narrow waist: what a driver is. Imports `ir` and `errors` and nothing else of Penstock.
+
+Everything above it (the runtime) and below it (drivers) meets here. Every argument and result is
+a frozen struct or a handle and could cross a process boundary as it is.
+"""
+
+from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
+from penstock.hal.capabilities import (
+    ACCURACY_RANK,
+    SUPPORTED,
+    AccuracyClass,
+    Capabilities,
+    DeviceType,
+    PerformanceInfo,
+    Support,
+)
+from penstock.hal.config import (
+    BYTE_SIZE_OF_CACHE_TOKEN,
+    DEFAULT_LOOP_TIMEOUT_NS,
+    MAX_NUMBER_OF_CACHE_FILES,
+    MAXIMUM_LOOP_TIMEOUT_NS,
+    NO_TOKEN,
+    PREFERENCES,
+    PRIORITIES,
+    CacheHandle,
+    CancelToken,
+    ExecutionConfig,
+    Preference,
+    PrepareConfig,
+    Priority,
+    ProgressCallback,
+    ProgressEvent,
+)
+from penstock.hal.device import HAL_VERSION, Device, DeviceBase
+from penstock.hal.fence import EventFence, Fence
+from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
+from penstock.hal.prepared import Burst, PreparedModel, PreparedModelBase, ReusableExecution
+from penstock.hal.request import (
+    DONE,
+    NO_TIMING,
+    NO_VALUE_ARGUMENT,
+    ExecutionResult,
+    HostMemory,
+    Memory,
+    NoValue,
+    OutputShape,
+    PoolArgument,
+    Request,
+    RequestArgument,
+    Timing,
+    TokenArgument,
+)
+from penstock.hal.validate import check_deadline, validate_prepare, validate_prepare_config, validate_request
+
+__all__ = [
+    "ACCURACY_RANK",
+    "BYTE_SIZE_OF_CACHE_TOKEN",
+    "DEFAULT_LOOP_TIMEOUT_NS",
+    "DONE",
+    "HAL_VERSION",
+    "MAXIMUM_LOOP_TIMEOUT_NS",
+    "MAX_NUMBER_OF_CACHE_FILES",
+    "NO_TIMING",
+    "NO_TOKEN",
+    "NO_VALUE_ARGUMENT",
+    "PREFERENCES",
+    "PRIORITIES",
+    "SUPPORTED",
+    "AccuracyClass",
+    "Buffer",
+    "BufferDesc",
+    "BufferRole",
+    "Burst",
+    "CacheHandle",
+    "CancelToken",
+    "Capabilities",
+    "Device",
+    "DeviceBase",
+    "DeviceType",
+    "EventFence",
+    "ExecutionConfig",
+    "ExecutionResult",
+    "Fence",
+    "HostMemory",
+    "InvalidBuffer",
+    "InvalidDevice",
+    "InvalidPreparedModel",
+    "Memory",
+    "NoValue",
+    "OutputShape",
+    "PerformanceInfo",
+    "PoolArgument",
+    "Preference",
+    "PrepareConfig",
+    "PreparedModel",
+    "PreparedModelBase",
+    "Priority",
+    "ProgressCallback",
+    "ProgressEvent",
+    "Request",
+    "RequestArgument",
+    "ReusableExecution",
+    "Support",
+    "Timing",
+    "TokenArgument",
+    "check_deadline",
+    "validate_prepare",
+    "validate_prepare_config",
+    "validate_request",
+]

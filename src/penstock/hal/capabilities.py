@@ -1,0 +1,74 @@
+"""What a device claims about itself, and what it answers for each operation."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+AccuracyClass: TypeAlias = Literal["exact", "faithful", "relaxed"]
+"""`exact`: integer results bit-identical to TFLite's reference kernels, float results within float32
+rounding of them. `faithful`: quantised results within one step, float as in `exact`. `relaxed`: the
+engine's own arithmetic."""
+
+ACCURACY_RANK: Final[dict[str, int]] = {"relaxed": 0, "faithful": 1, "exact": 2}
+
+FEATURE_LEVELS: Final = range(1, 9)
+"""NNAPI feature levels, counted 1 to 8 (NNAPI section 1.1)."""
+
+
+class DeviceType(enum.Enum):
+    """NNAPI device types; UNKNOWN is never reported (NNAPI section 1.1)."""
+
+    OTHER = "other"
+    CPU = "cpu"
+    GPU = "gpu"
+    ACCELERATOR = "accelerator"
+
+
+class PerformanceInfo(msgspec.Struct, frozen=True):
+    """Cost relative to the reference CPU path, which is 1.0; both positive (NNAPI section 4.3)."""
+
+    execution_time: float = 1.0
+    power_usage: float = 1.0
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's claims. They do not change while the device lives.
+
+    *performance* maps an element type's name ("float32", "int8", ...) to its cost; types that are
+    not named have *default_performance* (None: infinitely slow, as NNAPI's missing entries).
+    *shares_host_memory* False means that every boundary copies. *accepts_host_memory* False means
+    that the driver takes pools only and never sees `HostMemory`. *memory_kinds* are the names of
+    the `Memory` it can map. *dynamic_outputs*: whether outputs of unknown shape are accepted.
+    """
+
+    performance: dict[str, PerformanceInfo] = {}
+    default_performance: PerformanceInfo | None = PerformanceInfo()
+    if_performance: PerformanceInfo = PerformanceInfo()
+    while_performance: PerformanceInfo = PerformanceInfo()
+    shares_host_memory: bool = True
+    accepts_host_memory: bool = True
+    memory_kinds: tuple[str, ...] = ("ashmem", "mmap_fd")
+    dynamic_outputs: bool = True
+    alignment: int = 64
+    """Preferred alignment of arguments in bytes, a power of two."""
+    padding: int = 1
+    """Preferred multiple of argument lengths in bytes, a power of two."""
+
+    def performance_of(self, dtype: str) -> PerformanceInfo | None:
+        """The cost of operations whose first input has this element type."""
+        return self.performance.get(dtype, self.default_performance)
+
+
+class Support(msgspec.Struct, frozen=True):
+    """A device's answer for one operation: *reason* says why not, and is empty when supported;
+    *accuracy* is the class its result meets."""
+
+    supported: bool
+    reason: str = ""
+    accuracy: AccuracyClass = "faithful"
+
+
+SUPPORTED: Final = Support(True)

@@ -1,0 +1,107 @@
+"""How to prepare and how to execute: everything that is neither model nor data."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from penstock.errors import Cancelled
+from penstock.hal.capabilities import AccuracyClass
+
+Preference: TypeAlias = Literal["low_power", "fast_single_answer", "sustained_speed"]
+Priority: TypeAlias = Literal["low", "medium", "high"]
+
+PREFERENCES: Final[tuple[Preference, ...]] = ("low_power", "fast_single_answer", "sustained_speed")
+PRIORITIES: Final[tuple[Priority, ...]] = ("low", "medium", "high")
+
+BYTE_SIZE_OF_CACHE_TOKEN: Final = 32
+MAX_NUMBER_OF_CACHE_FILES: Final = 32
+DEFAULT_LOOP_TIMEOUT_NS: Final = 2_000_000_000
+MAXIMUM_LOOP_TIMEOUT_NS: Final = 15_000_000_000
+
+NO_TOKEN: Final = bytes(BYTE_SIZE_OF_CACHE_TOKEN)
+"""The token that comes with empty cache-handle lists; drivers ignore it (NNAPI section 2.3)."""
+
+
+class CancelToken:
+    """A flag that one thread sets and running work looks at. Setting it twice is harmless; it cannot
+    be cleared."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Asks for cancellation: calls that hold this token raise `Cancelled` soon afterwards."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raises `Cancelled` once the token is set."""
+        if self._event.is_set():
+            raise Cancelled("the cancel token was set")
+
+
+class ProgressEvent(msgspec.Struct, frozen=True):
+    """Work done so far: *stage* ("compile"), what is being worked on, and *done* of *total* units."""
+
+    stage: str
+    subject: str
+    done: int
+    total: int
+
+
+ProgressCallback: TypeAlias = Callable[[ProgressEvent], None]
+
+
+class CacheHandle(msgspec.Struct, frozen=True):
+    """An open cache file, read-write, lent for the call (NNAPI section 2.3).
+
+    A driver that keeps it duplicates *fd*; it does not rely on the file offset and truncates before
+    it writes.
+    """
+
+    fd: int
+
+
+class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of `Device.prepare_model` and `prepare_model_from_cache`.
+
+    *deadline_ns* is a `time.monotonic_ns()` value. *token* names the entry in the cache files, and
+    *binding* is the digest of every derived ingredient of the cache key; both are 32 bytes and
+    meaningless while the handle lists are empty. *accuracy* is the class asked for, *num_threads*
+    None leaves the number to the driver. *progress* and *cancel* are handles.
+    """
+
+    preference: Preference = "fast_single_answer"
+    priority: Priority = "medium"
+    deadline_ns: int | None = None
+    token: bytes = NO_TOKEN
+    binding: bytes = NO_TOKEN
+    model_cache: tuple[CacheHandle, ...] = ()
+    data_cache: tuple[CacheHandle, ...] = ()
+    accuracy: AccuracyClass = "faithful"
+    num_threads: int | None = None
+    options: tuple[tuple[str, str], ...] = ()
+    progress: ProgressCallback | None = None
+    cancel: CancelToken | None = None
+
+
+class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of one execution.
+
+    *deadline_ns* is a `time.monotonic_ns()` value; *loop_timeout_ns* bounds each WHILE (values above
+    15 s are clamped); *measure* asks for timing in the result.
+    """
+
+    deadline_ns: int | None = None
+    loop_timeout_ns: int = DEFAULT_LOOP_TIMEOUT_NS
+    measure: bool = False
+    priority: Priority = "medium"
+    cancel: CancelToken | None = None

@@ -1,0 +1,126 @@
+"""A device: what a driver is, as the runtime sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from penstock.errors import GeneralFailure
+from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
+from penstock.hal.capabilities import Capabilities, DeviceType, Support
+from penstock.hal.config import PrepareConfig
+from penstock.hal.prepared import PreparedModel
+from penstock.ir import Model
+
+HAL_VERSION: Final = 1
+"""Raised whenever a driver written for the contract before would break."""
+
+
+class Device(Protocol):
+    """One accelerator, engine or processor.
+
+    Drivers come by the entry-point group `penstock.drivers`; each entry is a callable that returns
+    a device or a sequence of devices. Methods may be called from any thread, also at the same time.
+    `DeviceBase` has every optional member with its default.
+    """
+
+    @property
+    def name(self) -> str:
+        """Unique among the devices of a process; stable across runs."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Not empty; changes whenever compiled artefacts could change."""
+        ...
+
+    @property
+    def type(self) -> DeviceType: ...
+
+    @property
+    def feature_level(self) -> int:
+        """NNAPI feature level the driver speaks, 1 to 8."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def hal_version(self) -> int:
+        """The `HAL_VERSION` the driver was written for."""
+        ...
+
+    def check(self) -> str | None:
+        """Why the device cannot work here, or None when it can. Cheap: opens no device."""
+        ...
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        """One answer for each operation of the entry subgraph, in order, with a reason for each no.
+
+        Pure and quick: equal models give equal answers, and nothing is compiled. An operation with a
+        yes is never refused by `prepare_model`, alone or with any others that have one. Control
+        flow is supported only where everything in its subgraphs is.
+        """
+        ...
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        """How many (model, data) cache files a compilation takes, each 0 to 32; constant for the
+        device's life. (0, 0) means that it does not cache."""
+        ...
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        """Compiles *model*, and saves to the cache handles of *config* when there are any.
+
+        The model is not changed. Raises `InvalidArgument` for a model or configuration that breaks
+        the rules, `MissedDeadline*`, `ResourceExhausted*`, `DeviceUnavailable`, `GeneralFailure` or
+        `Cancelled`. Nothing about the cache can make it fail: with a wrong number of handles, or
+        ones that cannot be written, it compiles without saving.
+        """
+        ...
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        """Loads what `prepare_model` saved. Raises `InvalidArgument` for a wrong number of handles,
+        `GeneralFailure` for whatever is not exactly what was saved for this token, device and
+        version; the caller then compiles."""
+        ...
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        """Allocates driver-managed memory for *roles*: (token > 0, unique among live buffers; buffer).
+
+        Raises `InvalidArgument` where roles contradict each other or *desc*, `GeneralFailure` when
+        the driver has no memory domains, `ResourceExhausted*` when it has no room.
+        """
+        ...
+
+    def close(self) -> None:
+        """Releases what the device holds; twice is harmless."""
+        ...
+
+
+class DeviceBase:
+    """The optional members of `Device`; a driver's class inherits it and adds the rest:
+    `name`, `version`, `supported_operations` and `prepare_model`."""
+
+    type: DeviceType = DeviceType.OTHER
+    feature_level: int = 8
+    capabilities: Capabilities = Capabilities()
+    hal_version: int = HAL_VERSION
+
+    def check(self) -> str | None:
+        """Optional. The default works everywhere."""
+        return None
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        """Optional. The default does not cache."""
+        return 0, 0
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        """Optional. The default has nothing saved."""
+        raise GeneralFailure("this device does not cache")
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        """Optional. The default has no memory of its own."""
+        raise GeneralFailure("this device has no memory domains")
+
+    def close(self) -> None:
+        """Optional. The default holds nothing."""

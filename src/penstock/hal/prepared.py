@@ -1,0 +1,148 @@
+"""A prepared model: a driver's compile, executable any number of times, concurrently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.errors import DriverError, GeneralFailure
+from penstock.hal.config import ExecutionConfig
+from penstock.hal.fence import EventFence, Fence, remaining_ns
+from penstock.hal.request import ExecutionResult, Request
+
+
+class Burst(Protocol):
+    """A series of executions on one prepared model, one at a time, resources kept between them."""
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        """As `PreparedModel.execute`; `GeneralFailure` when another run of this burst is under way."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ReusableExecution(Protocol):
+    """A request bound once, executed many times, one run at a time."""
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult: ...
+
+    def close(self) -> None: ...
+
+
+class PreparedModel(Protocol):
+    """The result of `Device.prepare_model`.
+
+    Holds no network state: equal requests give equal results in any order and from any thread.
+    `PreparedModelBase` has every optional method with its default.
+    """
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        """Runs once, in the calling thread, and returns when every output is written.
+
+        Input memory is only read; output memory is written only within its length. Raises
+        `InvalidArgument` for a request that breaks the rules of `penstock.hal.validate_request`,
+        `OutputInsufficientSize` with every output's true shape where one does not fit,
+        `MissedDeadline*` or `Cancelled` when told to stop, `GeneralFailure` for the rest. After any
+        error the content of the outputs is undefined. What is not promised: that a deadline or a
+        cancellation is noticed within an operation.
+        """
+        ...
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        """Starts once every fence of *wait_for* has signalled; the returned fence signals the end.
+
+        A failed input fence fails the execution with `GeneralFailure`, and its fence. Outputs of
+        unknown shape are `InvalidArgument`. Nothing is written after the returned fence signals.
+        """
+        ...
+
+    def configure_burst(self) -> Burst:
+        """A new burst on this model."""
+        ...
+
+    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+        """Validates and binds *request* for many runs."""
+        ...
+
+    def close(self) -> None:
+        """Releases what the driver holds; twice is harmless. Bursts and executions end with it."""
+        ...
+
+
+class PreparedModelBase:
+    """The optional methods of `PreparedModel`; a driver's class inherits it and adds `execute`."""
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        """Required."""
+        raise GeneralFailure(f"{type(self).__name__} has no execute")
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        """Optional. The default waits in the calling thread, executes, and returns a signalled fence."""
+        done = EventFence()
+        for fence in wait_for:
+            if not fence.wait(remaining_ns(config.deadline_ns)) or fence.error() is not None:
+                done.signal(GeneralFailure("a fence this execution waits for failed or did not signal in time"))
+                return done
+        try:
+            self.execute(request, config)
+        except DriverError as error:
+            done.signal(error)
+        else:
+            done.signal()
+        return done
+
+    def configure_burst(self) -> Burst:
+        """Optional. The default executes each request by itself."""
+        return DefaultBurst(self)
+
+    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+        """Optional. The default executes the request anew each time."""
+        return DefaultExecution(self, request)
+
+    def close(self) -> None:
+        """Optional. The default holds nothing."""
+
+
+class DefaultBurst:
+    """`Burst` over plain executions."""
+
+    def __init__(self, prepared: PreparedModelBase) -> None:
+        self._prepared = prepared
+        self._busy = False
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        if self._busy:
+            raise GeneralFailure("this burst is executing already")
+        self._busy = True
+        try:
+            return self._prepared.execute(request, config)
+        finally:
+            self._busy = False
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class DefaultExecution:
+    """`ReusableExecution` over plain executions."""
+
+    def __init__(self, prepared: PreparedModelBase, request: Request) -> None:
+        self._prepared, self._request = prepared, request
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        return self._prepared.execute(self._request, config)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,129 @@
+"""Argument checks that every driver shares (NNAPI sections 5.2 and 6.2). All raise `InvalidArgument`.
+
+A driver calls them first in `prepare_model` and `execute`: whoever calls it may be another process.
+"""
+
+from __future__ import annotations
+
+import time
+
+from penstock.errors import InvalidArgument, MissedDeadlinePersistent
+from penstock.hal.capabilities import ACCURACY_RANK
+from penstock.hal.config import (
+    BYTE_SIZE_OF_CACHE_TOKEN,
+    PREFERENCES,
+    PRIORITIES,
+    ExecutionConfig,
+    PrepareConfig,
+)
+from penstock.hal.request import HostMemory, NoValue, PoolArgument, Request, RequestArgument, TokenArgument
+from penstock.ir import DType, Lifetime, Model, Operand
+from penstock.ir.types import byte_size, is_static
+
+
+def validate_prepare(model: Model, config: PrepareConfig) -> None:
+    """Checks what `Device.prepare_model` is given. The model itself is valid by construction."""
+    if not isinstance(model, Model):
+        raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")
+    validate_prepare_config(config)
+
+
+def validate_prepare_config(config: PrepareConfig) -> None:
+    """Checks a configuration alone, as for loading from cache."""
+    if config.preference not in PREFERENCES:
+        raise InvalidArgument(f"preference {config.preference!r} is not one of {', '.join(PREFERENCES)}")
+    if config.priority not in PRIORITIES:
+        raise InvalidArgument(f"priority {config.priority!r} is not one of {', '.join(PRIORITIES)}")
+    if config.accuracy not in ACCURACY_RANK:
+        raise InvalidArgument(f"accuracy {config.accuracy!r} is not one of {', '.join(ACCURACY_RANK)}")
+    for label, value in (("token", config.token), ("binding", config.binding)):
+        if len(value) != BYTE_SIZE_OF_CACHE_TOKEN:
+            raise InvalidArgument(f"{label} has {len(value)} bytes, not {BYTE_SIZE_OF_CACHE_TOKEN}")
+    if config.num_threads is not None and config.num_threads < 1:
+        raise InvalidArgument(f"num_threads is {config.num_threads}; at least 1 is needed")
+    check_deadline(config.deadline_ns)
+
+
+def check_deadline(deadline_ns: int | None) -> None:
+    """Raises `MissedDeadlinePersistent` when the deadline has passed before work began."""
+    if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+        raise MissedDeadlinePersistent("the deadline had passed before the work began")
+
+
+def validate_request(model: Model, request: Request, config: ExecutionConfig) -> None:
+    """Checks a request against the entry subgraph of the model it was prepared from."""
+    entry = model.entry
+    if len(request.inputs) != len(entry.inputs) or len(request.outputs) != len(entry.outputs):
+        raise InvalidArgument(
+            f"{len(request.inputs)} inputs and {len(request.outputs)} outputs given; "
+            f"the model has {len(entry.inputs)} and {len(entry.outputs)}"
+        )
+    operands = entry.operands
+    for position, argument in enumerate(request.inputs):
+        _check(operands[entry.inputs[position]], argument, request, "input", position)
+    for position, argument in enumerate(request.outputs):
+        _check(operands[entry.outputs[position]], argument, request, "output", position)
+    if config.deadline_ns is not None:
+        check_deadline(config.deadline_ns)
+
+
+def _check(operand: Operand, argument: RequestArgument, request: Request, kind: str, position: int) -> None:
+    if type(argument) is HostMemory:
+        array = argument.array
+        if array.shape == operand.shape and array.dtype == operand.dtype.numpy and array.flags.c_contiguous:
+            return
+        _check_host(operand, argument, kind, position)
+    elif type(argument) is PoolArgument:
+        _check_pool(operand, argument, request, kind, position)
+    elif type(argument) is TokenArgument:
+        if argument.token <= 0:
+            raise InvalidArgument(f"{kind} {position}: token {argument.token} is not positive")
+    elif type(argument) is NoValue:
+        if kind == "input" and operand.lifetime is not Lifetime.NO_VALUE:
+            raise InvalidArgument(f"input {position} ({operand.name}) is omitted, but not optional")
+    else:
+        raise InvalidArgument(f"{kind} {position}: {type(argument).__name__} is not a request argument")
+
+
+def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int) -> None:
+    array, place = argument.array, f"{kind} {position} ({operand.name})"
+    if not array.flags.c_contiguous:
+        raise InvalidArgument(f"{place}: host memory must be C-contiguous")
+    flat = array.ndim == 1 and array.dtype == "uint8"
+    if operand.dtype is DType.STRING:
+        if not flat:
+            raise InvalidArgument(f"{place}: strings travel as flat uint8 in the string-tensor layout")
+        return
+    if kind == "output" and flat and not is_static(operand.shape):
+        return
+    if array.dtype != operand.dtype.numpy:
+        raise InvalidArgument(f"{place}: dtype {array.dtype} given, {operand.dtype.value} needed")
+    _check_dimensions(operand, array.shape, place)
+
+
+def _check_pool(operand: Operand, argument: PoolArgument, request: Request, kind: str, position: int) -> None:
+    place, at = f"{kind} {position} ({operand.name})", argument.location
+    if not 0 <= at.pool < len(request.pools):
+        raise InvalidArgument(f"{place}: pool {at.pool} of {len(request.pools)}")
+    size = request.pools[at.pool].size
+    if at.offset < 0 or at.length < 0 or argument.padding < 0 or at.offset + at.length + argument.padding > size:
+        raise InvalidArgument(f"{place}: [{at.offset}, {at.offset + at.length}) of a pool of {size} bytes")
+    dimensions = argument.dimensions or operand.shape
+    if argument.dimensions:
+        _check_dimensions(operand, argument.dimensions, place)
+    if dimensions is None or not is_static(dimensions) or operand.dtype is DType.STRING:
+        if kind == "input" and operand.dtype is not DType.STRING:
+            raise InvalidArgument(f"{place}: the shape of an input must be complete")
+        return
+    needed = byte_size(operand.dtype, dimensions) or 0
+    wrong = at.length != needed if kind == "input" else at.length < needed and is_static(operand.shape)
+    if wrong:
+        raise InvalidArgument(f"{place}: {at.length} bytes given, {needed} needed")
+
+
+def _check_dimensions(operand: Operand, given: tuple[int, ...], place: str) -> None:
+    shape = operand.shape
+    if shape is None:
+        return
+    if len(shape) != len(given) or any(d is not None and d != g for d, g in zip(shape, given, strict=True)):
+        raise InvalidArgument(f"{place}: shape {given} given, {shape} needed")

@@ -1,0 +1,44 @@
+"""What a model is: immutable, validated, digestible; knows no file format and no device."""
+
+from penstock.ir.builder import ModelBuilder, SubgraphBuilder
+from penstock.ir.digest import Digest
+from penstock.ir.infer import infer_shapes
+from penstock.ir.model import (
+    ConstantPool,
+    Metadata,
+    Model,
+    Signature,
+    StatePort,
+    Subgraph,
+    TensorMetadata,
+    Variable,
+)
+from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
+from penstock.ir.operation import Attributes, AttributeValue, Operation
+from penstock.ir.types import DType, NDArray, Quantization, Shape
+
+__all__ = [
+    "Attributes",
+    "AttributeValue",
+    "ConstantPool",
+    "DType",
+    "DataLocation",
+    "Digest",
+    "Lifetime",
+    "Metadata",
+    "Model",
+    "ModelBuilder",
+    "NDArray",
+    "Operand",
+    "Operation",
+    "Origin",
+    "Quantization",
+    "Shape",
+    "Signature",
+    "StatePort",
+    "Subgraph",
+    "SubgraphBuilder",
+    "TensorMetadata",
+    "Variable",
+    "infer_shapes",
+]

@@ -1,0 +1,190 @@
+"""`SubgraphBuilder` and `ModelBuilder`: make models in code, operand by operand.
+
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 4), "x")
+    w = builder.constant(np.ones((2, 4), np.float32))
+    y = builder.operation("FULLY_CONNECTED", [x, w], outputs=[(DType.FLOAT32, (1, 2))])[0]
+    model = builder.build(outputs=[y])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.errors import UnknownOperator
+from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature, StatePort, Subgraph, Variable
+from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED, DataLocation, Lifetime, Operand
+from penstock.ir.operation import AttributeValue, Operation
+from penstock.ir.operations import OPERATIONS
+from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, dtype_of
+
+ALIGNMENT = 64
+
+
+class SubgraphBuilder:
+    """Collects one subgraph; *builder* owns the constants. Operand indexes are handed out in order."""
+
+    def __init__(self, builder: ModelBuilder, name: str = "") -> None:
+        self._model, self._name = builder, name
+        self._operands: list[Operand] = []
+        self._operations: list[Operation] = []
+        self._inputs: list[int] = []
+        self._states: list[tuple[int, int | None, int | None]] = []
+        self._omitted: int | None = None
+
+    def operand(self, operand: Operand) -> int:
+        """Adds *operand* as it is."""
+        self._operands.append(operand)
+        return len(self._operands) - 1
+
+    def input(self, dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None) -> int:
+        """Adds a subgraph input."""
+        index = self.operand(Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name, quantization))
+        self._inputs.append(index)
+        return index
+
+    def constant(
+        self,
+        value: NDArray,
+        name: str = "",
+        quantization: Quantization | None = None,
+        dtype: DType | None = None,
+    ) -> int:
+        """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays)."""
+        return self.operand(self._model.constant_operand(value, name, quantization, dtype))
+
+    def omitted(self) -> int:
+        """The operand for an optional input that is left out."""
+        if self._omitted is None:
+            self._omitted = self.operand(OMITTED)
+        return self._omitted
+
+    def operation(
+        self,
+        kind: str,
+        inputs: Sequence[int | None],
+        outputs: Sequence[Operand | tuple[DType, Shape] | tuple[DType, Shape, Quantization | None]],
+        attributes: Mapping[str, AttributeValue] | None = None,
+    ) -> list[int]:
+        """Appends an operation, its outputs as new temporaries; missing attributes get the row's defaults."""
+        row = OPERATIONS.get(kind)
+        if row is None:
+            raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
+        indexes = [self.operand(o if isinstance(o, Operand) else _temporary(*o)) for o in outputs]
+        given = tuple(self.omitted() if i is None else i for i in inputs)
+        self._operations.append(Operation(kind, given, tuple(indexes), row.complete(attributes or {})))
+        return indexes
+
+    def state(self, variable: int, input: int | None = None, output: int | None = None) -> None:
+        """Declares a state port; *input* must have been added with `operand` as a SUBGRAPH_INPUT."""
+        self._states.append((variable, input, output))
+
+    def finish(self, outputs: Sequence[int]) -> Subgraph:
+        """The subgraph; temporaries among *outputs* and the state outputs become SUBGRAPH_OUTPUT."""
+        state_outputs = [o for _, _, o in self._states if o is not None]
+        every = [*outputs, *state_outputs]
+        operands = list(self._operands)
+        for index in every:
+            if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
+                operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
+        state_inputs = [i for _, i, _ in self._states if i is not None]
+        return Subgraph(
+            tuple(operands),
+            tuple(self._operations),
+            (*self._inputs, *state_inputs),
+            tuple(every),
+            tuple(StatePort(*s) for s in self._states),
+            self._name,
+        )
+
+
+class ModelBuilder(SubgraphBuilder):
+    """Builds a model; it is itself the builder of the entry subgraph."""
+
+    def __init__(self, name: str = "main") -> None:
+        super().__init__(self, name)
+        self._pool = bytearray()
+        self._variables: list[Variable] = []
+        self._referenced: list[Subgraph] = []
+
+    def variable(
+        self,
+        name: str,
+        dtype: DType,
+        shape: Shape,
+        quantization: Quantization | None = None,
+        initial: NDArray | None = None,
+    ) -> int:
+        """Adds a variable and returns its index; *initial* None starts it at zeros."""
+        if initial is None:
+            self._variables.append(Variable(name, dtype, shape, quantization))
+        else:
+            c = self.constant_operand(initial, name, quantization, dtype)
+            self._variables.append(Variable(name, dtype, c.shape, quantization, c.value, c.location))
+        return len(self._variables) - 1
+
+    def subgraph(self, name: str = "") -> SubgraphBuilder:
+        """A builder for a referenced subgraph; hand what it finishes to `add_subgraph`."""
+        return SubgraphBuilder(self, name)
+
+    def add_subgraph(self, subgraph: Subgraph) -> int:
+        """Registers a referenced subgraph and returns its index for attributes."""
+        self._referenced.append(subgraph)
+        return len(self._referenced)
+
+    def constant_operand(
+        self, value: NDArray, name: str, quantization: Quantization | None, dtype: DType | None
+    ) -> Operand:
+        """A constant operand whose bytes stand in the model (up to 128) or in its pool."""
+        data, kind = pack(value, dtype)
+        if len(data) <= MAX_COPIED_VALUE:
+            return Operand(kind, value.shape, Lifetime.CONSTANT_COPY, name, quantization, data)
+        self._pool += bytes(-len(self._pool) % ALIGNMENT)
+        place = DataLocation(0, len(self._pool), len(data))
+        self._pool += data
+        return Operand(kind, value.shape, Lifetime.CONSTANT_POOL, name, quantization, location=place)
+
+    def build(
+        self,
+        outputs: Sequence[int],
+        signatures: Mapping[str, Signature] | None = None,
+        metadata: Metadata = NO_METADATA,
+    ) -> Model:
+        """The validated model with these entry outputs."""
+        pools = (ConstantPool(memoryview(bytes(self._pool))),) if self._pool else ()
+        subgraphs = (self.finish(outputs), *self._referenced)
+        return Model(subgraphs, pools, tuple(self._variables), signatures or {}, metadata)
+
+
+def pack(value: NDArray, dtype: DType | None = None) -> tuple[bytes, DType]:
+    """The packed constant bytes of an array, and its element type."""
+    kind = dtype or dtype_of(value.dtype)
+    if kind is None:
+        raise TypeError(f"no operand type has the NumPy dtype {value.dtype}")
+    if kind is DType.STRING:
+        return pack_strings(value), kind
+    if kind not in PACKED:
+        return np.ascontiguousarray(value, kind.numpy).tobytes(), kind
+    bits = kind.bits or 8
+    flat = np.ascontiguousarray(value).reshape(-1).astype(np.int8).view(np.uint8) & (2**bits - 1)
+    per_byte = 8 // bits
+    flat = np.concatenate([flat, np.zeros(-len(flat) % per_byte, np.uint8)]).reshape(-1, per_byte)
+    packed = np.zeros(len(flat), np.uint8)
+    for place in range(per_byte):
+        packed |= flat[:, place] << (place * bits)
+    return packed.tobytes(), kind
+
+
+def pack_strings(value: NDArray) -> bytes:
+    """TFLite's string-tensor layout: count, count + 1 offsets (int32), then the bytes."""
+    items = [s.encode() if isinstance(s, str) else bytes(s) for s in value.reshape(-1).tolist()]
+    start = 4 * (len(items) + 2)
+    ends = np.cumsum([start, *map(len, items)], dtype=np.int64)
+    return np.array([len(items), *ends], "<i4").tobytes() + b"".join(items)
+
+
+def _temporary(dtype: DType, shape: Shape, quantization: Quantization | None = None) -> Operand:
+    return Operand(dtype, shape, quantization=quantization)

@@ -1,0 +1,143 @@
+"""The canonical digest of a model: SHA-256 of its structure and of its constants.
+
+Two models have equal digests when they compute the same by the same operations, however they were
+built: operands are numbered in the order in which the operations meet them, so that unused operands,
+operand order, pool layout, names, origins, signatures and metadata do not count. Every field is
+length-framed, so that no two different models give the hash the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.ir.model import constant_bytes
+from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.types import Quantization, Shape
+from penstock.ir.validate import subgraph_references
+
+if TYPE_CHECKING:
+    from penstock.ir.model import Model, Subgraph, Variable
+    from penstock.ir.operation import AttributeValue
+
+SCHEMA = b"penstock-ir-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """*structure* covers everything but constant values, *constants* their bytes; 32 bytes each."""
+
+    structure: bytes
+    constants: bytes
+
+    def hex(self) -> str:
+        return self.structure.hex() + self.constants.hex()
+
+
+class _Hasher:
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+        self.put("schema", SCHEMA)
+
+    def put(self, label: str, *values: object) -> None:
+        for value in (label, *values):
+            data = value if isinstance(value, bytes | memoryview) else repr(value).encode()
+            size = data.nbytes if isinstance(data, memoryview) else len(data)
+            self.sha.update(struct.pack("<Q", size))
+            self.sha.update(data)
+
+
+def digest_model(model: Model) -> Digest:
+    """The digest of *model* as entered through `model.main`; unreachable subgraphs do not count."""
+    structure, constants = _Hasher(), _Hasher()
+    order = _reachable(model)
+    numbering = {subgraph: at for at, subgraph in enumerate(order)}
+    variables: dict[int, int] = {}
+    for index in order:
+        _subgraph(model, model.subgraphs[index], numbering, variables, structure, constants)
+    for index in variables:
+        _variable(model, model.variables[index], structure, constants)
+    return Digest(structure.sha.digest(), constants.sha.digest())
+
+
+def _reachable(model: Model) -> list[int]:
+    order, pending = [], [model.main]
+    while pending:
+        index = pending.pop(0)
+        if index not in order:
+            order.append(index)
+            pending += [t for o in model.subgraphs[index].operations for t in subgraph_references(o)]
+    return order
+
+
+def _subgraph(
+    model: Model,
+    subgraph: Subgraph,
+    subgraphs: dict[int, int],
+    variables: dict[int, int],
+    structure: _Hasher,
+    constants: _Hasher,
+) -> None:
+    from penstock.ir.operations import spec_of
+
+    numbers: dict[int, int] = {}
+
+    def number(index: int) -> int:
+        operand = subgraph.operands[index]
+        if operand.lifetime is Lifetime.NO_VALUE:
+            return -1
+        if index not in numbers:
+            numbers[index] = len(numbers)
+            _operand(model, operand, structure, constants)
+        return numbers[index]
+
+    structure.put("inputs", *[number(i) for i in subgraph.inputs])
+    for operation in subgraph.operations:
+        referenced = {a.name for a in spec_of(operation).attributes if a.kind == "subgraph"}
+        attributes = [
+            (name, subgraphs.get(int(str(value)), -1) if name in referenced else _canonical(value))
+            for name, value in operation.attributes.items()
+        ]
+        inputs = [number(i) for i in operation.inputs]
+        while inputs and inputs[-1] == -1:
+            inputs.pop()
+        outputs = [number(i) for i in operation.outputs]
+        structure.put("operation", operation.type, attributes, inputs, outputs)
+    structure.put("outputs", *[number(i) for i in subgraph.outputs])
+    for port in subgraph.states:
+        variable = variables.setdefault(port.variable, len(variables))
+        ends = [None if i is None else number(i) for i in (port.input, port.output)]
+        structure.put("state", variable, ends)
+
+
+def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Hasher) -> None:
+    role = "constant" if operand.is_constant else operand.lifetime.value
+    structure.put("operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization))
+    if operand.is_constant:
+        constants.put("constant", constant_bytes(model.pools, operand))
+
+
+def _variable(model: Model, variable: Variable, structure: _Hasher, constants: _Hasher) -> None:
+    shape: Shape = variable.shape
+    zero = variable.value is None and variable.location is None
+    structure.put("variable", variable.dtype.value, shape, _quantization(variable.quantization), zero)
+    if not zero:
+        constants.put("variable", constant_bytes(model.pools, variable))
+
+
+def _quantization(quantization: Quantization | None) -> object:
+    if quantization is None:
+        return None
+    packed = struct.pack(f"<{len(quantization.scales)}d", *quantization.scales)
+    return packed.hex(), quantization.zero_points, quantization.dimension
+
+
+def _canonical(value: AttributeValue) -> object:
+    """Floats by their bits, so that -0.0, 0.0 and 0 stay apart."""
+    if isinstance(value, float):
+        return "f" + struct.pack("<d", value).hex()
+    if isinstance(value, tuple):
+        return [_canonical(v) for v in value]
+    return value

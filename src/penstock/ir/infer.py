@@ -1,0 +1,138 @@
+"""Shape inference over a whole model: from the shapes of its inputs to those of every operand.
+
+The rules are the rows' `infer`; values of small shape computations are followed through the rows'
+`fold`, so that a RESHAPE whose target is computed from SHAPE, STRIDED_SLICE and PACK is resolved
+before anything runs. What stays unknown is known at run time only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import InputError, ModelError
+from penstock.ir.operand import Lifetime
+from penstock.ir.operation import Attributes, Operation
+from penstock.ir.operations import spec_of
+from penstock.ir.types import DType, NDArray, Shape
+
+if TYPE_CHECKING:
+    from penstock.ir.model import Model, Subgraph
+
+MAX_FOLDED_BYTES: Final = 4096
+"""Values larger than this are not followed: shape computations are small."""
+
+
+def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None) -> Model:
+    """*model* with the shape of every operand of its entry subgraph inferred.
+
+    *inputs* maps positions among `model.inputs` to full shapes for this use; the others keep their
+    declared ones. Declared shapes of temporaries and outputs are replaced, not trusted. Raises
+    `InputError` where a given shape contradicts the declared rank or a known dimension, and
+    `ShapeMismatch`, with the operation's place, where shapes do not fit each other.
+    """
+    entry = model.entry
+    shapes: dict[int, Shape] = {i: entry.operands[i].shape for i in entry.inputs}
+    for position, given in (inputs or {}).items():
+        if not 0 <= position < len(entry.ordinary_inputs):
+            raise InputError(f"input {position} of {len(entry.ordinary_inputs)}")
+        index = entry.ordinary_inputs[position]
+        shapes[index] = merge_shape(entry.operands[index].shape, tuple(given), entry.operands[index].name)
+    inferred, _ = _Inference(model, model.main).run([shapes[i] for i in entry.inputs])
+    operands = tuple(
+        operand if operand.is_constant or operand.shape == inferred[i] else replace(operand, shape=inferred[i])
+        for i, operand in enumerate(entry.operands)
+    )
+    if operands == entry.operands and all(a is b for a, b in zip(operands, entry.operands, strict=True)):
+        return model
+    subgraphs = list(model.subgraphs)
+    subgraphs[model.main] = replace(entry, operands=operands)
+    return replace(model, subgraphs=tuple(subgraphs))
+
+
+def merge_shape(declared: Shape, given: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """*given* where it refines *declared*: equal rank, equal known dimensions; else `InputError`."""
+    if declared is not None:
+        fits = len(declared) == len(given) and all(d in (None, g) for d, g in zip(declared, given, strict=True))
+        if not fits:
+            raise InputError(f"input {name!r} has shape {declared}, which {given} does not fit")
+    return given
+
+
+class _Inference:
+    """Inference of one subgraph for one set of input shapes."""
+
+    def __init__(self, model: Model, subgraph: int) -> None:
+        self.model, self.index = model, subgraph
+        self.subgraph: Subgraph = model.subgraphs[subgraph]
+        self.shapes: list[Shape] = [o.shape for o in self.subgraph.operands]
+        self.values: dict[int, NDArray] = {}
+
+    def run(self, inputs: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
+        """Shapes of all operands, and of the outputs."""
+        for index, shape in zip(self.subgraph.inputs, inputs, strict=True):
+            self.shapes[index] = shape
+        for at, operation in enumerate(self.subgraph.operations):
+            try:
+                self._operation(operation)
+            except ModelError as error:
+                if error.where is not None:
+                    raise
+                where = f"subgraph {self.index}, operation {at} ({operation.type})"
+                raise type(error)(error.message, where=where) from None
+        return self.shapes, [self.shapes[i] for i in self.subgraph.outputs]
+
+    def _operation(self, operation: Operation) -> None:
+        spec = spec_of(operation)
+        context = _Context(self, operation)
+        for output, shape in zip(operation.outputs, spec.infer(context), strict=True):
+            self.shapes[output] = shape
+        if spec.fold is not None and (values := spec.fold(context)) is not None:
+            for output, value in zip(operation.outputs, values, strict=True):
+                if value.nbytes <= MAX_FOLDED_BYTES:
+                    self.values[output] = value
+                    self.shapes[output] = value.shape
+
+    def value(self, index: int) -> NDArray | None:
+        operand = self.subgraph.operands[index]
+        if not operand.is_constant:
+            return self.values.get(index)
+        return self.model.constant(operand)
+
+
+class _Context:
+    """`ShapeContext` for one operation of an `_Inference`."""
+
+    def __init__(self, inference: _Inference, operation: Operation) -> None:
+        self._inference = inference
+        self.operation = operation
+        self.attributes: Attributes = operation.attributes
+
+    @property
+    def input_count(self) -> int:
+        return len(self.operation.inputs)
+
+    @property
+    def output_count(self) -> int:
+        return len(self.operation.outputs)
+
+    def has(self, index: int) -> bool:
+        inputs = self.operation.inputs
+        operands = self._inference.subgraph.operands
+        return index < len(inputs) and operands[inputs[index]].lifetime is not Lifetime.NO_VALUE
+
+    def shape(self, index: int) -> Shape:
+        return self._inference.shapes[self.operation.inputs[index]] if self.has(index) else None
+
+    def dtype(self, index: int) -> DType:
+        return self._inference.subgraph.operands[self.operation.inputs[index]].dtype
+
+    def value(self, index: int) -> NDArray | None:
+        return self._inference.value(self.operation.inputs[index]) if self.has(index) else None
+
+    def declared(self, index: int) -> Shape:
+        return self._inference.subgraph.operands[self.operation.outputs[index]].shape
+
+    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        return _Inference(self._inference.model, subgraph).run(inputs)[1]

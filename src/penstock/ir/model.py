@@ -1,0 +1,298 @@
+"""`Model`: the frozen value that the load stage ends in and every later stage reads.
+
+A model is a list of subgraphs over shared constant pools. Network state is explicit: a `Variable`
+holds the initial value, and each entry subgraph that uses it has a `StatePort`, a state input that
+brings the value before a run and a state output that carries the value after it. Whoever runs the
+model feeds one back as the other; nothing inside keeps state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.errors import InvalidOperand, UnknownSignature
+from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.operation import Operation
+from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, element_count
+
+if TYPE_CHECKING:
+    from penstock.ir.digest import Digest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantPool:
+    """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive."""
+
+    view: memoryview
+    owner: Any = None
+
+    def __len__(self) -> int:
+        return self.view.nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_pool, (bytes(self.view),)
+
+
+def _rebuild_pool(content: bytes) -> ConstantPool:
+    return ConstantPool(memoryview(content))
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One piece of network state and its value before the first run.
+
+    The initial value is *value* or *location* (packed, as a constant operand's), else all zeros;
+    dimensions unknown in *shape* count as 0 in the zeros.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    quantization: Quantization | None = None
+    value: bytes | None = None
+    location: DataLocation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatePort:
+    """How one entry subgraph uses one variable.
+
+    *input* is the state input's operand index (None: never read), *output* the state output's
+    (None: never changed). Both also stand in the subgraph's `inputs` and `outputs`, after the
+    ordinary ones, in the order of the ports.
+    """
+
+    variable: int
+    input: int | None
+    output: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """Operands, and operations in an order in which every operand is written before it is read."""
+
+    operands: tuple[Operand, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    states: tuple[StatePort, ...] = ()
+    name: str = field(default="", compare=False)
+
+    @property
+    def ordinary_inputs(self) -> tuple[int, ...]:
+        """Operand indexes of the inputs that callers give: `inputs` less the state inputs."""
+        return self.inputs[: len(self.inputs) - sum(p.input is not None for p in self.states)]
+
+    @property
+    def ordinary_outputs(self) -> tuple[int, ...]:
+        """Operand indexes of the outputs that callers get: `outputs` less the state outputs."""
+        return self.outputs[: len(self.outputs) - sum(p.output is not None for p in self.states)]
+
+    def operation_name(self, index: int) -> str:
+        """The name of an operation: that of its first named output, else its type and index."""
+        operation = self.operations[index]
+        for output in operation.outputs:
+            if name := self.operands[output].name:
+                return name
+        return f"{operation.type}_{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A named entry point: a subgraph and the callers' names for its inputs and outputs, each a
+    pair (name, operand index), in the order of the file."""
+
+    subgraph: int
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """What a model's author says about one input or output (TFLite metadata schema)."""
+
+    name: str = ""
+    description: str = ""
+    content: str = ""
+    color_space: str = ""
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """(mean, standard deviation), one value for all channels or one a channel."""
+    minimum: tuple[float, ...] = ()
+    maximum: tuple[float, ...] = ()
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Everything in a model file that does not compute: outside the digest.
+
+    *entries* are the file's raw named metadata buffers, *files* its associated files.
+    """
+
+    name: str = ""
+    description: str = ""
+    version: str = ""
+    author: str = ""
+    license: str = ""
+    inputs: tuple[TensorMetadata, ...] = ()
+    outputs: tuple[TensorMetadata, ...] = ()
+    entries: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+NO_METADATA: Final = Metadata()
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A validated network. Construction checks everything `penstock.ir.validate` lists and raises a
+    `ModelError` naming the first defect; a `Model` that exists is valid.
+
+    *main* is the index of the entry subgraph; the others are referenced by control flow, or are
+    the entries of other signatures. Models are equal when their digests are.
+    """
+
+    subgraphs: tuple[Subgraph, ...]
+    pools: tuple[ConstantPool, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    signatures: Mapping[str, Signature] = field(default_factory=dict)
+    metadata: Metadata = NO_METADATA
+    main: int = 0
+
+    def __post_init__(self) -> None:
+        from penstock.ir.validate import validate
+
+        object.__setattr__(self, "signatures", MappingProxyType(dict(self.signatures)))
+        validate(self)
+
+    @property
+    def entry(self) -> Subgraph:
+        """The entry subgraph."""
+        return self.subgraphs[self.main]
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Operands of the entry subgraph."""
+        return self.entry.operands
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """Operations of the entry subgraph."""
+        return self.entry.operations
+
+    @property
+    def inputs(self) -> tuple[Operand, ...]:
+        """The inputs a caller gives (state inputs left out), in order."""
+        entry = self.entry
+        return tuple(entry.operands[i] for i in entry.ordinary_inputs)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The outputs a caller gets (state outputs left out), in order."""
+        entry = self.entry
+        return tuple(entry.operands[i] for i in entry.ordinary_outputs)
+
+    @property
+    def digest(self) -> Digest:
+        """SHA-256 of structure and of constants (`penstock.ir.digest`); computed once."""
+        from penstock.ir.digest import digest_model
+
+        known: Digest | None = self.__dict__.get("_digest")
+        if known is None:
+            known = digest_model(self)
+            object.__setattr__(self, "_digest", known)
+        return known
+
+    def constant(self, operand: Operand) -> NDArray:
+        """The value of a constant operand: a read-only array of its dtype and shape.
+
+        Views the pool where the layout allows (whole-byte types); packed types are unpacked to
+        one element a byte, strings to an object array of bytes.
+        """
+        return constant_array(self.pools, operand)
+
+    def signature_model(self, name: str) -> Model:
+        """This model entered through signature *name* (`UnknownSignature` lists the known ones)."""
+        if name not in self.signatures:
+            known = ", ".join(map(repr, self.signatures)) or "none"
+            raise UnknownSignature(f"no signature {name!r}; the model has {known}")
+        subgraph = self.signatures[name].subgraph
+        return self if subgraph == self.main else replace(self, main=subgraph)
+
+    def show(self) -> str:
+        """A readable listing of the model, stable enough to diff."""
+        from penstock.ir.show import show_model
+
+        return show_model(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.subgraphs, self.pools, self.variables, dict(self.signatures), self.metadata, self.main)
+        return Model, fields
+
+
+def constant_bytes(pools: tuple[ConstantPool, ...], item: Operand | Variable) -> memoryview:
+    """The packed bytes of a constant operand or of a variable's initial value."""
+    if item.value is not None:
+        return memoryview(item.value)
+    if item.location is None:
+        raise InvalidOperand(f"{item.name!r} has no constant value")
+    place = item.location
+    return pools[place.pool].view[place.offset : place.offset + place.length]
+
+
+def constant_array(pools: tuple[ConstantPool, ...], item: Operand | Variable) -> NDArray:
+    """`Model.constant` over bare pools."""
+    data = constant_bytes(pools, item)
+    if item.shape is None:
+        raise InvalidOperand(f"constant {item.name!r} has no shape")
+    shape = tuple(d if d is not None else 0 for d in item.shape)
+    if item.dtype is DType.STRING:
+        return _strings(data, shape)
+    if item.dtype in PACKED:
+        return _unpack(data, item.dtype, shape)
+    array: NDArray = np.frombuffer(data, item.dtype.numpy).reshape(shape)
+    return array
+
+
+def _unpack(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> NDArray:
+    bits = dtype.bits or 8
+    packed = np.frombuffer(data, np.uint8)
+    fields = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+    flat = np.stack(fields, axis=-1).reshape(-1)[: element_count(shape)]
+    if dtype is not DType.UINT4:
+        sign = 1 << (bits - 1)
+        flat = ((flat ^ sign).astype(np.int8)) - np.int8(sign)
+    array: NDArray = flat.astype(dtype.numpy).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _strings(data: memoryview, shape: tuple[int, ...]) -> NDArray:
+    header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
+    count = int(header[0]) if header.size else 0
+    if count < 0 or header.size < count + 2 or count != element_count(shape):
+        raise InvalidOperand(f"a string tensor of shape {shape} holds {count} strings")
+    ends = header[1 : count + 2].tolist()
+    if any(not 0 <= a <= b <= len(data) for a, b in zip(ends, ends[1:], strict=False)):
+        raise InvalidOperand("string offsets of a string tensor lie outside it")
+    flat = np.empty(count, object)
+    flat[:] = [bytes(data[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    flat.flags.writeable = False
+    array: NDArray = flat.reshape(shape)
+    return array
+
+
+def input_operand(dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None) -> Operand:
+    """A SUBGRAPH_INPUT operand."""
+    return Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name, quantization)

@@ -1,0 +1,83 @@
+"""`Operand`: a typed slot for a value, and where its value lives (NNAPI section 6.1)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.ir.types import DType, Quantization, Shape
+
+MAX_COPIED_VALUE: Final = 128
+"""Constants up to this many bytes are held in the model itself (NNAPI section 1.1)."""
+
+
+class Lifetime(enum.Enum):
+    """Who writes an operand, and when. A subgraph output may also be an input or a constant: it then
+    keeps that lifetime and merely stands in `outputs` too."""
+
+    TEMPORARY_VARIABLE = "temporary"
+    SUBGRAPH_INPUT = "input"
+    SUBGRAPH_OUTPUT = "output"
+    CONSTANT_COPY = "constant_copy"
+    CONSTANT_POOL = "constant_pool"
+    NO_VALUE = "no_value"
+
+    __hash__ = object.__hash__
+
+    @property
+    def is_constant(self) -> bool:
+        return self is Lifetime.CONSTANT_COPY or self is Lifetime.CONSTANT_POOL
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocation:
+    """*length* bytes at *offset* of pool number *pool*."""
+
+    pool: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an item stood in the file it was loaded from; never part of the digest.
+
+    *opcode* is the file's operator code number and *version* its operator version (operations only).
+    """
+
+    subgraph: int
+    index: int
+    opcode: int | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One typed value slot of a subgraph.
+
+    A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand
+    *location*; a NO_VALUE operand stands for an omitted optional input. String constants are
+    stored in TFLite's string-tensor layout (count, offsets, bytes).
+    """
+
+    dtype: DType
+    shape: Shape
+    lifetime: Lifetime = Lifetime.TEMPORARY_VARIABLE
+    name: str = field(default="", compare=False)
+    quantization: Quantization | None = None
+    value: bytes | None = None
+    location: DataLocation | None = None
+    origin: Origin | None = field(default=None, compare=False)
+
+    @property
+    def is_constant(self) -> bool:
+        return self.lifetime.is_constant
+
+    @property
+    def has_value(self) -> bool:
+        return self.lifetime is not Lifetime.NO_VALUE
+
+
+OMITTED: Final = Operand(DType.FLOAT32, (), Lifetime.NO_VALUE)
+"""The operand that an omitted optional input refers to."""

@@ -1,0 +1,107 @@
+"""`Operation` and its typed attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from penstock.errors import InvalidAttribute
+from penstock.ir.operand import Origin
+
+AttributeValue: TypeAlias = "bool | int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | None"
+
+
+class Attributes(Mapping[str, AttributeValue]):
+    """An immutable, hashable mapping of attribute names to values, with typed getters.
+
+    The getters raise `InvalidAttribute` when the value is absent or of another type, so that a
+    driver never computes with a surprise.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, AttributeValue] | None = None, /, **more: AttributeValue) -> None:
+        merged = {**(items or {}), **more}
+        self._items: dict[str, AttributeValue] = {name: merged[name] for name in sorted(merged)}
+
+    def __getitem__(self, name: str) -> AttributeValue:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attributes) and self._items == other._items
+
+    def __repr__(self) -> str:
+        return f"Attributes({', '.join(f'{k}={v!r}' for k, v in self._items.items())})"
+
+    def integer(self, name: str) -> int:
+        value = self._items.get(name)
+        if type(value) is not int:
+            raise _wrong(name, "an integer", value)
+        return value
+
+    def number(self, name: str) -> float:
+        value = self._items.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise _wrong(name, "a number", value)
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._items.get(name)
+        if not isinstance(value, bool):
+            raise _wrong(name, "true or false", value)
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._items.get(name)
+        if not isinstance(value, str):
+            raise _wrong(name, "a string", value)
+        return value
+
+    def blob(self, name: str) -> bytes:
+        value = self._items.get(name)
+        if not isinstance(value, bytes):
+            raise _wrong(name, "bytes", value)
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        value = self._items.get(name)
+        if not isinstance(value, tuple) or not all(type(v) is int for v in value):
+            raise _wrong(name, "integers", value)
+        return value  # type: ignore[return-value]  # narrowed element by element above
+
+
+def _wrong(name: str, expected: str, value: AttributeValue) -> InvalidAttribute:
+    return InvalidAttribute(f"attribute {name!r} must be {expected}, not {value!r}")
+
+
+NO_ATTRIBUTES: Final = Attributes()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
+    operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
+    `custom_code` and `custom_options`."""
+
+    type: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attributes: Attributes = NO_ATTRIBUTES
+    origin: Origin | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> str:
+        """The row of the operation table: the type, or CUSTOM:<code>."""
+        if self.type == "CUSTOM":
+            return f"CUSTOM:{self.attributes.get('custom_code')}"
+        return self.type

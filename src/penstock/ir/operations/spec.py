@@ -1,0 +1,190 @@
+"""What one row of the operation table says, and the checks derived from a row.
+
+A row is the single source for an operation's signature, attribute types, type rules, shape
+inference and feature level; validation, documentation and coverage tests read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from penstock.errors import InvalidAttribute, InvalidOperation
+from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.operation import Attributes, AttributeValue, Operation
+from penstock.ir.types import DType, NDArray, Shape
+
+AttributeKind: TypeAlias = Literal["int", "float", "bool", "enum", "str", "bytes", "ints", "floats", "subgraph"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSpec:
+    """One attribute: *kind* is its type (`enum`: a string out of *choices*; `subgraph`: a subgraph
+    index, -1 for none), *default* what it is when absent (None: it is required)."""
+
+    name: str
+    kind: AttributeKind
+    default: AttributeValue = None
+    choices: tuple[str, ...] = ()
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output. *types* None admits every type; ports that share a *var* share one dtype.
+
+    *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list); a *variadic*
+    port, always the last, takes any number of operands, zero included.
+    """
+
+    name: str
+    types: frozenset[DType] | None = None
+    var: str = ""
+    optional: bool = False
+    variadic: bool = False
+
+
+class ShapeContext(Protocol):
+    """What a shape rule may ask about the operation it infers for.
+
+    An unknown rank is None, an unknown dimension None within the shape; a rule answers what it can
+    and leaves the rest None. Shapes that contradict each other raise `ShapeMismatch`.
+    """
+
+    operation: Operation
+    attributes: Attributes
+
+    @property
+    def input_count(self) -> int:
+        """Inputs given, omitted ones included."""
+        ...
+
+    @property
+    def output_count(self) -> int: ...
+
+    def has(self, index: int) -> bool:
+        """Whether input *index* is given and not omitted."""
+        ...
+
+    def shape(self, index: int) -> Shape:
+        """Shape of input *index* (None also when it is omitted)."""
+        ...
+
+    def dtype(self, index: int) -> DType: ...
+
+    def value(self, index: int) -> NDArray | None:
+        """Value of input *index* where it is known before running, else None."""
+        ...
+
+    def declared(self, index: int) -> Shape:
+        """Shape that the model declares for output *index*."""
+        ...
+
+    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        """Output shapes of a referenced subgraph for these input shapes."""
+        ...
+
+
+ShapeRule: TypeAlias = Callable[[ShapeContext], Sequence[Shape]]
+"""Returns one shape per output of the operation."""
+
+FoldRule: TypeAlias = Callable[[ShapeContext], "Sequence[NDArray] | None"]
+"""Returns the output values of a small shape computation whose inputs are known, else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSpec:
+    """One row. *vocabulary* says whose operation it is; *feature_level* is NNAPI's level that
+    introduced it (None: NNAPI has no such operation), *nnapi_name* NNAPI's name where it differs."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    infer: ShapeRule
+    attributes: tuple[AttributeSpec, ...] = ()
+    fold: FoldRule | None = None
+    vocabulary: Literal["tflite", "nnapi", "custom"] = "tflite"
+    feature_level: int | None = None
+    nnapi_name: str = ""
+    doc: str = ""
+
+    def check(self, operation: Operation, operands: Sequence[Operand]) -> None:
+        """Checks counts, omissions, types and attributes of *operation* against this row.
+
+        Raises `InvalidOperation` or `InvalidAttribute`; indexes are known to be in range.
+        """
+        given = [operands[i] for i in operation.inputs]
+        written = [operands[i] for i in operation.outputs]
+        self._check_ports("input", self.inputs, given)
+        self._check_ports("output", self.outputs, written)
+        self._check_vars(given, written)
+        self._check_attributes(operation.attributes)
+
+    def _check_ports(self, kind: str, ports: tuple[Port, ...], operands: Sequence[Operand]) -> None:
+        if not (ports and ports[-1].variadic) and len(operands) > len(ports):
+            raise InvalidOperation(f"{self.name} takes {len(ports)} {kind}s at most, not {len(operands)}")
+        for index, port in enumerate(ports):
+            if port.variadic:
+                break
+            if index >= len(operands) or operands[index].lifetime is Lifetime.NO_VALUE:
+                if not port.optional:
+                    raise InvalidOperation(f"{self.name} needs {kind} {index} ({port.name})")
+        for index, operand in enumerate(operands):
+            port = ports[min(index, len(ports) - 1)]
+            if port.types is not None and operand.dtype not in port.types and operand.has_value:
+                raise InvalidOperation(
+                    f"{kind} {index} ({port.name}) of {self.name} cannot be {operand.dtype.value}"
+                )
+
+    def _check_vars(self, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+        bound: dict[str, DType] = {}
+        for kind, ports, operands in (("input", self.inputs, given), ("output", self.outputs, written)):
+            for index, operand in enumerate(operands):
+                port = ports[min(index, len(ports) - 1)]
+                if not port.var or not operand.has_value:
+                    continue
+                if bound.setdefault(port.var, operand.dtype) is not operand.dtype:
+                    raise InvalidOperation(
+                        f"{kind} {index} ({port.name}) of {self.name} is {operand.dtype.value}, "
+                        f"where {bound[port.var].value} is needed"
+                    )
+
+    def _check_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
+        known = {spec.name: spec for spec in self.attributes}
+        for name, value in attributes.items():
+            if name not in known:
+                raise InvalidAttribute(f"{self.name} has no attribute {name!r}")
+            check_attribute(known[name], value)
+        for spec in self.attributes:
+            if spec.default is None and spec.name not in attributes:
+                raise InvalidAttribute(f"{self.name} needs the attribute {spec.name!r}")
+
+    def complete(self, attributes: Mapping[str, AttributeValue]) -> Attributes:
+        """*attributes* with the defaults of this row filled in."""
+        defaults = {s.name: s.default for s in self.attributes if s.default is not None}
+        return Attributes({**defaults, **attributes})
+
+
+def check_attribute(spec: AttributeSpec, value: AttributeValue) -> None:
+    """Raises `InvalidAttribute` unless *value* is of the kind *spec* says."""
+    match spec.kind:
+        case "int" | "subgraph":
+            good = type(value) is int
+        case "float":
+            good = isinstance(value, float) or type(value) is int
+        case "bool":
+            good = isinstance(value, bool)
+        case "enum":
+            good = isinstance(value, str) and value in spec.choices
+        case "str":
+            good = isinstance(value, str)
+        case "bytes":
+            good = isinstance(value, bytes)
+        case "ints":
+            good = isinstance(value, tuple) and all(type(v) is int for v in value)
+        case "floats":
+            good = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)
+    if not good:
+        wanted = f"one of {', '.join(spec.choices)}" if spec.kind == "enum" else spec.kind
+        raise InvalidAttribute(f"attribute {spec.name!r} must be {wanted}, not {value!r}")

@@ -1,0 +1,74 @@
+"""A readable listing of a model: one line an operation, stable enough to diff."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.types import Shape
+
+if TYPE_CHECKING:
+    from penstock.ir.model import Model, Subgraph
+    from penstock.ir.operation import AttributeValue, Operation
+
+
+def show_model(model: Model) -> str:
+    """The listing: variables, then each subgraph with its operations; constants by shape, not value."""
+    lines = [f"model {model.digest.structure.hex()[:16]}"]
+    for index, variable in enumerate(model.variables):
+        lines.append(f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}")
+    for name, signature in model.signatures.items():
+        lines.append(f"  signature {name!r}: subgraph {signature.subgraph}")
+    for index, subgraph in enumerate(model.subgraphs):
+        mark = " (main)" if index == model.main else ""
+        lines.append(f"subgraph {index} {subgraph.name!r}{mark}")
+        lines += _subgraph(subgraph)
+    return "\n".join(lines) + "\n"
+
+
+def show_shape(shape: Shape) -> str:
+    """`[1, ?, 3]`; `[...]` for an unknown rank."""
+    if shape is None:
+        return "[...]"
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+
+
+def show_operand(operand: Operand) -> str:
+    """`float32[1, ?, 3]`, with the scale and zero point of a quantised operand."""
+    text = operand.dtype.value + show_shape(operand.shape)
+    q = operand.quantization
+    if q is None:
+        return text
+    if q.dimension is not None:
+        return f"{text} per channel {q.dimension}"
+    return f"{text} ({q.scale:.6g}, {q.zero_point})"
+
+
+def _subgraph(subgraph: Subgraph) -> list[str]:
+    operands = subgraph.operands
+    lines = [f"  input  %{i} {operands[i].name!r}: {show_operand(operands[i])}" for i in subgraph.ordinary_inputs]
+    for port in subgraph.states:
+        ends = " -> ".join("-" if i is None else f"%{i}" for i in (port.input, port.output))
+        lines.append(f"  state  variable {port.variable}: {ends}")
+    lines += [_operation(subgraph, operation) for operation in subgraph.operations]
+    lines += [f"  output %{i} {operands[i].name!r}: {show_operand(operands[i])}" for i in subgraph.ordinary_outputs]
+    return lines
+
+
+def _operation(subgraph: Subgraph, operation: Operation) -> str:
+    def reference(index: int) -> str:
+        operand = subgraph.operands[index]
+        if operand.lifetime is Lifetime.NO_VALUE:
+            return "-"
+        return f"{show_operand(operand)}" if operand.is_constant else f"%{index}"
+
+    results = ", ".join(f"%{i}: {show_operand(subgraph.operands[i])}" for i in operation.outputs)
+    arguments = ", ".join(reference(i) for i in operation.inputs)
+    attributes = ", ".join(f"{k}={_value(v)}" for k, v in operation.attributes.items())
+    return f"  {results} = {operation.type}({arguments})" + (f" {{{attributes}}}" if attributes else "")
+
+
+def _value(value: AttributeValue) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    return str(value)

@@ -1,0 +1,180 @@
+"""Element types, shapes and quantisation: what one operand's values are."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidQuantization, ShapeOverflow
+
+Shape: TypeAlias = "tuple[int | None, ...] | None"
+"""Dimensions; None in a place is an unknown dimension (0 is a real one), None as a whole unknown rank."""
+
+NDArray: TypeAlias = npt.NDArray[Any]
+
+MAX_BYTES: Final = 2**63 - 1
+
+
+class DType(enum.Enum):
+    """Element type of an operand. The value is the name users see (NumPy's, where it has one)."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    INT2 = "int2"
+    INT4 = "int4"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT4 = "uint4"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    BOOL = "bool"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+    STRING = "string"
+    RESOURCE = "resource"
+    VARIANT = "variant"
+
+    # Members are singletons; identity hashing spares a call per use of a set of types.
+    __hash__ = object.__hash__
+
+    @property
+    def bits(self) -> int | None:
+        """Bits one element takes in a constant, packed; None for types without a fixed size."""
+        return _BITS[self]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype of arrays of this type: ml-dtypes' for those NumPy lacks, object for strings."""
+        return _numpy_dtype(self)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The same; its name lets NumPy take a member wherever it takes a dtype."""
+        return _numpy_dtype(self)
+
+    @property
+    def is_float(self) -> bool:
+        return self in FLOATS
+
+    @property
+    def is_integer(self) -> bool:
+        return self in INTEGERS
+
+
+FLOATS: Final = frozenset(
+    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
+)
+INTEGERS: Final = frozenset(d for d in DType if d.value.startswith(("int", "uint")))
+PACKED: Final = frozenset({DType.INT2, DType.INT4, DType.UINT4})
+"""Types of less than a byte: packed low bits first in constants, one byte an element in arrays."""
+
+_OPAQUE = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
+_ML_DTYPES = frozenset(
+    {DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT2, DType.INT4, DType.UINT4}
+)
+_BITS: Final[dict[DType, int | None]] = {
+    d: None if d in _OPAQUE else 8 if d is DType.BOOL else int("".join(filter(str.isdigit, d.value.split("_")[0])))
+    for d in DType
+} | {DType.BFLOAT16: 16}
+
+
+@cache
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    if dtype in _OPAQUE:
+        return np.dtype(object)
+    if dtype in _ML_DTYPES:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype.value))
+    return np.dtype(dtype.value)
+
+
+@cache
+def dtype_of(array_dtype: np.dtype[Any]) -> DType | None:
+    """The operand type whose arrays have this NumPy dtype, or None (objects count as strings)."""
+    if array_dtype.kind in "OSU":
+        return DType.STRING
+    try:
+        return DType(array_dtype.name)
+    except ValueError:
+        return None
+
+
+def is_static(shape: Shape) -> bool:
+    """Whether rank and every dimension are known."""
+    return shape is not None and None not in shape
+
+
+def element_count(shape: Iterable[int | None]) -> int:
+    """Number of elements of a fully known shape; raises `ShapeOverflow` beyond 64-bit sizes."""
+    count = 1
+    for dimension in shape:
+        if dimension is None or dimension < 0:
+            raise ShapeOverflow(f"dimension {dimension} of {tuple(shape)} has no element count")
+        count *= dimension
+    if count > MAX_BYTES:
+        raise ShapeOverflow(f"{tuple(shape)} has more elements than 64 bits can count")
+    return count
+
+
+def byte_size(dtype: DType, shape: Iterable[int | None]) -> int | None:
+    """Bytes a packed constant of this type and known shape takes; None where elements have no fixed size."""
+    if (bits := dtype.bits) is None:
+        return None
+    size = (element_count(shape) * bits + 7) // 8
+    if size > MAX_BYTES:
+        raise ShapeOverflow(f"{tuple(shape)} of {dtype.value} exceeds 64-bit sizes")
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Affine quantisation: real = scale * (stored - zero_point).
+
+    One scale and zero point for the whole operand (*dimension* None), or one pair per index of
+    *dimension*. Scales are float32 values held as Python floats. Scale 0 means "not quantised"
+    in TFLite and never gets here. (TFLite quantisation specification; NNAPI section 8.1.)
+    """
+
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...]
+    dimension: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.scales or len(self.scales) != len(self.zero_points):
+            raise InvalidQuantization(
+                f"{len(self.scales)} scales and {len(self.zero_points)} zero points; one of each per channel is needed"
+            )
+        if self.dimension is None and len(self.scales) != 1:
+            raise InvalidQuantization(f"{len(self.scales)} scales without a quantised dimension")
+        if not all(math.isfinite(s) and s >= 0.0 for s in self.scales):
+            raise InvalidQuantization("a scale is negative, infinite or not a number")
+
+    @property
+    def scale(self) -> float:
+        """The single scale of per-tensor quantisation (the first one otherwise)."""
+        return self.scales[0]
+
+    @property
+    def zero_point(self) -> int:
+        """The single zero point of per-tensor quantisation (the first one otherwise)."""
+        return self.zero_points[0]
+
+    @property
+    def per_channel(self) -> bool:
+        return self.dimension is not None

@@ -1,0 +1,253 @@
+"""What makes a `Model` valid; run once, on construction (NNAPI sections 8.2 and 8.4).
+
+Checked: indexes; every operand's own consistency (size of its constant, quantisation); one writer
+per operand, written before read; inputs and outputs; every operation against its row of the
+operation table; subgraph references, which may not recurse; state ports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import (
+    CyclicModel,
+    DuplicateWriter,
+    IndexOutOfRange,
+    InvalidOperand,
+    InvalidOperation,
+    InvalidQuantization,
+    InvalidSignature,
+    ModelError,
+    OffsetOutOfBounds,
+    ShapeOverflow,
+    UnwrittenOperand,
+)
+from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.operations import spec_of
+from penstock.ir.types import byte_size, is_static
+
+if TYPE_CHECKING:
+    from penstock.ir.model import Model, Subgraph, Variable
+    from penstock.ir.operation import Operation
+
+MAX_RANK = 32
+"""Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
+
+
+def validate(model: Model) -> None:
+    """Raises the `ModelError` of the first defect found; returns when there is none."""
+    if not 0 <= model.main < len(model.subgraphs):
+        raise IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
+    for index, variable in enumerate(model.variables):
+        _check_item(model, variable, f"variable {index} ({variable.name})")
+    for index, subgraph in enumerate(model.subgraphs):
+        _Checker(model, subgraph, index).run()
+    _check_recursion(model)
+    for name, signature in model.signatures.items():
+        _check_signature(model, name, signature.subgraph, signature.inputs, signature.outputs)
+
+
+def subgraph_references(operation: Operation) -> list[int]:
+    """The subgraphs *operation* refers to, in the order of its attributes."""
+    return [
+        operation.attributes.integer(a.name)
+        for a in spec_of(operation).attributes
+        if a.kind == "subgraph" and operation.attributes.get(a.name, -1) != -1
+    ]
+
+
+class _Checker:
+    def __init__(self, model: Model, subgraph: Subgraph, index: int) -> None:
+        self.model, self.subgraph, self.index = model, subgraph, index
+        self.count = len(subgraph.operands)
+
+    def run(self) -> None:
+        subgraph = self.subgraph
+        for index, operand in enumerate(subgraph.operands):
+            _check_operand(self.model, operand, f"subgraph {self.index}, operand {index} ({operand.name})")
+        self._check_lists()
+        written: set[int] = set(subgraph.inputs)
+        produced = {o for operation in subgraph.operations for o in operation.outputs}
+        for index, operation in enumerate(subgraph.operations):
+            try:
+                self._check_operation(operation, written, produced)
+            except ModelError as error:
+                if error.where is not None:
+                    raise
+                where = f"subgraph {self.index}, operation {index} ({operation.type})"
+                raise type(error)(error.message, where=where, offset=error.offset) from None
+        for output in subgraph.outputs:
+            operand = subgraph.operands[output]
+            if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and output not in written:
+                raise UnwrittenOperand(
+                    f"output operand {output} ({operand.name}) is never written", where=f"subgraph {self.index}"
+                )
+        self._check_states()
+
+    def _check_lists(self) -> None:
+        subgraph, where = self.subgraph, f"subgraph {self.index}"
+        for kind, indexes in (("input", subgraph.inputs), ("output", subgraph.outputs)):
+            for index in indexes:
+                if not 0 <= index < self.count:
+                    raise IndexOutOfRange(f"{kind} operand {index} of {self.count}", where=where)
+        if len(set(subgraph.inputs)) != len(subgraph.inputs):
+            raise DuplicateWriter("an operand is listed as input twice", where=where)
+        inputs, outputs = set(subgraph.inputs), set(subgraph.outputs)
+        for index, operand in enumerate(subgraph.operands):
+            if (operand.lifetime is Lifetime.SUBGRAPH_INPUT) != (index in inputs):
+                raise InvalidOperand(
+                    f"operand {index} ({operand.name}) has lifetime {operand.lifetime.value} and is "
+                    f"{'' if index in inputs else 'not '}listed as input",
+                    where=where,
+                )
+            if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and index not in outputs:
+                raise InvalidOperand(f"output operand {index} ({operand.name}) is not listed as output", where=where)
+            if index in outputs and operand.lifetime in (Lifetime.TEMPORARY_VARIABLE, Lifetime.NO_VALUE):
+                raise InvalidOperand(
+                    f"operand {index} ({operand.name}) is listed as output, its lifetime is {operand.lifetime.value}",
+                    where=where,
+                )
+
+    def _check_operation(self, operation: Operation, written: set[int], produced: set[int]) -> None:
+        operands = self.subgraph.operands
+        for index in (*operation.inputs, *operation.outputs):
+            if not 0 <= index < self.count:
+                raise IndexOutOfRange(f"operand {index} of {self.count}")
+        for index in operation.inputs:
+            operand = operands[index]
+            if index in written or operand.is_constant or operand.lifetime is Lifetime.NO_VALUE:
+                continue
+            if index in produced:
+                raise CyclicModel(f"reads operand {index} ({operand.name}), which is only written later")
+            raise UnwrittenOperand(f"reads operand {index} ({operand.name}), which nothing writes")
+        spec_of(operation).check(operation, operands)
+        for index in operation.outputs:
+            lifetime = operands[index].lifetime
+            if index in written or lifetime not in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT):
+                raise DuplicateWriter(
+                    f"writes operand {index} ({operands[index].name}), which "
+                    + ("has another writer" if index in written else f"is a {lifetime.value}")
+                )
+            written.add(index)
+        for target in subgraph_references(operation):
+            if not 0 <= target < len(self.model.subgraphs):
+                raise IndexOutOfRange(f"refers to subgraph {target} of {len(self.model.subgraphs)}")
+
+    def _check_states(self) -> None:
+        subgraph, where = self.subgraph, f"subgraph {self.index}"
+        ins = tuple(p.input for p in subgraph.states if p.input is not None)
+        outs = tuple(p.output for p in subgraph.states if p.output is not None)
+        if subgraph.inputs[len(subgraph.inputs) - len(ins) :] != ins:
+            raise InvalidOperand("state inputs must end the list of inputs, in the order of the ports", where=where)
+        if subgraph.outputs[len(subgraph.outputs) - len(outs) :] != outs:
+            raise InvalidOperand("state outputs must end the list of outputs, in the order of the ports", where=where)
+        for port in subgraph.states:
+            if not 0 <= port.variable < len(self.model.variables):
+                raise IndexOutOfRange(f"variable {port.variable} of {len(self.model.variables)}", where=where)
+            variable = self.model.variables[port.variable]
+            for index in (port.input, port.output):
+                if index is not None and subgraph.operands[index].dtype is not variable.dtype:
+                    raise InvalidOperand(
+                        f"state operand {index} is {subgraph.operands[index].dtype.value}, "
+                        f"variable {variable.name!r} is {variable.dtype.value}",
+                        where=where,
+                    )
+
+
+def _check_operand(model: Model, operand: Operand, where: str) -> None:
+    if operand.shape is not None:
+        if len(operand.shape) > MAX_RANK:
+            raise ShapeOverflow(f"{len(operand.shape)} dimensions; the limit is {MAX_RANK}", where=where)
+        for dimension in operand.shape:
+            if dimension is not None and dimension < 0:
+                raise ShapeOverflow(f"dimension {dimension} is negative", where=where)
+    quantization = operand.quantization
+    if quantization is not None and quantization.dimension is not None and operand.shape is not None:
+        axis, rank = quantization.dimension, len(operand.shape)
+        if not 0 <= axis < rank:
+            raise InvalidQuantization(f"quantised dimension {axis} of a rank-{rank} operand", where=where)
+        if operand.shape[axis] not in (None, len(quantization.scales)):
+            raise InvalidQuantization(
+                f"{len(quantization.scales)} scales for dimension {axis} of size {operand.shape[axis]}", where=where
+            )
+    if operand.is_constant:
+        if (operand.value is None) == (operand.lifetime is Lifetime.CONSTANT_COPY):
+            raise InvalidOperand("a constant_copy has a value, a constant_pool a location, never both", where=where)
+        _check_item(model, operand, where)
+    elif operand.value is not None or operand.location is not None:
+        raise InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value", where=where)
+
+
+def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
+    if item.location is not None:
+        _check_location(model, item.location, where)
+        length = item.location.length
+    elif item.value is not None:
+        length = len(item.value)
+    else:
+        return
+    if not is_static(item.shape) or item.shape is None:
+        raise InvalidOperand("a constant's shape must be fully known", where=where)
+    try:
+        expected = byte_size(item.dtype, item.shape)
+    except ModelError as error:
+        raise type(error)(error.message, where=where) from None
+    if expected is not None and expected != length:
+        raise InvalidOperand(
+            f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has {length}", where=where
+        )
+
+
+def _check_location(model: Model, place: DataLocation, where: str) -> None:
+    if not 0 <= place.pool < len(model.pools):
+        raise IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
+    if place.offset < 0 or place.length < 0 or place.offset + place.length > len(model.pools[place.pool]):
+        raise OffsetOutOfBounds(
+            f"[{place.offset}, {place.offset + place.length}) of a pool of {len(model.pools[place.pool])} bytes",
+            where=where,
+        )
+
+
+def _check_recursion(model: Model) -> None:
+    calls = [
+        sorted({t for operation in s.operations for t in subgraph_references(operation)}) for s in model.subgraphs
+    ]
+    done: set[int] = set()
+    for root in range(len(calls)):
+        stack, path = [(root, iter(calls[root]))], {root}
+        while stack:
+            node, pending = stack[-1]
+            target = next(pending, None)
+            if target is None:
+                stack.pop()
+                path.discard(node)
+                done.add(node)
+            elif target in path:
+                raise CyclicModel(f"subgraph {target} is entered again from within itself", where=f"subgraph {node}")
+            elif target not in done:
+                path.add(target)
+                stack.append((target, iter(calls[target])))
+    for index, subgraph in enumerate(model.subgraphs):
+        for at, operation in enumerate(subgraph.operations):
+            for target in subgraph_references(operation):
+                if model.subgraphs[target].states:
+                    raise InvalidOperation(
+                        f"subgraph {target} has state ports, which only an entry subgraph can have",
+                        where=f"subgraph {index}, operation {at} ({operation.type})",
+                    )
+
+
+def _check_signature(
+    model: Model, name: str, subgraph: int, inputs: tuple[tuple[str, int], ...], outputs: tuple[tuple[str, int], ...]
+) -> None:
+    where = f"signature {name!r}"
+    if not 0 <= subgraph < len(model.subgraphs):
+        raise InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}", where=where)
+    target = model.subgraphs[subgraph]
+    for kind, named, real in (
+        ("input", inputs, target.ordinary_inputs),
+        ("output", outputs, target.ordinary_outputs),
+    ):
+        for label, operand in named:
+            if operand not in real:
+                raise InvalidSignature(f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where)

@@ -1,0 +1,138 @@
+"""Every setting, in one typed table. Nobody else reads the environment.
+
+A value is looked up when it is used: an argument beats `override`, which beats the environment
+(`PENSTOCK_<NAME>`), which beats the settings file (`knobs.toml` in the user's configuration
+directory), which beats the default.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
+
+from penstock.errors import InputError
+
+T = TypeVar("T", int, float, str, bool)
+
+ENVIRONMENT_PREFIX: Final = "PENSTOCK_"
+
+_context: ContextVar[Mapping[str, object]] = ContextVar("penstock_knobs", default=MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Knob(Generic[T]):
+    """One setting: its name, type, default and what it does. Call it to read it."""
+
+    name: str
+    kind: type[T]
+    default: T
+    doc: str
+
+    def __call__(self, argument: T | None = None) -> T:
+        """The value in force, *argument* first. Raises `InputError` for a value of the wrong type."""
+        if argument is not None:
+            return argument
+        return self._parse(*self.source())
+
+    def source(self) -> tuple[object, str]:
+        """The raw value in force, and where it comes from."""
+        if self.name in (context := _context.get()):
+            return context[self.name], "context"
+        if (text := os.environ.get(self.variable)) is not None:
+            return text, f"environment {self.variable}"
+        if self.name in (file := settings_file()):
+            return file[self.name], "settings file"
+        return self.default, "default"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def _parse(self, raw: object, source: str) -> T:
+        convert: Callable[[object], T] = _CONVERT[self.kind]  # type: ignore[assignment]  # keyed by kind
+        try:
+            return convert(raw)
+        except ValueError:
+            raise InputError(f"knob {self.name} ({source}) must be {self.kind.__name__}, not {raw!r}") from None
+
+
+def _to_bool(raw: object) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    text = str(raw).strip().lower()
+    if text not in words:
+        raise ValueError(text)
+    return words[text]
+
+
+_CONVERT: Final[dict[type, Callable[[object], object]]] = {
+    bool: _to_bool,
+    int: lambda raw: int(str(raw)),
+    float: lambda raw: float(str(raw)),
+    str: str,
+}
+
+
+@contextmanager
+def override(**values: object) -> Iterator[None]:
+    """Sets knobs for the calling context (thread or task) while the block runs."""
+    if unknown := set(values) - set(KNOBS):
+        raise InputError(f"no knob is named {', '.join(sorted(unknown))}")
+    token = _context.set(MappingProxyType({**_context.get(), **values}))
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def settings_file() -> Mapping[str, object]:
+    """The content of the settings file; empty when there is none. `InputError` when it is not TOML."""
+    path = settings_path()
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        return MappingProxyType({})
+    return _read_settings(path, stamp)
+
+
+@lru_cache(maxsize=1)
+def settings_path() -> Path:
+    """Where the settings file is looked for."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("penstock", appauthor=False)) / "knobs.toml"
+
+
+@lru_cache(maxsize=1)
+def _read_settings(path: Path, stamp: int) -> Mapping[str, object]:
+    try:
+        return MappingProxyType(tomllib.loads(path.read_text("utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"settings file {path} is not valid TOML: {error}") from None
+
+
+densify_limit_mib: Final = Knob(
+    "densify_limit_mib", int, 1024, "Most MiB that densifying sparse or decompressing packed constants may allocate."
+)
+metadata_limit_mib: Final = Knob(
+    "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model."
+)
+num_threads: Final = Knob(
+    "num_threads", int, 0, "Threads a driver may use; 0 means what cgroup, affinity and OMP_NUM_THREADS allow."
+)
+devices: Final = Knob("devices", str, "", "Names of the devices to use, comma-separated, in order; empty means all.")
+allow_fallback: Final = Knob(
+    "allow_fallback", bool, True, "Whether a failing step may be repeated on the reference device."
+)
+
+KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
+    {k.name: k for k in (densify_limit_mib, metadata_limit_mib, num_threads, devices, allow_fallback)}
+)
