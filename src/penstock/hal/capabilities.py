@@ -52,6 +52,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     accepts_host_memory: bool = True
     memory_kinds: tuple[str, ...] = ("ashmem", "mmap_fd")
     dynamic_outputs: bool = True
+    only_when_named: bool = False
+    """Whether the device is left out unless the caller names it (test and measuring devices)."""
     alignment: int = 64
     """Preferred alignment of arguments in bytes, a power of two."""
     padding: int = 1

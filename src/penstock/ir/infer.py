@@ -27,10 +27,10 @@ MAX_FOLDED_BYTES: Final = 4096
 def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None) -> Model:
     """*model* with the shape of every operand of its entry subgraph inferred.
 
-    *inputs* maps positions among `model.inputs` to full shapes for this use; the others keep their
-    declared ones. Declared shapes of temporaries and outputs are replaced, not trusted. Raises
-    `InputError` where a given shape contradicts the declared rank or a known dimension, and
-    `ShapeMismatch`, with the operation's place, where shapes do not fit each other.
+    *inputs* maps positions among `model.inputs` to full shapes for this use, which replace the
+    declared ones (as TFLite's non-strict resize does); the others keep theirs. Declared shapes of
+    temporaries and outputs are replaced, not trusted. Raises `ShapeMismatch`, with the operation's
+    place, where shapes do not fit each other.
     """
     entry = model.entry
     shapes: dict[int, Shape] = {i: entry.operands[i].shape for i in entry.inputs}
@@ -38,7 +38,7 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
         if not 0 <= position < len(entry.ordinary_inputs):
             raise InputError(f"input {position} of {len(entry.ordinary_inputs)}")
         index = entry.ordinary_inputs[position]
-        shapes[index] = merge_shape(entry.operands[index].shape, tuple(given), entry.operands[index].name)
+        shapes[index] = tuple(given)
     inferred, _ = _Inference(model, model.main).run([shapes[i] for i in entry.inputs])
     operands = tuple(
         operand if operand.is_constant or operand.shape == inferred[i] else replace(operand, shape=inferred[i])
@@ -49,15 +49,6 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
     subgraphs = list(model.subgraphs)
     subgraphs[model.main] = replace(entry, operands=operands)
     return replace(model, subgraphs=tuple(subgraphs))
-
-
-def merge_shape(declared: Shape, given: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """*given* where it refines *declared*: equal rank, equal known dimensions; else `InputError`."""
-    if declared is not None:
-        fits = len(declared) == len(given) and all(d in (None, g) for d, g in zip(declared, given, strict=True))
-        if not fits:
-            raise InputError(f"input {name!r} has shape {declared}, which {given} does not fit")
-    return given
 
 
 class _Inference:
