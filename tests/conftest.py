@@ -1,0 +1,77 @@
+"""Fixtures of every test: the corpus, its manifest, and a check that nothing stays open."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+# A time limit per example would fail on a loaded machine; scripts/test bounds the whole run instead.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None, print_blob=True)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=10_000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "default"))
+
+
+def find_corpus() -> Path | None:
+    """The corpus: the directory that PENSTOCK_CORPUS names, else `../shared`; None where there is none."""
+    given = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
+    corpus = given if given.is_absolute() else ROOT / given
+    return corpus if (corpus / "models" / "manifest.json").is_file() else None
+
+
+CORPUS = find_corpus()
+NO_CORPUS = "no test corpus: set PENSTOCK_CORPUS to the directory that holds models/manifest.json"
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The corpus's root: `models/` and its companions. Without one the test skips; in CI it fails."""
+    if CORPUS is None:
+        if IN_CI:
+            pytest.fail(NO_CORPUS, pytrace=False)
+        pytest.skip(NO_CORPUS)
+    return CORPUS
+
+
+@pytest.fixture(scope="session")
+def manifest(corpus: Path) -> dict[str, Any]:
+    """`models/manifest.json`, parsed once; tests read it and never write to it."""
+    parsed: dict[str, Any] = json.loads((corpus / "models" / "manifest.json").read_bytes())
+    return parsed
+
+
+def open_descriptors() -> set[tuple[int, str]]:
+    """(number, target) of every open descriptor of this process; empty where the system does not tell."""
+    directory = Path("/proc/self/fd")
+    if not directory.is_dir():
+        return set()
+    found = set()
+    for entry in directory.iterdir():
+        try:
+            found.add((int(entry.name), os.readlink(entry)))
+        except OSError:  # the descriptor that listed the directory is closed by now
+            continue
+    return found
+
+
+@pytest.fixture
+def no_descriptor_leaks() -> Iterator[None]:
+    """Fails a test that leaves a file descriptor open.
+
+    A directory opts in with `pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")` in each file,
+    or for all its files with an autouse fixture of its own conftest that asks for this one.
+    """
+    before = open_descriptors()
+    yield
+    leaked = open_descriptors() - before
+    if leaked:
+        pytest.fail(f"left open: {sorted(leaked)}", pytrace=False)
