@@ -1,1 +1,81 @@
-"""Penstock: one neural network, every accelerator a machine has."""
+"""Penstock: one neural network, every accelerator a machine has.
+
+    import penstock
+
+    with penstock.compile("net.tflite") as compiled:
+        outputs = compiled(x)
+
+Submodules load when their names are first used.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.compilation import Receipt
+    from penstock.errors import PenstockError
+    from penstock.execution import CompiledModel, Outputs, State
+    from penstock.hal import CancelToken, ProgressEvent
+    from penstock.ir import Model
+    from penstock.loaders.registry import load
+    from penstock.partitioning.plan import ExecutionPlan
+    from penstock.partitioning.policy import Policy
+    from penstock.runtime.devices import devices
+    from penstock.runtime.manager import DeviceInfo
+    from penstock.runtime.session import compile_model as compile  # noqa: A004  # the public name
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CancelToken",
+    "CompiledModel",
+    "DeviceInfo",
+    "ExecutionPlan",
+    "Model",
+    "Outputs",
+    "PenstockError",
+    "Policy",
+    "ProgressEvent",
+    "Receipt",
+    "State",
+    "__version__",
+    "compile",
+    "devices",
+    "load",
+]
+
+_HOMES = {
+    "CancelToken": "penstock.hal",
+    "CompiledModel": "penstock.execution",
+    "DeviceInfo": "penstock.runtime.manager",
+    "ExecutionPlan": "penstock.partitioning.plan",
+    "Model": "penstock.ir",
+    "Outputs": "penstock.execution",
+    "PenstockError": "penstock.errors",
+    "Policy": "penstock.partitioning.policy",
+    "ProgressEvent": "penstock.hal",
+    "Receipt": "penstock.compilation",
+    "State": "penstock.execution",
+    "compile": "penstock.runtime.session:compile_model",
+    "devices": "penstock.runtime.devices",
+    "load": "penstock.loaders.registry",
+}
+
+logging.getLogger("penstock").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, _, attribute = _HOMES[name].partition(":")
+    value = getattr(import_module(module), attribute or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

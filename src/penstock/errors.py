@@ -1,24 +1,24 @@
 """The error tree: one defect, one class.
 
-    PenstockError
-    ├── ModelError (ValueError)            the file or model is at fault
-    │   ├── NotAModel, TruncatedModel, OffsetOutOfBounds, IndexOutOfRange, LimitExceeded
-    │   ├── UnknownOperator, UnknownType, UnknownSignature
-    │   ├── InvalidOperand, InvalidOperation, InvalidAttribute, InvalidQuantization
-    │   ├── InvalidSparsity, InvalidMetadata, InvalidSignature
-    │   ├── ShapeOverflow, ShapeMismatch
-    │   ├── CyclicModel, DuplicateWriter, UnwrittenOperand
-    │   └── NotExportable
-    ├── InputError (ValueError)            an argument of the caller is at fault
-    ├── PlacementError                     no device may or can run an operation
-    ├── DriverError                        one class per HAL status
-    │   ├── GeneralFailure, InvalidArgument, OutputInsufficientSize, DeviceUnavailable, DeadObject
-    │   ├── MissedDeadline (TimeoutError): MissedDeadlineTransient, MissedDeadlinePersistent
-    │   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
-    ├── CacheError: SealBroken
-    ├── ClosedError, StateError, Cancelled
-    ├── NotAvailable                       a documented feature that this version does not have
-    └── DelegateError
+PenstockError
+├── ModelError (ValueError)            the file or model is at fault
+│   ├── NotAModel, TruncatedModel, OffsetOutOfBounds, IndexOutOfRange, LimitExceeded
+│   ├── UnknownOperator, UnknownType, UnknownSignature
+│   ├── InvalidOperand, InvalidOperation, InvalidAttribute, InvalidQuantization
+│   ├── InvalidSparsity, InvalidMetadata, InvalidSignature
+│   ├── ShapeOverflow, ShapeMismatch
+│   ├── CyclicModel, DuplicateWriter, UnwrittenOperand
+│   └── NotExportable
+├── InputError (ValueError)            an argument of the caller is at fault
+├── PlacementError                     no device may or can run an operation
+├── DriverError                        one class per HAL status
+│   ├── GeneralFailure, InvalidArgument, OutputInsufficientSize, DeviceUnavailable, DeadObject
+│   ├── MissedDeadline (TimeoutError): MissedDeadlineTransient, MissedDeadlinePersistent
+│   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
+├── CacheError: SealBroken
+├── ClosedError, StateError, Cancelled
+├── NotAvailable                       a documented feature that this version does not have
+└── DelegateError
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class ModelError(PenstockError, ValueError):
     in the file, where either is known; both are part of the message.
     """
 
-    def __init__(self, message: str, *, where: str | None = None, offset: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, where: str | None = None, offset: int | None = None
+    ) -> None:
         self.message, self.where, self.offset = message, where, offset
         place = where if offset is None else f"{where or 'file'} at byte {offset}"
         super().__init__(f"{place}: {message}" if place else message)
@@ -291,7 +293,9 @@ class DelegateError(PenstockError):
 
     def __init__(self, delegate: str, stage: str, reason: str = "") -> None:
         self.delegate, self.stage, self.reason = delegate, stage, reason
-        super().__init__(f"delegate {delegate!r} failed in {stage}" + (f": {reason}" if reason else ""))
+        super().__init__(
+            f"delegate {delegate!r} failed in {stage}" + (f": {reason}" if reason else "")
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.delegate, self.stage, self.reason)

@@ -24,7 +24,9 @@ T = TypeVar("T", int, float, str, bool)
 
 ENVIRONMENT_PREFIX: Final = "PENSTOCK_"
 
-_context: ContextVar[Mapping[str, object]] = ContextVar("penstock_knobs", default=MappingProxyType({}))
+_context: ContextVar[Mapping[str, object]] = ContextVar(
+    "penstock_knobs", default=MappingProxyType({})
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,22 @@ class Knob(Generic[T]):
         try:
             return convert(raw)
         except ValueError:
-            raise InputError(f"knob {self.name} ({source}) must be {self.kind.__name__}, not {raw!r}") from None
+            raise InputError(
+                f"knob {self.name} ({source}) must be {self.kind.__name__}, not {raw!r}"
+            ) from None
 
 
 def _to_bool(raw: object) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    words = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
     text = str(raw).strip().lower()
     if text not in words:
         raise ValueError(text)
@@ -112,7 +125,7 @@ def settings_path() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _read_settings(path: Path, stamp: int) -> Mapping[str, object]:
+def _read_settings(path: Path, _stamp: int) -> Mapping[str, object]:
     try:
         return MappingProxyType(tomllib.loads(path.read_text("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -120,19 +133,30 @@ def _read_settings(path: Path, stamp: int) -> Mapping[str, object]:
 
 
 densify_limit_mib: Final = Knob(
-    "densify_limit_mib", int, 1024, "Most MiB that densifying sparse or decompressing packed constants may allocate."
+    "densify_limit_mib",
+    int,
+    1024,
+    "Most MiB that densifying sparse or decompressing packed constants may allocate.",
 )
 metadata_limit_mib: Final = Knob(
     "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model."
 )
 num_threads: Final = Knob(
-    "num_threads", int, 0, "Threads a driver may use; 0 means what cgroup, affinity and OMP_NUM_THREADS allow."
+    "num_threads",
+    int,
+    0,
+    "Threads a driver may use; 0 means what cgroup, affinity and OMP_NUM_THREADS allow.",
 )
-devices: Final = Knob("devices", str, "", "Names of the devices to use, comma-separated, in order; empty means all.")
+devices: Final = Knob(
+    "devices", str, "", "Names of the devices to use, comma-separated, in order; empty means all."
+)
 allow_fallback: Final = Knob(
     "allow_fallback", bool, True, "Whether a failing step may be repeated on the reference device."
 )
 
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
-    {k.name: k for k in (densify_limit_mib, metadata_limit_mib, num_threads, devices, allow_fallback)}
+    {
+        k.name: k
+        for k in (densify_limit_mib, metadata_limit_mib, num_threads, devices, allow_fallback)
+    }
 )

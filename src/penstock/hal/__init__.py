@@ -50,7 +50,12 @@ from penstock.hal.request import (
     Timing,
     TokenArgument,
 )
-from penstock.hal.validate import check_deadline, validate_prepare, validate_prepare_config, validate_request
+from penstock.hal.validate import (
+    check_deadline,
+    validate_prepare,
+    validate_prepare_config,
+    validate_request,
+)
 
 __all__ = [
     "ACCURACY_RANK",

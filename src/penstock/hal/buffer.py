@@ -20,7 +20,8 @@ class BufferDesc(msgspec.Struct, frozen=True):
 
 class BufferRole(msgspec.Struct, frozen=True):
     """One use the buffer must serve: input or output *index* of *prepared*, with a hint of how often,
-    0 < *frequency* <= 1."""
+    0 < *frequency* <= 1.
+    """
 
     prepared: PreparedModel
     kind: Literal["input", "output"]
@@ -37,12 +38,14 @@ class Buffer(Protocol):
 
     def copy_to(self, destination: Memory) -> None:
         """Copies the content out. Raises `GeneralFailure` while uninitialised, `InvalidArgument` when
-        sizes differ. After any other error *destination* may hold some, all or none of the bytes."""
+        sizes differ. After any other error *destination* may hold some, all or none of the bytes.
+        """
         ...
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
         """Copies in; *dimensions* must be complete unless the allocation's were. Raises
-        `InvalidArgument` when sizes or dimensions do not fit, and is then uninitialised."""
+        `InvalidArgument` when sizes or dimensions do not fit, and is then uninitialised.
+        """
         ...
 
     def close(self) -> None:

@@ -66,7 +66,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 class Support(msgspec.Struct, frozen=True):
     """A device's answer for one operation: *reason* says why not, and is empty when supported;
-    *accuracy* is the class its result meets."""
+    *accuracy* is the class its result meets.
+    """
 
     supported: bool
     reason: str = ""

@@ -65,7 +65,8 @@ class Device(Protocol):
 
     def cache_files_needed(self) -> tuple[int, int]:
         """How many (model, data) cache files a compilation takes, each 0 to 32; constant for the
-        device's life. (0, 0) means that it does not cache."""
+        device's life. (0, 0) means that it does not cache.
+        """
         ...
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
@@ -81,7 +82,8 @@ class Device(Protocol):
     def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
         """Loads what `prepare_model` saved. Raises `InvalidArgument` for a wrong number of handles,
         `GeneralFailure` for whatever is not exactly what was saved for this token, device and
-        version; the caller then compiles."""
+        version; the caller then compiles.
+        """
         ...
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
@@ -99,7 +101,8 @@ class Device(Protocol):
 
 class DeviceBase:
     """The optional members of `Device`; a driver's class inherits it and adds the rest:
-    `name`, `version`, `supported_operations` and `prepare_model`."""
+    `name`, `version`, `supported_operations` and `prepare_model`.
+    """
 
     type: DeviceType = DeviceType.OTHER
     feature_level: int = 8

@@ -93,7 +93,11 @@ class PreparedModelBase:
         done = EventFence()
         for fence in wait_for:
             if not fence.wait(remaining_ns(config.deadline_ns)) or fence.error() is not None:
-                done.signal(GeneralFailure("a fence this execution waits for failed or did not signal in time"))
+                done.signal(
+                    GeneralFailure(
+                        "a fence this execution waits for failed or did not signal in time"
+                    )
+                )
                 return done
         try:
             self.execute(request, config)

@@ -30,7 +30,8 @@ class Memory(msgspec.Struct, frozen=True):
 
 class PoolArgument(msgspec.Struct, frozen=True, tag="pool"):
     """*location* in the request's pools; *padding* further bytes after it may be overwritten by the
-    driver. *dimensions* refine the operand's; empty means as the model says."""
+    driver. *dimensions* refine the operand's; empty means as the model says.
+    """
 
     location: DataLocation
     dimensions: tuple[int, ...] = ()
@@ -69,7 +70,8 @@ NO_VALUE_ARGUMENT: Final = NoValue()
 
 class Request(msgspec.Struct, frozen=True):
     """One argument for every input and output of the prepared model, state ports included, in
-    the order of its entry subgraph's `inputs` and `outputs`."""
+    the order of its entry subgraph's `inputs` and `outputs`.
+    """
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
@@ -95,7 +97,8 @@ NO_TIMING: Final = Timing()
 
 class ExecutionResult(msgspec.Struct, frozen=True):
     """What a successful execution returns: *output_shapes* is empty, or one entry per output, all
-    sufficient (NNAPI section 4.7). It must be there when an output's shape was unknown."""
+    sufficient (NNAPI section 4.7). It must be there when an output's shape was unknown.
+    """
 
     output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING

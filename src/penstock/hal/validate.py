@@ -16,7 +16,14 @@ from penstock.hal.config import (
     ExecutionConfig,
     PrepareConfig,
 )
-from penstock.hal.request import HostMemory, NoValue, PoolArgument, Request, RequestArgument, TokenArgument
+from penstock.hal.request import (
+    HostMemory,
+    NoValue,
+    PoolArgument,
+    Request,
+    RequestArgument,
+    TokenArgument,
+)
 from penstock.ir import DType, Lifetime, Model, Operand
 from penstock.ir.types import byte_size, is_static
 
@@ -31,11 +38,15 @@ def validate_prepare(model: Model, config: PrepareConfig) -> None:
 def validate_prepare_config(config: PrepareConfig) -> None:
     """Checks a configuration alone, as for loading from cache."""
     if config.preference not in PREFERENCES:
-        raise InvalidArgument(f"preference {config.preference!r} is not one of {', '.join(PREFERENCES)}")
+        raise InvalidArgument(
+            f"preference {config.preference!r} is not one of {', '.join(PREFERENCES)}"
+        )
     if config.priority not in PRIORITIES:
         raise InvalidArgument(f"priority {config.priority!r} is not one of {', '.join(PRIORITIES)}")
     if config.accuracy not in ACCURACY_RANK:
-        raise InvalidArgument(f"accuracy {config.accuracy!r} is not one of {', '.join(ACCURACY_RANK)}")
+        raise InvalidArgument(
+            f"accuracy {config.accuracy!r} is not one of {', '.join(ACCURACY_RANK)}"
+        )
     for label, value in (("token", config.token), ("binding", config.binding)):
         if len(value) != BYTE_SIZE_OF_CACHE_TOKEN:
             raise InvalidArgument(f"{label} has {len(value)} bytes, not {BYTE_SIZE_OF_CACHE_TOKEN}")
@@ -67,10 +78,16 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
         check_deadline(config.deadline_ns)
 
 
-def _check(operand: Operand, argument: RequestArgument, request: Request, kind: str, position: int) -> None:
+def _check(
+    operand: Operand, argument: RequestArgument, request: Request, kind: str, position: int
+) -> None:
     if type(argument) is HostMemory:
         array = argument.array
-        if array.shape == operand.shape and array.dtype == operand.dtype.numpy and array.flags.c_contiguous:
+        if (
+            array.shape == operand.shape
+            and array.dtype == operand.dtype.numpy
+            and array.flags.c_contiguous
+        ):
             return
         _check_host(operand, argument, kind, position)
     elif type(argument) is PoolArgument:
@@ -82,7 +99,9 @@ def _check(operand: Operand, argument: RequestArgument, request: Request, kind: 
         if kind == "input" and operand.lifetime is not Lifetime.NO_VALUE:
             raise InvalidArgument(f"input {position} ({operand.name}) is omitted, but not optional")
     else:
-        raise InvalidArgument(f"{kind} {position}: {type(argument).__name__} is not a request argument")
+        raise InvalidArgument(
+            f"{kind} {position}: {type(argument).__name__} is not a request argument"
+        )
 
 
 def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int) -> None:
@@ -92,7 +111,9 @@ def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int
     flat = array.ndim == 1 and array.dtype == "uint8"
     if operand.dtype is DType.STRING:
         if not flat:
-            raise InvalidArgument(f"{place}: strings travel as flat uint8 in the string-tensor layout")
+            raise InvalidArgument(
+                f"{place}: strings travel as flat uint8 in the string-tensor layout"
+            )
         return
     if kind == "output" and flat and not is_static(operand.shape):
         return
@@ -101,13 +122,22 @@ def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int
     _check_dimensions(operand, array.shape, place)
 
 
-def _check_pool(operand: Operand, argument: PoolArgument, request: Request, kind: str, position: int) -> None:
+def _check_pool(
+    operand: Operand, argument: PoolArgument, request: Request, kind: str, position: int
+) -> None:
     place, at = f"{kind} {position} ({operand.name})", argument.location
     if not 0 <= at.pool < len(request.pools):
         raise InvalidArgument(f"{place}: pool {at.pool} of {len(request.pools)}")
     size = request.pools[at.pool].size
-    if at.offset < 0 or at.length < 0 or argument.padding < 0 or at.offset + at.length + argument.padding > size:
-        raise InvalidArgument(f"{place}: [{at.offset}, {at.offset + at.length}) of a pool of {size} bytes")
+    if (
+        at.offset < 0
+        or at.length < 0
+        or argument.padding < 0
+        or at.offset + at.length + argument.padding > size
+    ):
+        raise InvalidArgument(
+            f"{place}: [{at.offset}, {at.offset + at.length}) of a pool of {size} bytes"
+        )
     dimensions = argument.dimensions or operand.shape
     if argument.dimensions:
         _check_dimensions(operand, argument.dimensions, place)
@@ -116,7 +146,9 @@ def _check_pool(operand: Operand, argument: PoolArgument, request: Request, kind
             raise InvalidArgument(f"{place}: the shape of an input must be complete")
         return
     needed = byte_size(operand.dtype, dimensions) or 0
-    wrong = at.length != needed if kind == "input" else at.length < needed and is_static(operand.shape)
+    wrong = (
+        at.length != needed if kind == "input" else at.length < needed and is_static(operand.shape)
+    )
     if wrong:
         raise InvalidArgument(f"{place}: {at.length} bytes given, {needed} needed")
 
@@ -125,5 +157,7 @@ def _check_dimensions(operand: Operand, given: tuple[int, ...], place: str) -> N
     shape = operand.shape
     if shape is None:
         return
-    if len(shape) != len(given) or any(d is not None and d != g for d, g in zip(shape, given, strict=True)):
+    if len(shape) != len(given) or any(
+        d is not None and d != g for d, g in zip(shape, given, strict=True)
+    ):
         raise InvalidArgument(f"{place}: shape {given} given, {shape} needed")

@@ -18,8 +18,8 @@ from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.types import DType, NDArray, Quantization, Shape
 
 __all__ = [
-    "Attributes",
     "AttributeValue",
+    "Attributes",
     "ConstantPool",
     "DType",
     "DataLocation",

@@ -1,10 +1,10 @@
 """`SubgraphBuilder` and `ModelBuilder`: make models in code, operand by operand.
 
-    builder = ModelBuilder()
-    x = builder.input(DType.FLOAT32, (1, 4), "x")
-    w = builder.constant(np.ones((2, 4), np.float32))
-    y = builder.operation("FULLY_CONNECTED", [x, w], outputs=[(DType.FLOAT32, (1, 2))])[0]
-    model = builder.build(outputs=[y])
+builder = ModelBuilder()
+x = builder.input(DType.FLOAT32, (1, 4), "x")
+w = builder.constant(np.ones((2, 4), np.float32))
+y = builder.operation("FULLY_CONNECTED", [x, w], outputs=[(DType.FLOAT32, (1, 2))])[0]
+model = builder.build(outputs=[y])
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.errors import UnknownOperator
-from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature, StatePort, Subgraph, Variable
+from penstock.ir.model import (
+    NO_METADATA,
+    ConstantPool,
+    Metadata,
+    Model,
+    Signature,
+    StatePort,
+    Subgraph,
+    Variable,
+)
 from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED, DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
@@ -40,7 +49,9 @@ class SubgraphBuilder:
         self._operands.append(operand)
         return len(self._operands) - 1
 
-    def input(self, dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None) -> int:
+    def input(
+        self, dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None
+    ) -> int:
         """Adds a subgraph input."""
         index = self.operand(Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name, quantization))
         self._inputs.append(index)
@@ -75,7 +86,9 @@ class SubgraphBuilder:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
         indexes = [self.operand(o if isinstance(o, Operand) else _temporary(*o)) for o in outputs]
         given = tuple(self.omitted() if i is None else i for i in inputs)
-        self._operations.append(Operation(kind, given, tuple(indexes), row.complete(attributes or {})))
+        self._operations.append(
+            Operation(kind, given, tuple(indexes), row.complete(attributes or {}))
+        )
         return indexes
 
     def state(self, variable: int, input: int | None = None, output: int | None = None) -> None:
@@ -123,7 +136,9 @@ class ModelBuilder(SubgraphBuilder):
             self._variables.append(Variable(name, dtype, shape, quantization))
         else:
             c = self.constant_operand(initial, name, quantization, dtype)
-            self._variables.append(Variable(name, dtype, c.shape, quantization, c.value, c.location))
+            self._variables.append(
+                Variable(name, dtype, c.shape, quantization, c.value, c.location)
+            )
         return len(self._variables) - 1
 
     def subgraph(self, name: str = "") -> SubgraphBuilder:
@@ -145,7 +160,9 @@ class ModelBuilder(SubgraphBuilder):
         self._pool += bytes(-len(self._pool) % ALIGNMENT)
         place = DataLocation(0, len(self._pool), len(data))
         self._pool += data
-        return Operand(kind, value.shape, Lifetime.CONSTANT_POOL, name, quantization, location=place)
+        return Operand(
+            kind, value.shape, Lifetime.CONSTANT_POOL, name, quantization, location=place
+        )
 
     def build(
         self,

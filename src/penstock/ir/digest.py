@@ -68,7 +68,9 @@ def _reachable(model: Model) -> list[int]:
         index = pending.pop(0)
         if index not in order:
             order.append(index)
-            pending += [t for o in model.subgraphs[index].operations for t in subgraph_references(o)]
+            pending += [
+                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
+            ]
     return order
 
 
@@ -114,7 +116,9 @@ def _subgraph(
 
 def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Hasher) -> None:
     role = "constant" if operand.is_constant else operand.lifetime.value
-    structure.put("operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization))
+    structure.put(
+        "operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization)
+    )
     if operand.is_constant:
         constants.put("constant", constant_bytes(model.pools, operand))
 
@@ -122,7 +126,9 @@ def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Has
 def _variable(model: Model, variable: Variable, structure: _Hasher, constants: _Hasher) -> None:
     shape: Shape = variable.shape
     zero = variable.value is None and variable.location is None
-    structure.put("variable", variable.dtype.value, shape, _quantization(variable.quantization), zero)
+    structure.put(
+        "variable", variable.dtype.value, shape, _quantization(variable.quantization), zero
+    )
     if not zero:
         constants.put("variable", constant_bytes(model.pools, variable))
 

@@ -41,10 +41,14 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
         shapes[index] = tuple(given)
     inferred, _ = _Inference(model, model.main).run([shapes[i] for i in entry.inputs])
     operands = tuple(
-        operand if operand.is_constant or operand.shape == inferred[i] else replace(operand, shape=inferred[i])
+        operand
+        if operand.is_constant or operand.shape == inferred[i]
+        else replace(operand, shape=inferred[i])
         for i, operand in enumerate(entry.operands)
     )
-    if operands == entry.operands and all(a is b for a, b in zip(operands, entry.operands, strict=True)):
+    if operands == entry.operands and all(
+        a is b for a, b in zip(operands, entry.operands, strict=True)
+    ):
         return model
     subgraphs = list(model.subgraphs)
     subgraphs[model.main] = replace(entry, operands=operands)
@@ -124,6 +128,9 @@ class _Context:
 
     def declared(self, index: int) -> Shape:
         return self._inference.subgraph.operands[self.operation.outputs[index]].shape
+
+    def output_dtype(self, index: int) -> DType:
+        return self._inference.subgraph.operands[self.operation.outputs[index]].dtype
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
         return _Inference(self._inference.model, subgraph).run(inputs)[1]

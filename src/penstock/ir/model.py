@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -105,7 +106,8 @@ class Subgraph:
 @dataclass(frozen=True, slots=True)
 class Signature:
     """A named entry point: a subgraph and the callers' names for its inputs and outputs, each a
-    pair (name, operand index), in the order of the file."""
+    pair (name, operand index), in the order of the file.
+    """
 
     subgraph: int
     inputs: tuple[tuple[str, int], ...]
@@ -217,7 +219,7 @@ class Model:
         return constant_array(self.pools, operand)
 
     def signature_model(self, name: str) -> Model:
-        """This model entered through signature *name* (`UnknownSignature` lists the known ones)."""
+        """The same model, entered through signature *name* (`UnknownSignature` lists the known ones)."""
         if name not in self.signatures:
             known = ", ".join(map(repr, self.signatures)) or "none"
             raise UnknownSignature(f"no signature {name!r}; the model has {known}")
@@ -237,7 +239,14 @@ class Model:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.subgraphs, self.pools, self.variables, dict(self.signatures), self.metadata, self.main)
+        fields = (
+            self.subgraphs,
+            self.pools,
+            self.variables,
+            dict(self.signatures),
+            self.metadata,
+            self.main,
+        )
         return Model, fields
 
 
@@ -258,7 +267,7 @@ def constant_array(pools: tuple[ConstantPool, ...], item: Operand | Variable) ->
         raise InvalidOperand(f"constant {item.name!r} has no shape")
     shape = tuple(d if d is not None else 0 for d in item.shape)
     if item.dtype is DType.STRING:
-        return _strings(data, shape)
+        return unpack_strings(data, shape)
     if item.dtype in PACKED:
         return _unpack(data, item.dtype, shape)
     array: NDArray = np.frombuffer(data, item.dtype.numpy).reshape(shape)
@@ -278,21 +287,24 @@ def _unpack(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> NDArray:
     return array
 
 
-def _strings(data: memoryview, shape: tuple[int, ...]) -> NDArray:
+def unpack_strings(data: memoryview, shape: tuple[int, ...]) -> NDArray:
+    """An object array of bytes from TFLite's string-tensor layout; `InvalidOperand` if it is not one."""
     header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
     count = int(header[0]) if header.size else 0
     if count < 0 or header.size < count + 2 or count != element_count(shape):
         raise InvalidOperand(f"a string tensor of shape {shape} holds {count} strings")
     ends = header[1 : count + 2].tolist()
-    if any(not 0 <= a <= b <= len(data) for a, b in zip(ends, ends[1:], strict=False)):
+    if any(not 0 <= a <= b <= len(data) for a, b in pairwise(ends)):
         raise InvalidOperand("string offsets of a string tensor lie outside it")
     flat = np.empty(count, object)
-    flat[:] = [bytes(data[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    flat[:] = [bytes(data[a:b]) for a, b in pairwise(ends)]
     flat.flags.writeable = False
     array: NDArray = flat.reshape(shape)
     return array
 
 
-def input_operand(dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None) -> Operand:
+def input_operand(
+    dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None
+) -> Operand:
     """A SUBGRAPH_INPUT operand."""
     return Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name, quantization)

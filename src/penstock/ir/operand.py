@@ -14,7 +14,8 @@ MAX_COPIED_VALUE: Final = 128
 
 class Lifetime(enum.Enum):
     """Who writes an operand, and when. A subgraph output may also be an input or a constant: it then
-    keeps that lifetime and merely stands in `outputs` too."""
+    keeps that lifetime and merely stands in `outputs` too.
+    """
 
     TEMPORARY_VARIABLE = "temporary"
     SUBGRAPH_INPUT = "input"

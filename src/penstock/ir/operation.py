@@ -9,7 +9,9 @@ from typing import Final, TypeAlias
 from penstock.errors import InvalidAttribute
 from penstock.ir.operand import Origin
 
-AttributeValue: TypeAlias = "bool | int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | None"
+AttributeValue: TypeAlias = (
+    "bool | int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | None"
+)
 
 
 class Attributes(Mapping[str, AttributeValue]):
@@ -21,7 +23,9 @@ class Attributes(Mapping[str, AttributeValue]):
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: Mapping[str, AttributeValue] | None = None, /, **more: AttributeValue) -> None:
+    def __init__(
+        self, items: Mapping[str, AttributeValue] | None = None, /, **more: AttributeValue
+    ) -> None:
         merged = {**(items or {}), **more}
         self._items: dict[str, AttributeValue] = {name: merged[name] for name in sorted(merged)}
 
@@ -91,7 +95,8 @@ NO_ATTRIBUTES: Final = Attributes()
 class Operation:
     """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
     operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
-    `custom_code` and `custom_options`."""
+    `custom_code` and `custom_options`.
+    """
 
     type: str
     inputs: tuple[int, ...]

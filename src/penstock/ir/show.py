@@ -16,7 +16,9 @@ def show_model(model: Model) -> str:
     """The listing: variables, then each subgraph with its operations; constants by shape, not value."""
     lines = [f"model {model.digest.structure.hex()[:16]}"]
     for index, variable in enumerate(model.variables):
-        lines.append(f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}")
+        lines.append(
+            f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"
+        )
     for name, signature in model.signatures.items():
         lines.append(f"  signature {name!r}: subgraph {signature.subgraph}")
     for index, subgraph in enumerate(model.subgraphs):
@@ -46,12 +48,18 @@ def show_operand(operand: Operand) -> str:
 
 def _subgraph(subgraph: Subgraph) -> list[str]:
     operands = subgraph.operands
-    lines = [f"  input  %{i} {operands[i].name!r}: {show_operand(operands[i])}" for i in subgraph.ordinary_inputs]
+    lines = [
+        f"  input  %{i} {operands[i].name!r}: {show_operand(operands[i])}"
+        for i in subgraph.ordinary_inputs
+    ]
     for port in subgraph.states:
         ends = " -> ".join("-" if i is None else f"%{i}" for i in (port.input, port.output))
         lines.append(f"  state  variable {port.variable}: {ends}")
     lines += [_operation(subgraph, operation) for operation in subgraph.operations]
-    lines += [f"  output %{i} {operands[i].name!r}: {show_operand(operands[i])}" for i in subgraph.ordinary_outputs]
+    lines += [
+        f"  output %{i} {operands[i].name!r}: {show_operand(operands[i])}"
+        for i in subgraph.ordinary_outputs
+    ]
     return lines
 
 
@@ -65,7 +73,9 @@ def _operation(subgraph: Subgraph, operation: Operation) -> str:
     results = ", ".join(f"%{i}: {show_operand(subgraph.operands[i])}" for i in operation.outputs)
     arguments = ", ".join(reference(i) for i in operation.inputs)
     attributes = ", ".join(f"{k}={_value(v)}" for k, v in operation.attributes.items())
-    return f"  {results} = {operation.type}({arguments})" + (f" {{{attributes}}}" if attributes else "")
+    return f"  {results} = {operation.type}({arguments})" + (
+        f" {{{attributes}}}" if attributes else ""
+    )
 
 
 def _value(value: AttributeValue) -> str:

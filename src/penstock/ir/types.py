@@ -77,7 +77,14 @@ class DType(enum.Enum):
 
 
 FLOATS: Final = frozenset(
-    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
+    {
+        DType.FLOAT32,
+        DType.FLOAT16,
+        DType.BFLOAT16,
+        DType.FLOAT64,
+        DType.FLOAT8_E4M3FN,
+        DType.FLOAT8_E5M2,
+    }
 )
 INTEGERS: Final = frozenset(d for d in DType if d.value.startswith(("int", "uint")))
 PACKED: Final = frozenset({DType.INT2, DType.INT4, DType.UINT4})
@@ -88,7 +95,11 @@ _ML_DTYPES = frozenset(
     {DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT2, DType.INT4, DType.UINT4}
 )
 _BITS: Final[dict[DType, int | None]] = {
-    d: None if d in _OPAQUE else 8 if d is DType.BOOL else int("".join(filter(str.isdigit, d.value.split("_")[0])))
+    d: None
+    if d in _OPAQUE
+    else 8
+    if d is DType.BOOL
+    else int("".join(filter(str.isdigit, d.value.split("_")[0])))
     for d in DType
 } | {DType.BFLOAT16: 16}
 

@@ -64,7 +64,9 @@ class _Checker:
     def run(self) -> None:
         subgraph = self.subgraph
         for index, operand in enumerate(subgraph.operands):
-            _check_operand(self.model, operand, f"subgraph {self.index}, operand {index} ({operand.name})")
+            _check_operand(
+                self.model, operand, f"subgraph {self.index}, operand {index} ({operand.name})"
+            )
         self._check_lists()
         written: set[int] = set(subgraph.inputs)
         produced = {o for operation in subgraph.operations for o in operation.outputs}
@@ -80,7 +82,8 @@ class _Checker:
             operand = subgraph.operands[output]
             if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and output not in written:
                 raise UnwrittenOperand(
-                    f"output operand {output} ({operand.name}) is never written", where=f"subgraph {self.index}"
+                    f"output operand {output} ({operand.name}) is never written",
+                    where=f"subgraph {self.index}",
                 )
         self._check_states()
 
@@ -101,8 +104,13 @@ class _Checker:
                     where=where,
                 )
             if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and index not in outputs:
-                raise InvalidOperand(f"output operand {index} ({operand.name}) is not listed as output", where=where)
-            if index in outputs and operand.lifetime in (Lifetime.TEMPORARY_VARIABLE, Lifetime.NO_VALUE):
+                raise InvalidOperand(
+                    f"output operand {index} ({operand.name}) is not listed as output", where=where
+                )
+            if index in outputs and operand.lifetime in (
+                Lifetime.TEMPORARY_VARIABLE,
+                Lifetime.NO_VALUE,
+            ):
                 raise InvalidOperand(
                     f"operand {index} ({operand.name}) is listed as output, its lifetime is {operand.lifetime.value}",
                     where=where,
@@ -118,12 +126,17 @@ class _Checker:
             if index in written or operand.is_constant or operand.lifetime is Lifetime.NO_VALUE:
                 continue
             if index in produced:
-                raise CyclicModel(f"reads operand {index} ({operand.name}), which is only written later")
+                raise CyclicModel(
+                    f"reads operand {index} ({operand.name}), which is only written later"
+                )
             raise UnwrittenOperand(f"reads operand {index} ({operand.name}), which nothing writes")
         spec_of(operation).check(operation, operands)
         for index in operation.outputs:
             lifetime = operands[index].lifetime
-            if index in written or lifetime not in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT):
+            if index in written or lifetime not in (
+                Lifetime.TEMPORARY_VARIABLE,
+                Lifetime.SUBGRAPH_OUTPUT,
+            ):
                 raise DuplicateWriter(
                     f"writes operand {index} ({operands[index].name}), which "
                     + ("has another writer" if index in written else f"is a {lifetime.value}")
@@ -138,12 +151,18 @@ class _Checker:
         ins = tuple(p.input for p in subgraph.states if p.input is not None)
         outs = tuple(p.output for p in subgraph.states if p.output is not None)
         if subgraph.inputs[len(subgraph.inputs) - len(ins) :] != ins:
-            raise InvalidOperand("state inputs must end the list of inputs, in the order of the ports", where=where)
+            raise InvalidOperand(
+                "state inputs must end the list of inputs, in the order of the ports", where=where
+            )
         if subgraph.outputs[len(subgraph.outputs) - len(outs) :] != outs:
-            raise InvalidOperand("state outputs must end the list of outputs, in the order of the ports", where=where)
+            raise InvalidOperand(
+                "state outputs must end the list of outputs, in the order of the ports", where=where
+            )
         for port in subgraph.states:
             if not 0 <= port.variable < len(self.model.variables):
-                raise IndexOutOfRange(f"variable {port.variable} of {len(self.model.variables)}", where=where)
+                raise IndexOutOfRange(
+                    f"variable {port.variable} of {len(self.model.variables)}", where=where
+                )
             variable = self.model.variables[port.variable]
             for index in (port.input, port.output):
                 if index is not None and subgraph.operands[index].dtype is not variable.dtype:
@@ -157,22 +176,33 @@ class _Checker:
 def _check_operand(model: Model, operand: Operand, where: str) -> None:
     if operand.shape is not None:
         if len(operand.shape) > MAX_RANK:
-            raise ShapeOverflow(f"{len(operand.shape)} dimensions; the limit is {MAX_RANK}", where=where)
+            raise ShapeOverflow(
+                f"{len(operand.shape)} dimensions; the limit is {MAX_RANK}", where=where
+            )
         for dimension in operand.shape:
             if dimension is not None and dimension < 0:
                 raise ShapeOverflow(f"dimension {dimension} is negative", where=where)
     quantization = operand.quantization
-    if quantization is not None and quantization.dimension is not None and operand.shape is not None:
+    if (
+        quantization is not None
+        and quantization.dimension is not None
+        and operand.shape is not None
+    ):
         axis, rank = quantization.dimension, len(operand.shape)
         if not 0 <= axis < rank:
-            raise InvalidQuantization(f"quantised dimension {axis} of a rank-{rank} operand", where=where)
+            raise InvalidQuantization(
+                f"quantised dimension {axis} of a rank-{rank} operand", where=where
+            )
         if operand.shape[axis] not in (None, len(quantization.scales)):
             raise InvalidQuantization(
-                f"{len(quantization.scales)} scales for dimension {axis} of size {operand.shape[axis]}", where=where
+                f"{len(quantization.scales)} scales for dimension {axis} of size {operand.shape[axis]}",
+                where=where,
             )
     if operand.is_constant:
         if (operand.value is None) == (operand.lifetime is Lifetime.CONSTANT_COPY):
-            raise InvalidOperand("a constant_copy has a value, a constant_pool a location, never both", where=where)
+            raise InvalidOperand(
+                "a constant_copy has a value, a constant_pool a location, never both", where=where
+            )
         _check_item(model, operand, where)
     elif operand.value is not None or operand.location is not None:
         raise InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value", where=where)
@@ -194,14 +224,19 @@ def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
         raise type(error)(error.message, where=where) from None
     if expected is not None and expected != length:
         raise InvalidOperand(
-            f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has {length}", where=where
+            f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has {length}",
+            where=where,
         )
 
 
 def _check_location(model: Model, place: DataLocation, where: str) -> None:
     if not 0 <= place.pool < len(model.pools):
         raise IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
-    if place.offset < 0 or place.length < 0 or place.offset + place.length > len(model.pools[place.pool]):
+    if (
+        place.offset < 0
+        or place.length < 0
+        or place.offset + place.length > len(model.pools[place.pool])
+    ):
         raise OffsetOutOfBounds(
             f"[{place.offset}, {place.offset + place.length}) of a pool of {len(model.pools[place.pool])} bytes",
             where=where,
@@ -210,7 +245,8 @@ def _check_location(model: Model, place: DataLocation, where: str) -> None:
 
 def _check_recursion(model: Model) -> None:
     calls = [
-        sorted({t for operation in s.operations for t in subgraph_references(operation)}) for s in model.subgraphs
+        sorted({t for operation in s.operations for t in subgraph_references(operation)})
+        for s in model.subgraphs
     ]
     done: set[int] = set()
     for root in range(len(calls)):
@@ -223,7 +259,10 @@ def _check_recursion(model: Model) -> None:
                 path.discard(node)
                 done.add(node)
             elif target in path:
-                raise CyclicModel(f"subgraph {target} is entered again from within itself", where=f"subgraph {node}")
+                raise CyclicModel(
+                    f"subgraph {target} is entered again from within itself",
+                    where=f"subgraph {node}",
+                )
             elif target not in done:
                 path.add(target)
                 stack.append((target, iter(calls[target])))
@@ -238,7 +277,11 @@ def _check_recursion(model: Model) -> None:
 
 
 def _check_signature(
-    model: Model, name: str, subgraph: int, inputs: tuple[tuple[str, int], ...], outputs: tuple[tuple[str, int], ...]
+    model: Model,
+    name: str,
+    subgraph: int,
+    inputs: tuple[tuple[str, int], ...],
+    outputs: tuple[tuple[str, int], ...],
 ) -> None:
     where = f"signature {name!r}"
     if not 0 <= subgraph < len(model.subgraphs):
@@ -250,4 +293,6 @@ def _check_signature(
     ):
         for label, operand in named:
             if operand not in real:
-                raise InvalidSignature(f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where)
+                raise InvalidSignature(
+                    f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where
+                )

@@ -1,0 +1,79 @@
+"""`Receipt`: what a compile or a run really did. Nothing is done that does not stand in one."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+
+class CacheOutcome(msgspec.Struct, frozen=True):
+    """What the compilation cache did for one step, and why."""
+
+    outcome: Literal["hit", "miss", "off"]
+    reason: str = ""
+
+
+CACHE_OFF: Final = CacheOutcome("off", "this version keeps no compilation cache")
+
+
+class StepReceipt(msgspec.Struct, frozen=True):
+    """One step: where it ran and for how long.
+
+    *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited, *driver_ns*
+    what the driver says it took (None: it did not say). *fallback_from* names the device that
+    should have run it and *error* is what that device answered.
+    """
+
+    device: str
+    operations: tuple[int, ...]
+    wall_ns: int
+    driver_ns: int | None = None
+    cache: CacheOutcome = CACHE_OFF
+    fallback_from: str | None = None
+    error: str | None = None
+
+
+class CopyReceipt(msgspec.Struct, frozen=True):
+    """One copy of tensor data made by the runtime."""
+
+    nbytes: int
+    source: str
+    destination: str
+    reason: str
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Of one compile (`compiled.receipt`) or one run (`outputs.receipt`).
+
+    *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration.
+    """
+
+    steps: tuple[StepReceipt, ...] = ()
+    compiles: int = 0
+    copies: tuple[CopyReceipt, ...] = ()
+    wall_ns: int = 0
+
+    def show(self) -> str:
+        """A few readable lines."""
+        lines = [
+            f"{self.wall_ns / 1e6:.3f} ms, {self.compiles} compiles, {self._copied()} bytes copied"
+        ]
+        for index, step in enumerate(self.steps):
+            line = f"  step {index} on {step.device}: {len(step.operations)} operations, {step.wall_ns / 1e6:.3f} ms"
+            line += f", cache {step.cache.outcome}"
+            if step.fallback_from is not None:
+                line += f", fell back from {step.fallback_from}: {step.error}"
+            lines.append(line)
+        lines += [
+            f"  copy {c.nbytes} bytes, {c.source} -> {c.destination}: {c.reason}"
+            for c in self.copies
+        ]
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> str:
+        """The same as one JSON object."""
+        return msgspec.json.encode(self).decode()
+
+    def _copied(self) -> int:
+        return sum(c.nbytes for c in self.copies)

@@ -1,0 +1,77 @@
+"""`Outputs`: what one run returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+from penstock.compilation.receipt import Receipt
+from penstock.errors import InputError
+from penstock.ir import NDArray
+
+
+class Outputs(Sequence[NDArray]):
+    """The arrays of one run, in the order of the model's outputs, each also under its name.
+
+    The arrays own their memory: no later run and no `close()` changes them.
+    """
+
+    __slots__ = ("_arrays", "_make_receipt", "_names", "_receipt")
+
+    def __init__(
+        self, arrays: Sequence[NDArray], names: Sequence[str], make_receipt: Callable[[], Receipt]
+    ) -> None:
+        self._arrays, self._names, self._make_receipt = arrays, names, make_receipt
+        self._receipt: Receipt | None = None
+
+    @overload
+    def __getitem__(self, key: int | str) -> NDArray: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[NDArray]: ...
+    def __getitem__(self, key: int | str | slice) -> NDArray | Sequence[NDArray]:
+        """By position or by name. Raises `IndexError`, or `InputError` for a
+        name that no output or more than one has.
+        """
+        if isinstance(key, str):
+            return self._arrays[find_name(key, self._names, "output")]
+        return self._arrays[key]
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        return iter(self._arrays)
+
+    def __repr__(self) -> str:
+        parts = (
+            f"{n!r}: {a.dtype}{list(a.shape)}"
+            for n, a in zip(self._names, self._arrays, strict=True)
+        )
+        return f"Outputs({', '.join(parts)})"
+
+    def as_dict(self) -> dict[str, NDArray]:
+        """Name -> array. Raises `InputError` when two outputs share a name."""
+        for name in self._names:
+            find_name(name, self._names, "output")
+        return dict(zip(self._names, self._arrays, strict=True))
+
+    @property
+    def receipt(self) -> Receipt:
+        """What this run did; it belongs to this run alone."""
+        if self._receipt is None:
+            self._receipt = self._make_receipt()
+        return self._receipt
+
+
+def find_name(name: str, names: Sequence[str], kind: str) -> int:
+    """The one position that has *name*; `InputError` naming the positions when none or several have."""
+    found = [i for i, known in enumerate(names) if known == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(
+            f"{kind}s {', '.join(map(str, found))} are all named {name!r}; use their positions"
+        )
+    raise InputError(
+        f"no {kind} is named {name!r}; there are {', '.join(map(repr, names)) or 'none'}"
+    )

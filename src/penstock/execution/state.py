@@ -1,0 +1,64 @@
+"""`State`: the variables of a network, owned by the runtime and fed round."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock.errors import StateError
+from penstock.ir import Model, NDArray, Variable
+from penstock.ir.model import constant_array
+
+
+class State:
+    """The present values of a model's variables.
+
+    Runs on one `State` are serialised; runs on two may overlap. A failed run leaves its `State` as
+    it was. `reset()` goes back to the initial values.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._lock = threading.RLock()
+        self._values: list[NDArray] = [_initial(model, v) for v in model.variables]
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by the run that uses this state."""
+        return self._lock
+
+    @property
+    def model(self) -> Model:
+        """The model whose variables these are."""
+        return self._model
+
+    def get(self, variable: int) -> NDArray:
+        """The present value of a variable, to be read only."""
+        return self._values[variable]
+
+    def replace(self, values: Mapping[int, NDArray]) -> None:
+        """Puts the values of a finished run in place, all at once; the arrays are taken over."""
+        for variable, value in values.items():
+            self._values[variable] = value
+
+    def reset(self) -> None:
+        """Back to the initial values."""
+        with self._lock:
+            self._values = [_initial(self._model, v) for v in self._model.variables]
+
+    def as_dict(self) -> dict[str, NDArray]:
+        """Copies of the values, by variable name; `StateError` when two variables share one."""
+        names = [v.name for v in self._model.variables]
+        if len(set(names)) != len(names):
+            raise StateError("two variables share a name; their values cannot be told apart by it")
+        with self._lock:
+            return {name: np.array(value) for name, value in zip(names, self._values, strict=True)}
+
+
+def _initial(model: Model, variable: Variable) -> NDArray:
+    if variable.value is not None or variable.location is not None:
+        return np.array(constant_array(model.pools, variable))
+    shape = tuple(d or 0 for d in variable.shape or ())
+    return np.zeros(shape, variable.dtype.numpy)

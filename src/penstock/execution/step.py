@@ -1,0 +1,279 @@
+"""One step of a run: bind its arguments, execute, learn shapes, fall back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from penstock.compilation.compilation import (
+    FALLBACK_DEVICE,
+    PreparedStep,
+    call_driver,
+    describe,
+    supports_all,
+)
+from penstock.compilation.receipt import CopyReceipt
+from penstock.errors import (
+    Cancelled,
+    DriverError,
+    GeneralFailure,
+    MissedDeadline,
+    OutputInsufficientSize,
+)
+from penstock.execution.pools import execute_in_pools
+from penstock.hal import (
+    Device,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+)
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.builder import pack_strings
+from penstock.ir.model import unpack_strings
+from penstock.ir.types import is_static
+
+MAX_ATTEMPTS: Final = 8
+"""How often a step may answer "too small" before the runtime stops believing it."""
+
+FIRST_GUESS: Final = 4096
+"""Bytes given to an output of unknown shape at the first attempt."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one run has done so far; becomes its receipt."""
+
+    steps: list[tuple[PreparedStep, int, int | None, str | None, str | None]] = field(
+        default_factory=list
+    )
+    copies: list[CopyReceipt] = field(default_factory=list)
+    compiles: int = 0
+
+
+class StepRunner:
+    """Runs one prepared step, any number of times, from any thread."""
+
+    def __init__(
+        self,
+        prepared: PreparedStep,
+        devices: Mapping[str, Device],
+        config: PrepareConfig,
+        fallback: bool,
+    ) -> None:
+        self.prepared = prepared
+        step, entry = prepared.step, prepared.step.model.entry
+        self._inputs = tuple(
+            zip(step.inputs, (entry.operands[i] for i in entry.inputs), strict=True)
+        )
+        self._outputs = tuple(
+            zip(step.outputs, (entry.operands[i] for i in entry.outputs), strict=True)
+        )
+        capabilities = prepared.device.capabilities
+        self._pools_only = not capabilities.accepts_host_memory
+        self._private = not capabilities.shares_host_memory
+        self._static = all(
+            is_static(o.shape) and o.dtype is not DType.STRING for _, o in self._outputs
+        )
+        self._plain = self._static and not self._pools_only and not self._private
+        self._plain = self._plain and all(o.dtype is not DType.STRING for _, o in self._inputs)
+        self._fallback_allowed = fallback
+        self._devices, self._config = devices, config
+        self._fallback: PreparedStep | None = None
+        self._lock = threading.Lock()
+
+    def run(self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace) -> None:
+        """Reads its inputs from *values* (operand index -> array) and puts its outputs there.
+
+        Arrays already there for outputs are written in place; others are made here.
+        """
+        began = time.perf_counter_ns()
+        try:
+            result = self._execute(self.prepared, values, config, trace)
+        except (MissedDeadline, Cancelled):
+            raise
+        except DriverError as error:
+            self._run_fallback(values, config, trace, error, began)
+            return
+        trace.steps.append(
+            (self.prepared, time.perf_counter_ns() - began, result.timing.in_driver_ns, None, None)
+        )
+
+    def close(self) -> None:
+        """Closes the fall-back, if there is one."""
+        if self._fallback is not None:
+            self._fallback.prepared.close()
+
+    def _execute(
+        self,
+        prepared: PreparedStep,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+    ) -> ExecutionResult:
+        if self._plain:
+            request = Request(
+                tuple([HostMemory(values[i]) for i, _ in self._inputs]),
+                tuple([HostMemory(self._target(i, o, values)) for i, o in self._outputs]),
+            )
+            return call_execute(prepared, request, config)
+        return self._execute_general(prepared, values, config, trace)
+
+    @staticmethod
+    def _target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
+        array = values.get(index)
+        if array is None:
+            array = values[index] = np.empty(operand.shape, operand.dtype.numpy)  # type: ignore[arg-type]  # static
+        return array
+
+    def _execute_general(
+        self,
+        prepared: PreparedStep,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+    ) -> ExecutionResult:
+        capabilities = prepared.device.capabilities
+        inputs = [
+            self._input(i, o, values, capabilities.shares_host_memory, trace)
+            for i, o in self._inputs
+        ]
+        sizes = [FIRST_GUESS] * len(self._outputs)
+        for _ in range(MAX_ATTEMPTS):
+            targets = [
+                self._target(i, o, values) if _sized(o) else np.empty(sizes[k], np.uint8)
+                for k, (i, o) in enumerate(self._outputs)
+            ]
+            request = Request(tuple(inputs), tuple(map(HostMemory, targets)))
+            try:
+                if capabilities.accepts_host_memory:
+                    result = call_execute(prepared, request, config)
+                else:
+                    result = execute_in_pools(prepared, request, config, trace.copies)
+            except OutputInsufficientSize as error:
+                sizes = self._grow(sizes, error)
+                continue
+            self._collect(targets, result, values)
+            return result
+        raise GeneralFailure(f"device {prepared.device.name} said 'too small' {MAX_ATTEMPTS} times")
+
+    @staticmethod
+    def _input(
+        index: int, operand: Operand, values: dict[int, NDArray], shared: bool, trace: Trace
+    ) -> HostMemory:
+        array = values[index]
+        if operand.dtype is DType.STRING:
+            return HostMemory(np.frombuffer(pack_strings(array), np.uint8), array.shape)
+        if not shared:
+            trace.copies.append(
+                CopyReceipt(array.nbytes, "host", "device", "the device shares no host memory")
+            )
+            array = array.copy()
+        return HostMemory(array)
+
+    def _grow(self, sizes: Sequence[int], error: OutputInsufficientSize) -> list[int]:
+        shapes = error.output_shapes
+        if len(shapes) != len(sizes) or all(ok for _, ok in shapes):
+            raise GeneralFailure(
+                "the driver said 'too small' without saying which output"
+            ) from error
+        grown = list(sizes)
+        for k, ((_, operand), (dimensions, enough)) in enumerate(
+            zip(self._outputs, shapes, strict=True)
+        ):
+            if enough:
+                continue
+            if _sized(operand):
+                raise GeneralFailure(
+                    f"output {operand.name!r} has the size the model declares"
+                ) from error
+            needed = int(np.prod(dimensions, dtype=np.int64)) * operand.dtype.numpy.itemsize
+            grown[k] = max(needed, 2 * sizes[k])
+        return grown
+
+    def _collect(
+        self, targets: Sequence[NDArray], result: ExecutionResult, values: dict[int, NDArray]
+    ) -> None:
+        for k, (index, operand) in enumerate(self._outputs):
+            if _sized(operand):
+                continue
+            if len(result.output_shapes) != len(targets):
+                raise GeneralFailure(
+                    f"the driver did not report the shape of output {operand.name!r}"
+                )
+            shape = result.output_shapes[k].dimensions
+            values[index] = _shaped(targets[k], operand, shape)
+
+    def _run_fallback(
+        self,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        error: DriverError,
+        began: int,
+    ) -> None:
+        prepared = self._prepare_fallback(trace)
+        if prepared is None:
+            raise error
+        result = self._execute_general(prepared, values, config, trace)
+        trace.steps.append(
+            (
+                prepared,
+                time.perf_counter_ns() - began,
+                result.timing.in_driver_ns,
+                self.prepared.device.name,
+                describe(error),
+            )
+        )
+
+    def _prepare_fallback(self, trace: Trace) -> PreparedStep | None:
+        device = self._devices.get(FALLBACK_DEVICE)
+        if not self._fallback_allowed or device is None or device is self.prepared.device:
+            return None
+        with self._lock:
+            if self._fallback is None:
+                step = self.prepared.step
+                if not supports_all(device, step):
+                    return None
+                prepared = call_driver(device, step, self._config)
+                self._fallback = PreparedStep(step, device, prepared, self.prepared.receipt)
+                trace.compiles += 1
+            return self._fallback
+
+
+def call_execute(
+    prepared: PreparedStep, request: Request, config: ExecutionConfig
+) -> ExecutionResult:
+    """`execute` with its contract enforced: whatever else a driver raises is a `GeneralFailure`."""
+    model: PreparedModel = prepared.prepared
+    try:
+        return model.execute(request, config)
+    except (DriverError, Cancelled):
+        raise
+    except Exception as error:
+        raise GeneralFailure(
+            f"device {prepared.device.name} failed in execute: {error!r}"
+        ) from error
+
+
+def _sized(operand: Operand) -> bool:
+    return is_static(operand.shape) and operand.dtype is not DType.STRING
+
+
+def _shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:
+    if operand.dtype is DType.STRING:
+        return unpack_strings(memoryview(flat).toreadonly(), shape)
+    dtype = operand.dtype.numpy
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if nbytes > flat.nbytes:
+        raise GeneralFailure(
+            f"output {operand.name!r} of shape {shape} does not fit the memory it was given"
+        )
+    return flat[:nbytes].view(dtype).reshape(shape)

@@ -1,0 +1,172 @@
+"""One compiled form of a model, for one set of input shapes: everything a run needs, worked out before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.compilation.compilation import Compilation
+from penstock.errors import MissedDeadlinePersistent
+from penstock.execution.state import State
+from penstock.execution.step import StepRunner, Trace
+from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
+from penstock.ir import NDArray
+from penstock.ir.types import is_static
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a temporary of known size lies in an arena."""
+
+    operand: int
+    offset: int
+    nbytes: int
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+
+
+class Variant:
+    """Runs a `Compilation`. Thread-safe: each run works in an arena of its own."""
+
+    def __init__(
+        self,
+        compilation: Compilation,
+        devices: Mapping[str, Device],
+        config: PrepareConfig,
+        allow_fallback: bool,
+    ) -> None:
+        plan = compilation.plan
+        self.compilation = compilation
+        self.model = plan.model
+        entry = self.model.entry
+        self._runners = tuple(
+            StepRunner(s, devices, config, allow_fallback) for s in compilation.steps
+        )
+        self._inputs = entry.ordinary_inputs
+        self.outputs = entry.ordinary_outputs
+        self._constants = {
+            i: self.model.constant(entry.operands[i])
+            for i in set(self.outputs)
+            if entry.operands[i].is_constant
+        }
+        self._forwarded = frozenset(i for i in self.outputs if i in entry.inputs)
+        self._states = entry.states
+        self._slots = tuple(
+            _Slot(i, offset, nbytes, entry.operands[i].dtype.numpy, shape)
+            for i, (offset, nbytes) in plan.temporaries.offsets.items()
+            if is_static(shape := entry.operands[i].shape) and shape is not None
+        )
+        self._arena_size = plan.temporaries.nbytes
+        self._arenas: list[dict[int, NDArray]] = []
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+        state: State | None,
+        config: ExecutionConfig,
+        trace: Trace,
+    ) -> list[NDArray]:
+        """The ordinary outputs, in order; *inputs* and *out* are in the model's order.
+
+        With state ports *state* is needed; it is locked for the run and changed only by success.
+        """
+        if state is None or not self._states:
+            return self._run(inputs, out, None, config, trace)
+        with state.lock:
+            return self._run(inputs, out, state, config, trace)
+
+    def close(self) -> None:
+        """Closes the prepared models; twice is harmless."""
+        for runner in self._runners:
+            runner.close()
+        self.compilation.close()
+
+    def _run(
+        self,
+        inputs: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+        state: State | None,
+        config: ExecutionConfig,
+        trace: Trace,
+    ) -> list[NDArray]:
+        values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
+        if out is not None:
+            values.update({i: a for i, a in zip(self.outputs, out, strict=True) if a is not None})
+        if state is not None:
+            values.update(
+                {p.input: state.get(p.variable) for p in self._states if p.input is not None}
+            )
+        arena = self._take_arena() if self._slots else None
+        if arena is not None:
+            values.update(arena)
+        try:
+            for runner in self._runners:
+                if config.cancel is not None:
+                    config.cancel.check()
+                if config.deadline_ns is not None:
+                    check_deadline(config.deadline_ns)
+                runner.run(values, config, trace)
+        finally:
+            if arena is not None:
+                self._arenas.append(arena)
+        results = [self._result(i, k, values, out) for k, i in enumerate(self.outputs)]
+        if state is not None:
+            state.replace(
+                {
+                    p.variable: self._owned(p.output, values)
+                    for p in self._states
+                    if p.output is not None
+                }
+            )
+        return results
+
+    def _result(
+        self,
+        operand: int,
+        position: int,
+        values: dict[int, NDArray],
+        out: Sequence[NDArray | None] | None,
+    ) -> NDArray:
+        """An array the caller owns: inputs, constants and repeated outputs are copied out."""
+        given = out[position] if out is not None else None
+        if operand in self._constants or operand in self._forwarded:
+            source = self._constants[operand] if operand in self._constants else values[operand]
+            if given is None:
+                return np.array(source)
+            np.copyto(given, source)
+            return given
+        result = values[operand]
+        if given is not None and given is not result:
+            np.copyto(given, result)
+            return given
+        return result if self.outputs.index(operand) == position else np.array(result)
+
+    def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
+        """A state value apart from what the caller gets or gave."""
+        value = values[operand]
+        shared = operand in self.outputs or operand in self.model.entry.inputs
+        return np.array(value) if shared else value
+
+    def _take_arena(self) -> dict[int, NDArray]:
+        with self._lock:
+            if self._arenas:
+                return self._arenas.pop()
+        block = np.empty(self._arena_size, np.uint8)
+        return {
+            s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)
+            for s in self._slots
+        }
+
+
+def deadline_of(timeout: float | None, now_ns: int) -> int | None:
+    """A monotonic deadline *timeout* seconds from now; `MissedDeadlinePersistent` for none left."""
+    if timeout is None:
+        return None
+    if timeout <= 0:
+        raise MissedDeadlinePersistent(f"a timeout of {timeout} s leaves no time")
+    return now_ns + int(timeout * 1e9)

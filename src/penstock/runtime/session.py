@@ -1,0 +1,184 @@
+"""The composition root: `compile` puts the four stages together."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import knobs
+from penstock.compilation.compilation import FALLBACK_DEVICE, compile_plan
+from penstock.errors import InputError, NotAvailable
+from penstock.execution.compiled import CompiledModel
+from penstock.execution.interface import Interface, interface_of
+from penstock.execution.outputs import find_name
+from penstock.execution.variant import Variant, deadline_of
+from penstock.hal import (
+    PREFERENCES,
+    PRIORITIES,
+    CancelToken,
+    Device,
+    Preference,
+    PrepareConfig,
+    Priority,
+    ProgressCallback,
+)
+from penstock.ir import Model, infer_shapes
+from penstock.loaders.registry import Source, load
+from penstock.partitioning.place import place
+from penstock.partitioning.policy import Policy
+from penstock.runtime.manager import DeviceInfo, manager
+from penstock.runtime.threads import allowed_threads
+
+
+def compile_model(
+    model: Model | Source,
+    devices: Sequence[str | DeviceInfo | Device] | None = None,
+    preference: Preference = "fast_single_answer",
+    priority: Priority = "medium",
+    timeout: float | None = None,
+    cancel: CancelToken | None = None,
+    num_threads: int | None = None,
+    signature: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    cache: object = True,
+    policy: Policy | None = None,
+    isolate: bool | None = None,
+    tune: bool = False,
+    progress: ProgressCallback | None = None,
+) -> CompiledModel:
+    """Loads if need be, partitions, compiles.
+
+    *model* is a Model or anything `load` takes. *devices* None takes every usable one; a list of
+    names, DeviceInfo or Device objects, in order of preference, places on these only. *timeout* is in
+    seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity and
+    OMP_NUM_THREADS allow. *signature* chooses an entry point and its names; *shapes* maps input
+    names to full shapes, which replace the model's. *cache*, *isolate* and *tune* have no feature behind
+    them yet and take their defaults only (also False, which asks for nothing).
+
+    Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument,
+    `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
+    `Cancelled`, `DriverError` where a driver failed and nothing could take its place, `NotAvailable`
+    for a feature still to come.
+    """
+    arguments = _Arguments(
+        devices, preference, priority, num_threads, signature, shapes, policy or Policy()
+    )
+    _refuse_unavailable(cache, isolate, tune)
+    if preference not in PREFERENCES:
+        raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
+    if priority not in PRIORITIES:
+        raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
+    if num_threads is not None and num_threads < 1:
+        raise InputError(f"num_threads is {num_threads}; at least 1 is needed")
+    deadline_ns = deadline_of(timeout, time.monotonic_ns())
+    loaded = model if isinstance(model, Model) else load(model)
+    if signature is not None:
+        loaded = loaded.signature_model(signature)
+    return _Session(loaded, arguments, deadline_ns, cancel, progress).compile()
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """What a recipe keeps: everything that decides the result of a compile."""
+
+    devices: Sequence[str | DeviceInfo | Device] | None
+    preference: Preference
+    priority: Priority
+    num_threads: int | None
+    signature: str | None
+    shapes: Mapping[str, Sequence[int]] | None
+    policy: Policy
+
+
+class _Session:
+    """One call of `compile_model`, and the compiles for further shapes that its model needs later."""
+
+    def __init__(
+        self,
+        model: Model,
+        arguments: _Arguments,
+        deadline_ns: int | None,
+        cancel: CancelToken | None,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self.model, self.arguments = model, arguments
+        self.chosen = manager.choose(arguments.devices)
+        self.interface = interface_of(model, arguments.signature)
+        self.config = PrepareConfig(
+            preference=arguments.preference,
+            priority=arguments.priority,
+            deadline_ns=deadline_ns,
+            accuracy=arguments.policy.accuracy,
+            num_threads=allowed_threads(arguments.num_threads),
+            progress=progress,
+            cancel=cancel,
+        )
+
+    def compile(self) -> CompiledModel:
+        shapes = _shapes_by_position(self.interface, self.arguments.shapes)
+        base = self._variant(shapes, self.config)
+        # Later shapes are compiled inside runs, which have deadlines and cancel tokens of their own.
+        later = _for_later(self.config)
+        interface = interface_of(base.model, self.arguments.signature)
+        return CompiledModel(
+            interface,
+            base,
+            lambda full: self._variant({**shapes, **full}, later),
+            (_recompile, (self.model, self.arguments)),
+        )
+
+    def _variant(self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig) -> Variant:
+        model = infer_shapes(self.model, shapes)
+        policy = self.arguments.policy
+        plan = place(model, self.chosen, policy, self.arguments.preference)
+        allow = policy.allow_fallback and knobs.allow_fallback()
+        devices = {d.name: d for d in self.chosen}
+        fallback = manager.by_name(FALLBACK_DEVICE) if self.arguments.devices is None else None
+        if allow and fallback is not None:
+            devices.setdefault(FALLBACK_DEVICE, fallback)
+        compilation = compile_plan(plan, devices, config, allow_fallback=allow)
+        return Variant(compilation, devices, _for_later(config), allow)
+
+
+def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:
+    return _Session(model, arguments, None, None, None).compile()
+
+
+def _for_later(config: PrepareConfig) -> PrepareConfig:
+    """*config* without what belonged to one call: deadline, progress, cancellation."""
+    return PrepareConfig(
+        preference=config.preference,
+        priority=config.priority,
+        accuracy=config.accuracy,
+        num_threads=config.num_threads,
+        options=config.options,
+    )
+
+
+def _shapes_by_position(
+    interface: Interface, shapes: Mapping[str, Sequence[int]] | None
+) -> dict[int, tuple[int, ...]]:
+    result: dict[int, tuple[int, ...]] = {}
+    for name, shape in (shapes or {}).items():
+        try:
+            dimensions = tuple(operator.index(d) for d in shape)
+        except TypeError:
+            dimensions = (-1,)
+        if any(d < 0 for d in dimensions):
+            raise InputError(f"shape {shape!r} of input {name!r} must be whole numbers, 0 or more")
+        result[interface.input_positions[find_name(name, interface.input_names, "input")]] = (
+            dimensions
+        )
+    return result
+
+
+def _refuse_unavailable(cache: Any, isolate: bool | None, tune: bool) -> None:
+    if cache is not True and cache is not False and cache is not None:
+        raise NotAvailable("cache directories are not available yet; leave cache at its default")
+    if isolate:
+        raise NotAvailable("isolated drivers are not available yet; leave isolate at its default")
+    if tune:
+        raise NotAvailable("measured placement is not available yet; leave tune at its default")

@@ -1,0 +1,41 @@
+"""How many threads this process may use."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from penstock import knobs
+
+
+def allowed_threads(argument: int | None = None) -> int:
+    """*argument*, else the knob `num_threads`, else `OMP_NUM_THREADS`, bounded by CPU affinity and by
+    the cgroup's CPU quota (cgroup v2 `cpu.max`); at least 1.
+    """
+    if argument is not None:
+        return max(1, argument)
+    if (knob := knobs.num_threads()) > 0:
+        return knob
+    limit = _affinity()
+    if (quota := _cgroup_quota()) is not None:
+        limit = min(limit, max(1, math.ceil(quota)))
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if first.isdigit() and int(first) > 0:
+        limit = min(limit, int(first))
+    return limit
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def _cgroup_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+    """CPUs of quota per period; None without a limit."""
+    try:
+        quota, period = path.read_text("ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import penstock
+
+ENGINES = ("openvino", "onnxruntime", "ai_edge_litert", "llvmlite", "typer", "rich", "PIL")
+
+
+def test_every_public_name_is_what_the_facade_bound() -> None:
+    bound = {name: getattr(penstock, name) for name in penstock.__all__}
+    for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert {name: getattr(penstock, name) for name in penstock.__all__} == bound
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(penstock) == sorted(penstock.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(penstock, "compiled")
+
+
+def test_import_loads_no_engine_and_no_driver() -> None:
+    code = (
+        "import sys, penstock;"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in "
+        f"{ENGINES!r} or m.startswith(('penstock.drivers', 'penstock.cli', 'numpy'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_compiling_loads_neither_the_command_line_nor_pictures() -> None:
+    code = (
+        "import sys, penstock; penstock.compile, penstock.load, penstock.devices();"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('typer', 'rich', 'PIL')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
