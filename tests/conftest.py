@@ -16,8 +16,12 @@ IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 # A time limit per example would fail on a loaded machine; scripts/test bounds the whole run instead.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None, print_blob=True)
-settings.register_profile("soak", settings.get_profile("default"), max_examples=10_000, print_blob=True)
+settings.register_profile(
+    "ci", settings.get_profile("default"), derandomize=True, database=None, print_blob=True
+)
+settings.register_profile(
+    "soak", settings.get_profile("default"), max_examples=10_000, print_blob=True
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "default"))
 
 
@@ -57,7 +61,7 @@ def open_descriptors() -> set[tuple[int, str]]:
     found = set()
     for entry in directory.iterdir():
         try:
-            found.add((int(entry.name), os.readlink(entry)))
+            found.add((int(entry.name), str(entry.readlink())))
         except OSError:  # the descriptor that listed the directory is closed by now
             continue
     return found
