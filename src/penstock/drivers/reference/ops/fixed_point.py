@@ -1,0 +1,97 @@
+"""TFLite's fixed-point arithmetic: real multipliers as 31-bit mantissas and shifts (NNAPI section 8.1).
+
+A multiplier m is mantissa / 2**31 * 2**shift with 2**30 <= mantissa < 2**31. Scaling an integer by it
+rounds twice: to the nearest after the multiplication (halves up), and to the nearest after the right
+shift (halves away from zero); this is gemmlowp's arithmetic, and what TFLite's reference kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.ir import NDArray
+
+INT32_MAX: Final = 2**31 - 1
+INT32_MIN: Final = -(2**31)
+
+
+def quantize_multiplier(real: float) -> tuple[int, int]:
+    """(mantissa, shift) of a multiplier >= 0; those under 2**-32 become (0, 0)."""
+    if real == 0.0:
+        return 0, 0
+    fraction, shift = math.frexp(real)
+    mantissa = int(round_half_away(fraction * 2**31))
+    if mantissa == 2**31:
+        mantissa //= 2
+        shift += 1
+    return (0, 0) if shift < -31 else (mantissa, shift)
+
+
+def quantize_multipliers(reals: Sequence[float] | NDArray) -> tuple[NDArray, NDArray]:
+    """`quantize_multiplier` of each: (mantissas, shifts), int64 arrays."""
+    pairs = [quantize_multiplier(float(real)) for real in reals]
+    mantissas, shifts = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(mantissas, np.int64), np.array(shifts, np.int64)
+
+
+def round_half_away(real: float) -> float:
+    """To the nearest integer, halves away from zero: C's round(), which Python and NumPy do not have."""
+    return math.copysign(math.floor(abs(real) + 0.5), real) if abs(real) < 2**52 else real
+
+
+def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:
+    """a * b / 2**31 to the nearest, halves up, for int32 values in int64 arrays.
+
+    The product of two -2**31 saturates to 2**31 - 1.
+    """
+    product: NDArray = np.multiply(a, b, dtype=np.int64)
+    product += 1 << 30
+    product >>= 31
+    return np.minimum(product, INT32_MAX, out=product)
+
+
+def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
+    """x / 2**exponent to the nearest, halves away from zero; *x* is an int64 array, *exponent* >= 0."""
+    # Half of the divisor, less one for negative x: -1 >> 63 is the sign, and 1 << e >> 1 is 0 for e = 0,
+    # where there is nothing to round.
+    exponent = np.asarray(exponent, np.int64)
+    half = (np.int64(1) << exponent) >> 1
+    result: NDArray = x + half
+    result += (x >> 63) & -(half > 0).astype(np.int64)
+    result >>= exponent
+    return result
+
+
+def multiply_by_quantized_multiplier(
+    x: NDArray, mantissa: NDArray | int, shift: NDArray | int
+) -> NDArray:
+    """The int32 values *x* times a quantised multiplier, as int64; multiplier and shift broadcast.
+
+    Left shifts wrap at 32 bits.
+    """
+    shift = np.asarray(shift, np.int64)
+    left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
+    wide = np.asarray(x, np.int64)
+    if left.any():
+        wide = (wide << left).astype(np.int32).astype(np.int64)
+    return rounding_divide_by_pot(saturating_rounding_doubling_high_mul(wide, mantissa), right)
+
+
+def multiply_wide_by_quantized_multiplier(
+    x: NDArray, mantissa: NDArray | int, shift: NDArray | int
+) -> NDArray:
+    """The 64-bit accumulators *x* (under 2**47) times a quantised multiplier, as int64.
+
+    Kernels with 64-bit accumulators reduce the mantissa to 16 bits and round once, halves up.
+    """
+    mantissa = np.asarray(mantissa, np.int64)
+    reduced = np.where(mantissa < 0x7FFF0000, (mantissa + (1 << 15)) >> 16, 0x7FFF)
+    total = 15 - np.asarray(shift, np.int64)
+    result: NDArray = np.asarray(x, np.int64) * reduced
+    result += np.int64(1) << (total - 1)
+    result >>= total
+    return result

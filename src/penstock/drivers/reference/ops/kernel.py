@@ -1,0 +1,117 @@
+"""The contract between the reference driver and its operations.
+
+An operation has a *builder*, registered under its row of the operation table. The builder looks at
+one `Site` (an operation in its place in a model), prepares whatever does not depend on the run, and
+returns a `Kernel`; or it raises `Unsupported`, and its reason becomes the driver's refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from penstock.errors import PenstockError
+from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization
+
+Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
+"""Computes one operation: the arrays of its inputs (None for an omitted one; constants are given too)
+to fresh arrays of its outputs, in their true shapes. An output may be an input, or a view of one,
+where the values are the same; inputs are never written. Stateless, and safe from any thread."""
+
+Builder: TypeAlias = "Callable[[Site], Kernel]"
+
+
+class Unsupported(PenstockError):
+    """The reference driver does not compute this operation as it stands here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One operation in its place.
+
+    *inputs* has None for an omitted optional input; optional inputs missing at the end may be
+    missing here too. *values* gives the value of a constant input by its position, None for others.
+    """
+
+    operation: Operation
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    values: Callable[[int], NDArray | None]
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.operation.attributes
+
+    def has(self, index: int) -> bool:
+        """Whether input *index* is given."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def input(self, index: int) -> Operand:
+        """Input *index*; `Unsupported` where it is omitted."""
+        operand = self.inputs[index] if index < len(self.inputs) else None
+        if operand is None:
+            raise Unsupported(f"{self.operation.type} without input {index}")
+        return operand
+
+    def output(self, index: int = 0) -> Operand:
+        """Output *index*; `Unsupported` where there is none."""
+        if index >= len(self.outputs):
+            raise Unsupported(f"{self.operation.type} without output {index}")
+        return self.outputs[index]
+
+    def constant(self, index: int) -> NDArray | None:
+        """The value of input *index* where it is a constant, None where a run brings it or it is omitted."""
+        return self.values(index) if self.has(index) else None
+
+    def required_constant(self, index: int, name: str) -> NDArray:
+        """The value of input *index*; `Unsupported` unless it is a constant."""
+        value = self.constant(index)
+        if value is None:
+            raise Unsupported(f"{self.operation.type} whose {name} is not a constant")
+        return value
+
+    def unsupported_types(self) -> Unsupported:
+        """The refusal of this combination of types, to raise."""
+        given = ", ".join("-" if o is None else o.dtype.value for o in self.inputs)
+        written = ", ".join(o.dtype.value for o in self.outputs)
+        return Unsupported(f"{self.operation.type} of ({given}) -> ({written})")
+
+
+def tensor_quantization(operand: Operand, role: str) -> Quantization:
+    """The scale and zero point of an operand that must have one pair; `Unsupported` where it has none or many."""
+    quantization = operand.quantization
+    if quantization is None or len(quantization.scales) != 1:
+        raise Unsupported(f"{role} of type {operand.dtype.value} without one scale and zero point")
+    return quantization
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raises `Unsupported` with *reason* unless *condition* holds."""
+    if not condition:
+        raise Unsupported(reason)
+
+
+KERNELS: Final[dict[str, Builder]] = {}
+"""Builders by row of the operation table (`Operation.key`)."""
+
+
+def kernel(*keys: str) -> Callable[[Builder], Builder]:
+    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>)."""
+
+    def register(builder: Builder) -> Builder:
+        for key in keys:
+            if key in KERNELS:
+                raise ValueError(f"{key} has a builder already")
+            KERNELS[key] = builder
+        return builder
+
+    return register
+
+
+def build(site: Site) -> Kernel:
+    """The kernel of *site*; `Unsupported` with the reason where there is none."""
+    builder = KERNELS.get(site.operation.key)
+    if builder is None:
+        raise Unsupported(f"the reference driver has no {site.operation.key}")
+    return builder(site)
