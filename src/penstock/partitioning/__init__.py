@@ -1,0 +1,6 @@
+"""The partition stage: decides who runs what. Pure functions from model, devices and policy to a plan."""
+
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.policy import Policy
+
+__all__ = ["ExecutionPlan", "ExecutionStep", "Placement", "Policy"]

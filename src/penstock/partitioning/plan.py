@@ -1,0 +1,107 @@
+"""`ExecutionPlan`: the partition stage's value. Who runs what, in which order, and why nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from penstock.hal import AccuracyClass
+from penstock.ir import Model
+from penstock.memory.arena import ArenaLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one operation runs.
+
+    *index* counts the operations of the planned model's entry subgraph; *name* is
+    `Subgraph.operation_name`. *reasons* says, for every device that did not get it, why;
+    *accuracy* is the class that *device* declares for it.
+    """
+
+    index: int
+    type: str
+    name: str
+    device: str
+    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
+    accuracy: AccuracyClass = "faithful"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reasons", MappingProxyType(dict(self.reasons)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.index, self.type, self.name, self.device, dict(self.reasons), self.accuracy)
+        return Placement, fields
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionStep:
+    """A partition with its boundary: the *operations* (indexes into the planned model's entry
+    subgraph) that *device* runs as one *model*.
+
+    *inputs* and *outputs* give, for each of the step model's entry inputs and outputs (state ports
+    included) in order, the operand of the planned model's entry subgraph that it stands for. No operand
+    is listed twice, and every output is computed by an operation of the step.
+    """
+
+    index: int
+    device: str
+    operations: tuple[int, ...]
+    model: Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """How *model* runs on *devices* (NNAPI section 4.4).
+
+    *devices* are the names that were considered, in the order of placement. The *steps* run one after
+    another; each finds its inputs among the model's inputs and what earlier steps wrote.
+    *operations* has one `Placement` for each operation of the entry subgraph. *temporaries* gives a
+    place to each operand that one step writes and a later one reads, save entry outputs.
+
+    A step that would compute nothing that is read is left out; its operations stand in *operations*
+    all the same.
+    """
+
+    model: Model
+    devices: tuple[str, ...]
+    steps: tuple[ExecutionStep, ...]
+    operations: tuple[Placement, ...]
+    temporaries: ArenaLayout
+
+    @property
+    def forwards(self) -> tuple[tuple[int, int], ...]:
+        """(position among the entry outputs, operand) of each output, state outputs included, that no
+        operation computes: it is an input or a constant, and whoever runs the plan passes it on.
+        """
+        entry = self.model.entry
+        computed = {o for operation in entry.operations for o in operation.outputs}
+        return tuple((k, i) for k, i in enumerate(entry.outputs) if i not in computed)
+
+    def show(self) -> str:
+        """The plan as text: one line a step, then what was refused, by device and reason."""
+        from penstock.partitioning.show import show_plan
+
+        return show_plan(self)
+
+    def summary(self) -> str:
+        """The plan in one line, without a line end."""
+        from penstock.partitioning.show import summarize_plan
+
+        return summarize_plan(self)
+
+    def to_json(self) -> str:
+        """The plan as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`."""
+        from penstock.partitioning.show import plan_to_json
+
+        return plan_to_json(self)
+
+    def to_dot(self) -> str:
+        """The plan as a Graphviz digraph: a node a step, an edge an operand."""
+        from penstock.partitioning.show import plan_to_dot
+
+        return plan_to_dot(self)

@@ -1,0 +1,143 @@
+"""`Policy`: what the caller demands of a plan and of the runs made with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from penstock.errors import InputError
+from penstock.hal import AccuracyClass
+
+PlacementRule: TypeAlias = Literal["cost", "nnapi"]
+WhileCompiling: TypeAlias = Literal["wait", "reference"]
+Constraint: TypeAlias = Mapping[str, "str | Collection[str]"]
+
+ANY_OPERATION: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Demands on placement and on runs; immutable, comparable, and it pickles.
+
+    *placement* chooses the rule that spreads operations over devices. Both names mean the same rule in
+    this version, NNAPI's local greedy one (NNAPI section 4.3): "cost" does not count transfers between
+    devices, nor measure anything.
+
+    *accuracy* is the class every operation's device must meet. *require* and *forbid* map an operation
+    type (also `CUSTOM:<code>`), an operation's name or `"*"` to a device name or several: an
+    operation runs only on devices that the most specific matching entry of *require* lists (name before
+    type before `"*"`), and on none that any matching entry of *forbid* lists.
+
+    *min_coverage* is the share of operations, 0 to 1, that must not be on the device "reference".
+    *max_partitions* bounds the steps of a plan (None: no bound); *min_partition_size* is the
+    fewest operations that a step on any device but "reference" may have. *allow_fallback* lets "reference"
+    repeat what another device failed to compile or to run.
+
+    *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or
+    an int for the first so many runs. *while_compiling* says what a run does that comes before the
+    compile is done.
+
+    Raises `InputError` for a value outside these rules.
+    """
+
+    placement: PlacementRule = "cost"
+    accuracy: AccuracyClass = "faithful"
+    require: Constraint = field(default_factory=dict, hash=False)
+    forbid: Constraint = field(default_factory=dict, hash=False)
+    min_coverage: float = 0.0
+    allow_fallback: bool = True
+    max_partitions: int | None = None
+    min_partition_size: int = 1
+    shadow: float = 0.0
+    while_compiling: WhileCompiling = "wait"
+
+    def __post_init__(self) -> None:
+        _choice("placement", self.placement, get_args(PlacementRule))
+        _choice("accuracy", self.accuracy, get_args(AccuracyClass))
+        _choice("while_compiling", self.while_compiling, get_args(WhileCompiling))
+        if not isinstance(self.allow_fallback, bool):
+            raise InputError(
+                f"policy allow_fallback must be true or false, not {self.allow_fallback!r}"
+            )
+        _share("min_coverage", self.min_coverage)
+        if self.max_partitions is not None:
+            _count("max_partitions", self.max_partitions, 1)
+        _count("min_partition_size", self.min_partition_size, 1)
+        if isinstance(self.shadow, int):
+            _count("shadow", self.shadow, 0)
+        else:
+            _share("shadow", self.shadow)
+        object.__setattr__(self, "require", _constraint("require", self.require))
+        object.__setattr__(self, "forbid", _constraint("forbid", self.forbid))
+
+    def required(self, kinds: Collection[str], name: str) -> tuple[str, ...] | None:
+        """The devices that an operation of these type names and this name must run on one of; None: any."""
+        for key in (name, *kinds, ANY_OPERATION):
+            if key in self.require:
+                return _names(self.require[key])
+        return None
+
+    def forbidden(self, kinds: Collection[str], name: str) -> frozenset[str]:
+        """The devices that such an operation must not run on."""
+        matching = (self.forbid.get(key, ()) for key in (name, *kinds, ANY_OPERATION))
+        return frozenset(device for names in matching for device in _names(names))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Policy, (
+            self.placement,
+            self.accuracy,
+            dict(self.require),
+            dict(self.forbid),
+            self.min_coverage,
+            self.allow_fallback,
+            self.max_partitions,
+            self.min_partition_size,
+            self.shadow,
+            self.while_compiling,
+        )
+
+
+def _names(value: str | Collection[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _choice(label: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"policy {label} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _share(label: str, value: object) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return
+    raise InputError(f"policy {label} must be a number from 0 to 1, not {value!r}")
+
+
+def _count(label: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InputError(f"policy {label} must be an integer of at least {least}, not {value!r}")
+
+
+def _constraint(label: str, value: object) -> Mapping[str, tuple[str, ...]]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"policy {label} must map operations to device names, not {value!r}")
+    parsed: dict[str, tuple[str, ...]] = {}
+    for key, devices in value.items():
+        if not isinstance(key, str) or not key:
+            raise InputError(
+                f"policy {label}: {key!r} is not an operation type, an operation name or '*'"
+            )
+        parsed[key] = _device_names(f"policy {label}[{key!r}]", devices)
+    return MappingProxyType(parsed)
+
+
+def _device_names(label: str, devices: object) -> tuple[str, ...]:
+    names = (devices,) if isinstance(devices, str) else devices
+    if (
+        not isinstance(names, Collection)
+        or not names
+        or not all(isinstance(n, str) and n for n in names)
+    ):
+        raise InputError(f"{label} must be a device name or several, not {devices!r}")
+    return tuple(dict.fromkeys(sorted(names) if isinstance(names, Set) else names))
