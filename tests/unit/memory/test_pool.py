@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from penstock.errors import ClosedError, InputError, ResourceExhaustedTransient
+from penstock.memory import MemoryPool, live_mappings
+from penstock.memory.pool import MAX_POOL_BYTES
+
+
+def test_a_pool_is_zero_and_its_views_share_it() -> None:
+    with MemoryPool.anonymous(48) as pool:
+        first = pool.view(np.float32, (3, 4))
+        assert first.shape == (3, 4)
+        assert not first.any()
+        first[:] = 1.5
+        assert pool.view("float32", 12).tolist() == [1.5] * 12
+        assert pool.view(np.float32, (2,), offset=40).tolist() == [1.5, 1.5]
+        assert pool.nbytes == 48
+
+
+def test_the_memory_of_a_pool_is_its_message_form() -> None:
+    with MemoryPool.anonymous(10) as pool:
+        memory = pool.memory
+        assert (memory.name, memory.size) == ("ashmem", 10)
+        assert os.fstat(memory.handle).st_size == 10
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset"),
+    [((13,), 0), ((3, 5), 0), ((12,), 1), ((1,), -4), ((-1,), 0), ((2**62, 8), 0)],
+)
+def test_a_view_that_does_not_fit_is_refused(shape: tuple[int, ...], offset: int) -> None:
+    with MemoryPool.anonymous(48) as pool, pytest.raises(InputError, match="does not fit"):
+        pool.view(np.float32, shape, offset)
+
+
+def test_a_view_of_objects_is_refused() -> None:
+    with MemoryPool.anonymous(48) as pool, pytest.raises(InputError, match="Python objects"):
+        pool.view(object, 1)
+
+
+@pytest.mark.parametrize("nbytes", [-1, MAX_POOL_BYTES + 1])
+def test_sizes_out_of_range_are_refused(nbytes: int) -> None:
+    with pytest.raises(InputError, match=str(nbytes)):
+        MemoryPool.anonymous(nbytes)
+
+
+def test_close_is_idempotent_and_every_use_after_it_is_named() -> None:
+    pool = MemoryPool.anonymous(8)
+    pool.close()
+    pool.close()
+    for use in (
+        lambda: pool.memory,
+        lambda: pool.nbytes,
+        lambda: pool.view(np.uint8, 1),
+    ):
+        with pytest.raises(ClosedError, match="after close"):
+            use()
+    assert repr(pool) == "MemoryPool(closed)"
+
+
+def test_views_outlive_the_pool_and_unmap_it_when_they_die() -> None:
+    gc.collect()
+    before = live_mappings()
+    pool = MemoryPool.anonymous(8)
+    view = pool.view(np.int32, 2)
+    fd = pool.memory.handle
+    pool.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    view[:] = 3
+    assert view.tolist() == [3, 3]
+    assert live_mappings() == before + 1
+    del view
+    assert live_mappings() == before
+
+
+def test_a_forgotten_pool_gives_its_descriptor_back() -> None:
+    fd = MemoryPool.anonymous(8).memory.handle
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seals are Linux's")
+def test_nobody_can_resize_a_pool() -> None:
+    with MemoryPool.anonymous(8) as pool:
+        for size in (0, 4, 9):
+            with pytest.raises(PermissionError):
+                os.ftruncate(pool.memory.handle, size)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_a_system_without_descriptors_is_resource_exhausted() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(used, 8), hard))
+    try:
+        pools = []
+        with pytest.raises(ResourceExhaustedTransient, match="no pool"):
+            for _ in range(64):
+                pools.append(MemoryPool.anonymous(8))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_pool_does_not_pickle() -> None:
+    with MemoryPool.anonymous(8) as pool, pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(pool)
+
+
+def test_threads_map_a_pool_once() -> None:
+    gc.collect()
+    before = live_mappings()
+    with MemoryPool.anonymous(1024) as pool:
+        barrier = threading.Barrier(4)
+
+        def use(index: int) -> None:
+            barrier.wait()
+            pool.view(np.uint8, 1024)[index] = index + 1
+
+        threads = [threading.Thread(target=use, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert pool.view(np.uint8, 4).tolist() == [1, 2, 3, 4]
+        assert live_mappings() == before + 1
+
+
+@given(st.integers(0, 5000), st.integers(0, 5100), st.sampled_from(["u1", "<f4", "<i8", "c16"]))
+def test_a_view_fits_exactly_when_its_bytes_do(nbytes: int, offset: int, kind: str) -> None:
+    with MemoryPool.anonymous(nbytes) as pool:
+        count = max(0, (nbytes - offset) // np.dtype(kind).itemsize)
+        if offset <= nbytes:
+            assert pool.view(kind, count, offset).size == count
+        with pytest.raises(InputError):
+            pool.view(kind, count + 1, offset)
