@@ -8,10 +8,12 @@ returns a `Kernel`; or it raises `Unsupported`, and its reason becomes the drive
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from penstock.errors import PenstockError
+from penstock.hal import ExecutionConfig
 from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization
 
 Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
@@ -26,6 +28,14 @@ class Unsupported(PenstockError):
     """The reference driver does not compute this operation as it stands here; the message says why."""
 
 
+EXECUTION: Final[ContextVar[ExecutionConfig]] = ContextVar("penstock_reference_execution")
+"""The configuration of the run under way, for kernels that loop; always set while one runs."""
+
+
+def _no_subgraphs(index: int) -> Kernel:
+    raise Unsupported(f"subgraph {index} is not at hand here")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """One operation in its place.
@@ -38,6 +48,8 @@ class Site:
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
     values: Callable[[int], NDArray | None]
+    subgraphs: Callable[[int], Kernel] = field(default=_no_subgraphs)
+    """The kernel of a referenced subgraph, by its index; `Unsupported` where one of its operations is."""
 
     @property
     def attributes(self) -> Attributes:
@@ -45,11 +57,12 @@ class Site:
 
     def has(self, index: int) -> bool:
         """Whether input *index* is given."""
-        return index < len(self.inputs) and self.inputs[index] is not None
+        operand = self.inputs[index] if index < len(self.inputs) else None
+        return operand is not None and operand.has_value
 
     def input(self, index: int) -> Operand:
         """Input *index*; `Unsupported` where it is omitted."""
-        operand = self.inputs[index] if index < len(self.inputs) else None
+        operand = self.inputs[index] if self.has(index) else None
         if operand is None:
             raise Unsupported(f"{self.operation.type} without input {index}")
         return operand

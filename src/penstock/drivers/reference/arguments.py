@@ -1,0 +1,122 @@
+"""Request arguments to arrays, and results back into the memory of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from penstock.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
+from penstock.hal import (
+    ExecutionResult,
+    HostMemory,
+    NoValue,
+    OutputShape,
+    PoolArgument,
+    Request,
+    RequestArgument,
+    Timing,
+)
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.builder import pack_strings
+from penstock.ir.model import unpack_strings
+from penstock.ir.types import is_static
+from penstock.memory import map_memory
+
+Regions = list[NDArray]
+"""The mapped pools of a request, as flat uint8 arrays."""
+
+
+@contextmanager
+def mapped_pools(request: Request) -> Iterator[Regions]:
+    """Maps every pool of *request* by its name for the time of the block."""
+    mappings = [map_memory(pool) for pool in request.pools]
+    try:
+        yield [m.array for m in mappings]
+    finally:
+        for mapping in mappings:
+            mapping.close()
+
+
+def bind_inputs(request: Request, operands: Sequence[Operand], regions: Regions) -> list[NDArray]:
+    """One array an input, viewing the caller's memory."""
+    return [_input(a, o, regions) for a, o in zip(request.inputs, operands, strict=True)]
+
+
+def deliver(
+    request: Request,
+    operands: Sequence[Operand],
+    results: Sequence[NDArray],
+    regions: Regions,
+    timing: Timing,
+) -> ExecutionResult:
+    """Writes *results* into the request's outputs.
+
+    Raises `OutputInsufficientSize`, before anything is written, when one of unknown shape does not fit.
+    """
+    flats = [
+        _flat(r) if o.dtype is DType.STRING else r for r, o in zip(results, operands, strict=True)
+    ]
+    pairs = list(zip(request.outputs, flats, strict=True))
+    enough = [_capacity(a, f) >= f.nbytes for a, f in pairs]
+    if not all(enough):
+        shapes = [(r.shape, ok) for r, ok in zip(results, enough, strict=True)]
+        raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
+    for argument, flat in pairs:
+        _write(argument, flat, regions)
+    if all(is_static(o.shape) and o.dtype is not DType.STRING for o in operands):
+        return ExecutionResult((), timing)
+    return ExecutionResult(tuple(OutputShape(r.shape) for r in results), timing)
+
+
+def _input(argument: RequestArgument, operand: Operand, regions: Regions) -> NDArray:
+    match argument:
+        case HostMemory(array, dimensions):
+            if operand.dtype is not DType.STRING:
+                return array
+            return unpack_strings(memoryview(array).toreadonly().cast("B"), dimensions or ())
+        case PoolArgument(place, dimensions):
+            shape = dimensions or operand.shape
+            if shape is None or not is_static(shape):
+                raise InvalidArgument(f"input {operand.name!r} has no complete shape")
+            full = tuple(d or 0 for d in shape)
+            data = regions[place.pool][place.offset : place.offset + place.length]
+            if operand.dtype is DType.STRING:
+                return unpack_strings(memoryview(data).toreadonly(), full)
+            return data.view(operand.dtype.numpy).reshape(full)
+        case NoValue():
+            return np.empty(0)
+    raise InvalidArgument("this device has no memory domains; a token means nothing to it")
+
+
+def _flat(strings: NDArray) -> NDArray:
+    return np.frombuffer(pack_strings(strings), np.uint8)
+
+
+def _capacity(argument: RequestArgument, result: NDArray) -> int:
+    match argument:
+        case HostMemory(array, _):
+            return array.nbytes
+        case PoolArgument(place, _):
+            return place.length
+        case NoValue():
+            return result.nbytes
+    raise InvalidArgument("this device has no memory domains; a token means nothing to it")
+
+
+def _write(argument: RequestArgument, result: NDArray, regions: Regions) -> None:
+    match argument:
+        case HostMemory(array, _):
+            if array.shape == result.shape and array.dtype == result.dtype:
+                np.copyto(array, result)
+            else:
+                _write_flat(array.reshape(-1).view(np.uint8), result)
+        case PoolArgument(place, _):
+            _write_flat(regions[place.pool][place.offset : place.offset + place.length], result)
+
+
+def _write_flat(target: NDArray, result: NDArray) -> None:
+    if result.nbytes > target.nbytes:
+        raise GeneralFailure(f"{result.nbytes} bytes of result for {target.nbytes} bytes of memory")
+    target[: result.nbytes] = np.ascontiguousarray(result).reshape(-1).view(np.uint8)

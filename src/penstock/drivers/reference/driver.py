@@ -1,0 +1,85 @@
+"""The reference device: every operation in NumPy, right before fast. It is the judge of the other
+drivers and the fall-back for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.drivers.reference.arguments import bind_inputs, deliver, mapped_pools
+from penstock.drivers.reference.ops.kernel import EXECUTION
+from penstock.drivers.reference.program import Program, compile_subgraph, refusals
+from penstock.errors import GeneralFailure
+from penstock.hal import (
+    Capabilities,
+    DeviceBase,
+    DeviceType,
+    ExecutionConfig,
+    ExecutionResult,
+    PrepareConfig,
+    PreparedModelBase,
+    Request,
+    Support,
+    Timing,
+    validate_prepare,
+    validate_request,
+)
+from penstock.ir import Model
+
+
+class ReferenceDevice(DeviceBase):
+    """One CPU, through NumPy. Every result is of the class `exact`."""
+
+    name = "reference"
+    version = f"1 (numpy {np.__version__})"
+    type = DeviceType.CPU
+    capabilities = Capabilities()
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return [
+            Support(supported=not reason, reason=reason, accuracy="exact")
+            for reason in refusals(model)
+        ]
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedReference:
+        validate_prepare(model, config)
+        if config.cancel is not None:
+            config.cancel.check()
+        for index, reason in enumerate(refusals(model)):
+            if reason:
+                operation = model.operations[index]
+                raise GeneralFailure(f"operation {index} ({operation.type}): {reason}")
+        return PreparedReference(model, compile_subgraph(model, model.main))
+
+
+class PreparedReference(PreparedModelBase):
+    """A program and the model it was made from."""
+
+    def __init__(self, model: Model, program: Program) -> None:
+        self._model, self._program = model, program
+        entry = model.entry
+        self._inputs = [entry.operands[i] for i in entry.inputs]
+        self._outputs = [entry.operands[i] for i in entry.outputs]
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        began = time.perf_counter_ns()
+        validate_request(self._model, request, config)
+        if not request.pools:
+            return self._execute(request, config, [], began)
+        with mapped_pools(request) as regions:
+            return self._execute(request, config, regions, began)
+
+    def _execute(
+        self, request: Request, config: ExecutionConfig, regions: list[np.ndarray], began: int
+    ) -> ExecutionResult:
+        inputs = bind_inputs(request, self._inputs, regions)
+        token = EXECUTION.set(config)
+        try:
+            results = self._program.run(inputs, config)
+        finally:
+            EXECUTION.reset(token)
+        elapsed = time.perf_counter_ns() - began
+        return deliver(request, self._outputs, results, regions, Timing(None, elapsed))

@@ -1,0 +1,156 @@
+"""Programs: the operations of a subgraph as kernels, in order, each freeing what nobody reads later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, Unsupported, build
+from penstock.errors import (
+    Cancelled,
+    DriverError,
+    GeneralFailure,
+    MissedDeadlineTransient,
+    PenstockError,
+)
+from penstock.hal import ExecutionConfig
+from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
+
+MAX_MESSAGE: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operation of a program: *frees* are the operands nobody reads after it."""
+
+    kernel: Kernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One subgraph, ready to run: constants by operand index, and its operations in order."""
+
+    constants: dict[int, NDArray]
+    instructions: tuple[Instruction, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, inputs: Sequence[NDArray], config: ExecutionConfig) -> list[NDArray]:
+        """The output arrays; they may view inputs or constants. Looks at deadline and cancellation
+        between operations.
+        """
+        values: dict[int, NDArray] = {
+            **self.constants,
+            **dict(zip(self.inputs, inputs, strict=True)),
+        }
+        interruptible = config.cancel is not None or config.deadline_ns is not None
+        for instruction in self.instructions:
+            if interruptible:
+                check_interrupts(config)
+            try:
+                results = instruction.kernel([values.get(i) for i in instruction.inputs])
+            except (DriverError, Cancelled):
+                raise
+            except (PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+                text = str(error)[:MAX_MESSAGE]
+                raise GeneralFailure(f"{instruction.place}: {text}") from error
+            values.update(zip(instruction.outputs, results, strict=True))
+            for index in instruction.frees:
+                del values[index]
+        return [values[i] for i in self.outputs]
+
+    def as_kernel(self) -> Kernel:
+        """The program as a kernel of whatever refers to its subgraph."""
+
+        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+            given = [a for a in inputs if a is not None]
+            return self.run(given, EXECUTION.get())
+
+        return run
+
+
+def check_interrupts(config: ExecutionConfig) -> None:
+    """Raises `Cancelled`, or `MissedDeadlineTransient` when time ran out while running."""
+    if config.cancel is not None:
+        config.cancel.check()
+    if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+        raise MissedDeadlineTransient("the deadline passed during the execution")
+
+
+def refusals(model: Model) -> list[str]:
+    """For each operation of the entry subgraph why it is not computed here; empty where it is."""
+    reasons: list[str] = []
+    for operation in model.operations:
+        try:
+            build(make_site(model, model.entry, operation))
+        except Unsupported as refusal:
+            reasons.append(str(refusal))
+        except PenstockError as error:
+            reasons.append(f"not computable as it stands: {error}")
+        else:
+            reasons.append("")
+    return reasons
+
+
+def compile_subgraph(model: Model, index: int) -> Program:
+    """The program of subgraph *index*; `Unsupported` naming the first operation that has no kernel."""
+    subgraph = model.subgraphs[index]
+    needed = {i for o in subgraph.operations for i in (*o.inputs, *o.outputs)} | set(
+        subgraph.outputs
+    )
+    constants = {
+        i: model.constant(subgraph.operands[i])
+        for i in sorted(needed)
+        if subgraph.operands[i].is_constant
+    }
+    frees = _frees(subgraph, constants)
+    instructions = tuple(
+        Instruction(
+            build(make_site(model, subgraph, operation)),
+            operation.inputs,
+            operation.outputs,
+            frees[at],
+            f"operation {at} ({operation.key}, {subgraph.operation_name(at)!r})",
+        )
+        for at, operation in enumerate(subgraph.operations)
+    )
+    return Program(constants, instructions, subgraph.inputs, subgraph.outputs)
+
+
+def make_site(model: Model, subgraph: Subgraph, operation: Operation) -> Site:
+    """*operation* as its builder sees it."""
+    operands = [subgraph.operands[i] for i in operation.inputs]
+
+    def value(position: int) -> NDArray | None:
+        operand: Operand = operands[position]
+        return model.constant(operand) if operand.is_constant else None
+
+    def nested(index: int) -> Kernel:
+        return compile_subgraph(model, index).as_kernel()
+
+    return Site(
+        operation,
+        tuple(o if o.has_value else None for o in operands),
+        tuple(subgraph.operands[i] for i in operation.outputs),
+        value,
+        nested,
+    )
+
+
+def _frees(subgraph: Subgraph, constants: dict[int, NDArray]) -> list[tuple[int, ...]]:
+    kept = set(subgraph.outputs) | set(constants)
+    last: dict[int, int] = {}
+    for at, operation in enumerate(subgraph.operations):
+        for index in (*operation.outputs, *operation.inputs):
+            if index not in kept and subgraph.operands[index].has_value:
+                last[index] = at
+    frees: list[list[int]] = [[] for _ in subgraph.operations]
+    for index, at in last.items():
+        frees[at].append(index)
+    return [tuple(f) for f in frees]
