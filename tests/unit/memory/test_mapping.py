@@ -34,7 +34,7 @@ def test_ashmem_shows_the_pool_and_writes_into_it() -> None:
 def test_mmap_fd_starts_at_any_offset(tmp_path: Path, offset: int) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(range(256)) * 40)
-    with open(path, "r+b") as file:
+    with path.open("r+b") as file:
         memory = Memory("mmap_fd", MappedFd(file.fileno(), offset), 300)
         with map_memory(memory) as mapping:
             assert bytes(mapping.array) == path.read_bytes()[offset : offset + 300]
@@ -44,7 +44,7 @@ def test_mmap_fd_starts_at_any_offset(tmp_path: Path, offset: int) -> None:
 
 def test_mmap_fd_without_write_protection_is_read_only(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"x" * 64)
-    with open(tmp_path / "data", "rb") as file:
+    with (tmp_path / "data").open("rb") as file:
         memory = Memory("mmap_fd", MappedFd(file.fileno(), 0, PROT_READ), 64)
         with map_memory(memory) as mapping:
             assert not mapping.array.flags.writeable
@@ -53,16 +53,20 @@ def test_mmap_fd_without_write_protection_is_read_only(tmp_path: Path) -> None:
 
 def test_a_plain_tuple_is_a_mapped_fd(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
-    with open(tmp_path / "data", "r+b") as file:
-        with map_memory(Memory("mmap_fd", (file.fileno(), 1, 3), 2)) as mapping:
-            assert bytes(mapping.array) == b"bc"
+    with (
+        (tmp_path / "data").open("r+b") as file,
+        map_memory(Memory("mmap_fd", (file.fileno(), 1, 3), 2)) as mapping,
+    ):
+        assert bytes(mapping.array) == b"bc"
 
 
 def test_ashmem_of_a_read_only_descriptor_is_mapped_read_only(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
-    with open(tmp_path / "data", "rb") as file:
-        with map_memory(Memory("ashmem", file.fileno(), 3)) as mapping:
-            assert not mapping.array.flags.writeable
+    with (
+        (tmp_path / "data").open("rb") as file,
+        map_memory(Memory("ashmem", file.fileno(), 3)) as mapping,
+    ):
+        assert not mapping.array.flags.writeable
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="seals are Linux's")
@@ -134,9 +138,11 @@ def test_refuses_a_handle_at_odds_with_its_size(
 
 def test_refuses_to_write_through_a_read_only_descriptor(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
-    with open(tmp_path / "data", "rb") as file:
-        with pytest.raises(GeneralFailure, match="Permission denied"):
-            map_memory(Memory("mmap_fd", MappedFd(file.fileno()), 3))
+    with (
+        (tmp_path / "data").open("rb") as file,
+        pytest.raises(GeneralFailure, match="Permission denied"),
+    ):
+        map_memory(Memory("mmap_fd", MappedFd(file.fileno()), 3))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes of this kind")

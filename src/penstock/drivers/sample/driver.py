@@ -1,0 +1,148 @@
+"""A small driver, to be read from top to bottom: a device, what it supports, and a prepared model.
+
+It sees pools only, as the drivers of NNAPI do, and maps them by name on every run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from penstock.drivers.sample.kernels import KERNELS, support
+from penstock.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    OutputInsufficientSize,
+)
+from penstock.hal import (
+    NO_TIMING,
+    Capabilities,
+    DeviceBase,
+    DeviceType,
+    ExecutionConfig,
+    ExecutionResult,
+    NoValue,
+    OutputShape,
+    PerformanceInfo,
+    PoolArgument,
+    PrepareConfig,
+    PreparedModelBase,
+    Request,
+    RequestArgument,
+    Support,
+    Timing,
+    validate_prepare,
+    validate_request,
+)
+from penstock.ir import Model, NDArray
+from penstock.memory import map_memory
+
+
+class SampleDevice(DeviceBase):
+    """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named."""
+
+    name = "sample"
+    version = f"1 (numpy {np.__version__})"
+    type = DeviceType.CPU
+    capabilities = Capabilities(
+        performance={"float32": PerformanceInfo(execution_time=1.5, power_usage=1.5)},
+        default_performance=None,
+        accepts_host_memory=False,
+        only_when_named=True,
+    )
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return [support(model.entry, operation) for operation in model.operations]
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
+        validate_prepare(model, config)
+        for index, answer in enumerate(self.supported_operations(model)):
+            if not answer.supported:
+                raise InvalidArgument(
+                    f"operation {index} ({model.operations[index].type}): {answer.reason}"
+                )
+        return SamplePreparedModel(model)
+
+
+class SamplePreparedModel(PreparedModelBase):
+    """The constants of a model as arrays, and its operations; nothing in it changes after that."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._constants = {
+            index: model.constant(operand)
+            for index, operand in enumerate(model.operands)
+            if operand.is_constant
+        }
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        validate_request(self._model, request, config)
+        begun = time.perf_counter_ns()
+        with ExitStack() as mapped:
+            pools = [mapped.enter_context(map_memory(memory)).array for memory in request.pools]
+            values = dict(self._constants)
+            for index, argument in zip(self._model.entry.inputs, request.inputs, strict=True):
+                values[index] = self._input(index, argument, pools)
+            self._run(values, config)
+            shapes = self._deliver(request, values, pools)
+        spent = time.perf_counter_ns() - begun
+        timing = Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
+        return ExecutionResult(shapes, timing)
+
+    def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
+        """Every operation in the model's order, looking between them whether to stop."""
+        for index, operation in enumerate(self._model.operations):
+            if config.cancel is not None:
+                config.cancel.check()
+            if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+                raise MissedDeadlineTransient(f"the deadline passed before operation {index}")
+            inputs = [values[i] for i in operation.inputs if i in values]
+            try:
+                result = KERNELS[operation.type](operation.attributes, inputs)
+            except ValueError as error:
+                raise GeneralFailure(f"operation {index} ({operation.type}): {error}") from error
+            values[operation.outputs[0]] = result
+
+    def _input(self, index: int, argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray:
+        operand = self._model.operands[index]
+        region = _region(argument, pools)
+        if region is None or not isinstance(argument, PoolArgument):
+            raise InvalidArgument(f"input {operand.name!r} must lie in a pool of the request")
+        shape = argument.dimensions or operand.shape or ()
+        array: NDArray = region.view(operand.dtype.numpy).reshape([d or 0 for d in shape])
+        return array
+
+    def _deliver(
+        self, request: Request, values: Mapping[int, NDArray], pools: Sequence[NDArray]
+    ) -> tuple[OutputShape, ...]:
+        """Writes the results, or nothing at all when one of them does not fit."""
+        results = [np.ascontiguousarray(values[i]) for i in self._model.entry.outputs]
+        regions = [_region(argument, pools) for argument in request.outputs]
+        pairs = list(zip(results, regions, strict=True))
+        fits = [region is None or result.nbytes <= region.nbytes for result, region in pairs]
+        if not all(fits):
+            shapes = [(r.shape, fit) for r, fit in zip(results, fits, strict=True)]
+            raise OutputInsufficientSize("an output does not fit into its place", shapes)
+        for result, region in pairs:
+            if region is not None:
+                region[: result.nbytes] = result.reshape(-1).view(np.uint8)
+        return tuple(OutputShape(result.shape) for result in results)
+
+
+def _region(argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
+    """The bytes an argument names; None for an output that nobody wants."""
+    match argument:
+        case PoolArgument(location=place):
+            return pools[place.pool][place.offset : place.offset + place.length]
+        case NoValue():
+            return None
+    raise InvalidArgument(f"the sample driver takes pools only, not {type(argument).__name__}")
+
+
+def create() -> SampleDevice:
+    """The entry point of `penstock.drivers`."""
+    return SampleDevice()
