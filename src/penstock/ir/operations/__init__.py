@@ -33,9 +33,32 @@ __all__ = [
 ]
 
 FAMILIES: Final = (
-    "elementwise",
+    "arithmetic",
+    "comparison",
+    "unary",
+    "activation",
+    "normalization",
     "convolution",
+    "pooling",
+    "matmul",
     "shape",
+    "slicing",
+    "layout",
+    "joining",
+    "gather_scatter",
+    "reduction",
+    "quantization",
+    "image",
+    "control_flow",
+    "recurrent",
+    "resource",
+    "random",
+    "lookup",
+    "signal",
+    "detection",
+    "stablehlo",
+    "stablehlo_region",
+    "custom",
 )
 
 

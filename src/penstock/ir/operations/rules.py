@@ -1,12 +1,22 @@
-"""Shape rules and their building blocks, shared by the families of the table."""
+"""Building blocks of shape rules: dimensions where None is "not known before running".
+
+A block answers with what follows from the known part, and raises `ShapeMismatch` only for what no
+value of the unknown part can repair.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, TypeAlias
 
-from penstock.errors import ShapeMismatch
+from penstock.errors import InvalidAttribute, ShapeMismatch, ShapeOverflow
 from penstock.ir.operations.spec import ShapeContext, ShapeRule
 from penstock.ir.types import Shape
+
+Dimension: TypeAlias = "int | None"
+
+MAX_DIMENSION: Final = 2**31 - 1
+"""Dimensions are 32-bit in TFLite and in NNAPI; what a rule computes beyond that is refused."""
 
 
 def like(index: int = 0) -> ShapeRule:
@@ -21,6 +31,65 @@ def like(index: int = 0) -> ShapeRule:
 def declared(context: ShapeContext) -> Sequence[Shape]:
     """Outputs keep the shapes the model declares: the rule of operations whose shapes are not computed."""
     return tuple(context.declared(i) for i in range(context.output_count))
+
+
+def unknown(context: ShapeContext) -> Sequence[Shape]:
+    """Outputs of unknown rank."""
+    return (None,) * context.output_count
+
+
+def fixed(*shapes: Shape) -> ShapeRule:
+    """Outputs of these shapes, whatever the inputs."""
+
+    def rule(context: ShapeContext) -> Sequence[Shape]:
+        return shapes[: context.output_count]
+
+    return rule
+
+
+def fill(context: ShapeContext, *shapes: Shape) -> Sequence[Shape]:
+    """*shapes* cut to the outputs that the operation has; outputs beyond them have unknown rank."""
+    return (*shapes, *[None] * context.output_count)[: context.output_count]
+
+
+def ranked(context: ShapeContext, index: int, *ranks: int) -> Shape:
+    """Shape of input *index*, whose rank must be one of *ranks*."""
+    shape = context.shape(index)
+    if shape is not None and len(shape) not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise ShapeMismatch(f"input {index} has shape {shape}, which is not of rank {wanted}")
+    return shape
+
+
+def at_least(context: ShapeContext, index: int, rank: int) -> Shape:
+    """Shape of input *index*, whose rank must be *rank* or more."""
+    shape = context.shape(index)
+    if shape is not None and len(shape) < rank:
+        raise ShapeMismatch(f"input {index} has shape {shape}, which is not of rank {rank} or more")
+    return shape
+
+
+def dimension(shape: Shape, axis: int) -> Dimension:
+    """One dimension, unknown where the rank is."""
+    return None if shape is None else shape[axis]
+
+
+def agree(a: Dimension, b: Dimension, what: str) -> Dimension:
+    """The dimension that *a* and *b* must both be."""
+    if a is None:
+        return b
+    if b is not None and a != b:
+        raise ShapeMismatch(f"{what}: {a} and {b} should be equal")
+    return a
+
+
+def agree_shapes(a: Shape, b: Shape, what: str) -> Shape:
+    """The shape that *a* and *b* must both be."""
+    if a is None or b is None:
+        return b if a is None else a
+    if len(a) != len(b):
+        raise ShapeMismatch(f"{what}: shapes {a} and {b} differ in rank")
+    return tuple(agree(x, y, what) for x, y in zip(a, b, strict=True))
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
@@ -59,3 +128,67 @@ def normalize_axis(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ShapeMismatch(f"axis {axis} of a rank-{rank} operand")
     return axis + rank if axis < 0 else axis
+
+
+def constant_integers(context: ShapeContext, index: int) -> tuple[int, ...] | None:
+    """The elements of input *index* as integers, where its value is known before running."""
+    if not context.has(index):
+        return None
+    value = context.value(index)
+    return None if value is None else tuple(int(v) for v in value.reshape(-1).tolist())
+
+
+def constant_integer(context: ShapeContext, index: int) -> int | None:
+    """The single element of input *index*, where its value is known before running."""
+    values = constant_integers(context, index)
+    if values is None:
+        return None
+    if len(values) != 1:
+        raise ShapeMismatch(f"input {index} should hold one number, not {len(values)}")
+    return values[0]
+
+
+def length(context: ShapeContext, index: int) -> Dimension:
+    """Number of elements of a vector input (a scalar counts as one), where known."""
+    shape = ranked(context, index, 0, 1)
+    return None if shape is None else shape[0] if shape else 1
+
+
+def product(dimensions: Sequence[Dimension]) -> Dimension:
+    """Product of dimensions; a zero wins over an unknown."""
+    result: Dimension = 1
+    for size in dimensions:
+        if size == 0:
+            return 0
+        result = None if result is None or size is None else result * size
+    return result
+
+
+def positive(context: ShapeContext, name: str) -> int:
+    """An attribute that must be 1 or more (strides, dilations, block sizes)."""
+    value = context.attributes.integer(name)
+    if value < 1:
+        raise InvalidAttribute(f"attribute {name!r} must be positive, not {value}")
+    return value
+
+
+def bounded(size: int) -> int:
+    """A computed dimension: `ShapeMismatch` below zero, `ShapeOverflow` beyond 32 bits."""
+    if size < 0:
+        raise ShapeMismatch(f"an output dimension would be {size}")
+    if size > MAX_DIMENSION:
+        raise ShapeOverflow(f"an output dimension would be {size}")
+    return size
+
+
+def window(size: Dimension, extent: Dimension, stride: int, dilation: int, padding: str) -> Dimension:
+    """Number of positions of a window of *extent* elements over *size* (NNAPI section 8.1).
+
+    SAME: ceil(size / stride); VALID: as often as the dilated window fits.
+    """
+    if size is None or (padding == "VALID" and extent is None):
+        return None
+    if padding == "SAME" or extent is None:
+        return -(-size // stride)
+    effective = (extent - 1) * dilation + 1
+    return max(size - effective + stride, 0) // stride

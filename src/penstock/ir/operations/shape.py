@@ -1,9 +1,271 @@
-"""Rows of operations that only move or describe data."""
+"""Rows of operations that describe, make or change shapes and leave the elements as they are."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
-from penstock.ir.operations.spec import OperationSpec
+import numpy as np
 
-ROWS: Final[tuple[OperationSpec, ...]] = ()
+from penstock.errors import ShapeMismatch
+from penstock.ir.operations.attributes import integers, tensor_type
+from penstock.ir.operations.folding import fits, folding, relabelling
+from penstock.ir.operations.rules import (
+    bounded,
+    broadcast,
+    constant_integer,
+    constant_integers,
+    fixed,
+    length,
+    normalize_axis,
+    product,
+    ranked,
+)
+from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.types import INDEX, NUMBER, SIZES, VALUE
+from penstock.ir.types import NDArray, Shape
+
+
+def target_shape(context: ShapeContext, index: int) -> Shape:
+    """The shape that input *index* holds: its dimensions where the value is known, else its rank."""
+    target = constant_integers(context, index)
+    if target is not None:
+        if any(d < 0 for d in target):
+            raise ShapeMismatch(f"{target} is not a shape")
+        return target
+    rank = length(context, index)
+    return None if rank is None or rank > 64 else (None,) * rank
+
+
+def _reshape_target(context: ShapeContext) -> tuple[int, ...] | Shape:
+    """A shape vector counts before the attribute (TFLite's order); [0] in the attribute is a scalar."""
+    if context.has(1):
+        shape = context.shape(1)
+        if shape is None or len(shape) == 1:
+            target = constant_integers(context, 1)
+            if target is not None:
+                return target
+            return None if shape is None or shape[0] is None or shape[0] > 64 else (None,) * shape[0]
+    attribute = context.attributes.integers("new_shape")
+    return () if attribute == (0,) else attribute
+
+
+def _reshape(context: ShapeContext) -> Sequence[Shape]:
+    """One target dimension of -1 takes what the others leave; element counts are equal."""
+    target = _reshape_target(context)
+    if target is None or None in target:
+        return (target,)
+    known = [d for d in target if d is not None and d != -1]
+    if len(known) < len(target) - 1 or min(known, default=0) < 0:
+        raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
+    shape = context.shape(0)
+    elements = None if shape is None else product(shape)
+    rest = math.prod(known)
+    if len(known) == len(target):
+        if elements is not None and elements != rest:
+            raise ShapeMismatch(f"an input of shape {shape} has {elements} elements, {target} has {rest}")
+        return (target,)
+    if elements is None:
+        stretched = None
+    elif rest == 0:
+        if elements:
+            raise ShapeMismatch(f"an input of shape {shape} does not fit {target}")
+        stretched = 0
+    elif elements % rest:
+        raise ShapeMismatch(f"an input of shape {shape} has {elements} elements, which {target} does not divide")
+    else:
+        stretched = elements // rest
+    return (tuple(stretched if d == -1 else d for d in target),)
+
+
+def _squeeze(context: ShapeContext) -> Sequence[Shape]:
+    """Without axes, every dimension of size 1 goes."""
+    shape = context.shape(0)
+    if shape is None:
+        return (None,)
+    axes = {normalize_axis(a, len(shape)) for a in context.attributes.integers("squeeze_dims")}
+    if not axes:
+        return (None if None in shape else tuple(d for d in shape if d != 1),)
+    for axis in axes:
+        if shape[axis] not in (None, 1):
+            raise ShapeMismatch(f"dimension {axis} of shape {shape} is not 1 and cannot be squeezed")
+    return (tuple(d for at, d in enumerate(shape) if at not in axes),)
+
+
+def _expand_dims(context: ShapeContext) -> Sequence[Shape]:
+    shape = context.shape(0)
+    if shape is None:
+        return (None,)
+    axis = constant_integer(context, 1)
+    if axis is None:
+        return ((None,) * (len(shape) + 1),)
+    axis = normalize_axis(axis, len(shape) + 1)
+    return ((*shape[:axis], 1, *shape[axis:]),)
+
+
+def _shape_of(context: ShapeContext) -> Sequence[Shape]:
+    shape = context.shape(0)
+    return ((None,) if shape is None else (len(shape),),)
+
+
+def _fold_shape(context: ShapeContext) -> Sequence[NDArray] | None:
+    shape = context.shape(0)
+    if shape is None or None in shape:
+        return None
+    return (np.array(shape, context.output_dtype(0).numpy),)
+
+
+def _fold_rank(context: ShapeContext) -> Sequence[NDArray] | None:
+    shape = context.shape(0)
+    return None if shape is None else (np.array(len(shape), np.int32),)
+
+
+def _broadcast_to(context: ShapeContext) -> Sequence[Shape]:
+    target, shape = target_shape(context, 1), context.shape(0)
+    if target is not None and shape is not None:
+        if len(shape) > len(target):
+            raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
+        if broadcast(shape, target) != target and None not in target:
+            raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
+    return (target,)
+
+
+def _broadcast_arguments(context: ShapeContext) -> Sequence[Shape]:
+    a, b = length(context, 0), length(context, 1)
+    return ((None if a is None or b is None else max(a, b),),)
+
+
+def _fold_broadcast_arguments(a: NDArray, b: NDArray) -> NDArray:
+    rank = max(a.size, b.size)
+    a, b = (np.concatenate([np.ones(rank - v.size, v.dtype), v.reshape(-1)]) for v in (a, b))
+    if not np.all((a == b) | (a == 1) | (b == 1)):
+        raise ShapeMismatch(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
+    return np.where(a == 1, b, a)
+
+
+def _fill(context: ShapeContext) -> Sequence[Shape]:
+    ranked(context, 1, 0)
+    return (target_shape(context, 0),)
+
+
+def _fold_fill(dims: NDArray, value: NDArray) -> NDArray | None:
+    shape = [int(d) for d in dims.reshape(-1)]
+    return np.full(shape, value) if fits(*shape) else None
+
+
+def _range_values(context: ShapeContext) -> tuple[float, float, float] | None:
+    values = [context.value(i) if context.has(i) else None for i in range(3)]
+    if any(v is None or v.size != 1 for v in values):
+        return None
+    start, limit, delta = (v.reshape(-1)[0].item() for v in values if v is not None)
+    return start, limit, delta
+
+
+def _range(context: ShapeContext) -> Sequence[Shape]:
+    """ceil(|limit - start| / |delta|) elements; delta leads from start to limit."""
+    for index in range(3):
+        ranked(context, index, 0, 1)
+    values = _range_values(context)
+    if values is None:
+        return ((None,),)
+    start, limit, delta = values
+    if delta == 0 or (limit - start) * delta < 0:
+        raise ShapeMismatch(f"steps of {delta} do not lead from {start} to {limit}")
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
+        return ((bounded(-(-abs(limit - start) // abs(delta))),),)
+    count = abs((limit - start) / delta)
+    if not math.isfinite(count):
+        raise ShapeMismatch(f"steps of {delta} from {start} to {limit} have no number")
+    return ((bounded(math.ceil(count)),),)
+
+
+def _fold_range(context: ShapeContext) -> Sequence[NDArray] | None:
+    values, (shape,) = _range_values(context), _range(context)
+    if values is None or shape is None or shape[0] is None or not fits(shape[0]):
+        return None
+    start, _, delta = values
+    return ((start + np.arange(shape[0]) * delta).astype(context.output_dtype(0).numpy),)
+
+
+ROWS: Final = (
+    OperationSpec(
+        "RESHAPE",
+        (Port("input", VALUE, "T"), Port("shape", SIZES, optional=True)),
+        (Port("output", VALUE, "T"),),
+        _reshape,
+        (integers("new_shape"),),
+        fold=relabelling(_reshape),
+        feature_level=1,
+        doc="The same elements in another shape, one dimension of which may be -1 (whatever remains).",
+    ),
+    OperationSpec(
+        "SQUEEZE",
+        (Port("input", VALUE, "T"),),
+        (Port("output", VALUE, "T"),),
+        _squeeze,
+        (integers("squeeze_dims"),),
+        fold=relabelling(_squeeze),
+        feature_level=2,
+        doc="The input without the named dimensions of size 1, or without all of them.",
+    ),
+    OperationSpec(
+        "EXPAND_DIMS",
+        (Port("input", VALUE, "T"), Port("axis", INDEX)),
+        (Port("output", VALUE, "T"),),
+        _expand_dims,
+        fold=relabelling(_expand_dims),
+        feature_level=3,
+        doc="The input with a dimension of size 1 inserted at an axis.",
+    ),
+    OperationSpec(
+        "SHAPE",
+        (Port("input"),),
+        (Port("shape", INDEX),),
+        _shape_of,
+        (tensor_type("out_type"),),
+        fold=_fold_shape,
+        doc="The dimensions of the input, as a vector.",
+    ),
+    OperationSpec(
+        "RANK",
+        (Port("input"),),
+        (Port("rank", INDEX),),
+        fixed(()),
+        fold=_fold_rank,
+        feature_level=4,
+        doc="The number of dimensions of the input, as a scalar.",
+    ),
+    OperationSpec(
+        "BROADCAST_TO",
+        (Port("input", VALUE, "T"), Port("shape", INDEX)),
+        (Port("output", VALUE, "T"),),
+        _broadcast_to,
+        doc="The input repeated along dimensions of size 1, and along new leading ones, to a shape.",
+    ),
+    OperationSpec(
+        "BROADCAST_ARGS",
+        (Port("a", INDEX, "T"), Port("b", INDEX, "T")),
+        (Port("shape", INDEX, "T"),),
+        _broadcast_arguments,
+        fold=folding(_fold_broadcast_arguments),
+        doc="The shape that operands of two given shapes broadcast to.",
+    ),
+    OperationSpec(
+        "FILL",
+        (Port("shape", INDEX), Port("value", VALUE, "T")),
+        (Port("output", VALUE, "T"),),
+        _fill,
+        fold=folding(_fold_fill),
+        feature_level=4,
+        doc="A tensor of a given shape, every element one scalar.",
+    ),
+    OperationSpec(
+        "RANGE",
+        (Port("start", NUMBER, "T"), Port("limit", NUMBER, "T"), Port("delta", NUMBER, "T")),
+        (Port("values", NUMBER, "T"),),
+        _range,
+        fold=_fold_range,
+        doc="start, start + delta, ... up to the limit, which is left out.",
+    ),
+)

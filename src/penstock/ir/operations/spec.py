@@ -21,7 +21,8 @@ AttributeKind: TypeAlias = Literal["int", "float", "bool", "enum", "str", "bytes
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
     """One attribute: *kind* is its type (`enum`: a string out of *choices*; `subgraph`: a subgraph
-    index, -1 for none), *default* what it is when absent (None: it is required)."""
+    index, -1 for none), *default* what it is when absent (None: it is required).
+    """
 
     name: str
     kind: AttributeKind
@@ -81,6 +82,8 @@ class ShapeContext(Protocol):
         """Shape that the model declares for output *index*."""
         ...
 
+    def output_dtype(self, index: int) -> DType: ...
+
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
         """Output shapes of a referenced subgraph for these input shapes."""
         ...
@@ -96,7 +99,8 @@ FoldRule: TypeAlias = Callable[[ShapeContext], "Sequence[NDArray] | None"]
 @dataclass(frozen=True, slots=True)
 class OperationSpec:
     """One row. *vocabulary* says whose operation it is; *feature_level* is NNAPI's level that
-    introduced it (None: NNAPI has no such operation), *nnapi_name* NNAPI's name where it differs."""
+    introduced it (None: NNAPI has no such operation), *nnapi_name* NNAPI's name where it differs.
+    """
 
     name: str
     inputs: tuple[Port, ...]

@@ -1,0 +1,121 @@
+"""Rows of operations that run other subgraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.errors import InvalidOperation
+from penstock.ir.operations.attributes import AttributeSpec, subgraph
+from penstock.ir.operations.rules import fill, unknown
+from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.types import BOOL
+from penstock.ir.types import Shape
+
+ARGUMENTS: Final = Port("arguments", variadic=True)
+RESULTS: Final = (Port("results", variadic=True),)
+
+MAX_ROUNDS: Final = 4
+
+
+def meet(a: Shape, b: Shape) -> Shape:
+    """What is common to two shapes that a value may have: unknown wherever they differ."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+
+
+def argument_shapes(context: ShapeContext, first: int = 0) -> list[Shape]:
+    return [context.shape(i) for i in range(first, context.input_count)]
+
+
+def called(context: ShapeContext, attribute: str, first: int = 0) -> list[Shape]:
+    """Output shapes of the subgraph that *attribute* names, for the inputs from *first* on."""
+    index = context.attributes.integer(attribute)
+    return list(context.subgraph_outputs(index, argument_shapes(context, first)))
+
+
+def same_count(context: ShapeContext, shapes: Sequence[Shape], what: str) -> None:
+    if len(shapes) != context.output_count:
+        raise InvalidOperation(f"{what} has {len(shapes)} outputs, the operation {context.output_count}")
+
+
+def _if(context: ShapeContext) -> Sequence[Shape]:
+    branches = [called(context, name, 1) for name in ("then_subgraph_index", "else_subgraph_index")]
+    for branch in branches:
+        same_count(context, branch, "a branch")
+    return [meet(a, b) for a, b in zip(*branches, strict=True)]
+
+
+def loop_shapes(context: ShapeContext, body: str) -> Sequence[Shape]:
+    """Shapes of loop-carried values: those that the body keeps; what it changes is unknown.
+
+    Each round makes more dimensions unknown, and what is unknown stays so; shapes still unsettled
+    after a few rounds are unknown altogether.
+    """
+    shapes = argument_shapes(context)
+    same_count(context, shapes, "the list of inputs")
+    index = context.attributes.integer(body)
+    for _ in range(MAX_ROUNDS):
+        after = list(context.subgraph_outputs(index, shapes))
+        same_count(context, after, "the body")
+        met = [meet(a, b) for a, b in zip(shapes, after, strict=True)]
+        if met == shapes:
+            return met
+        shapes = met
+    return [None] * len(shapes)
+
+
+def _while(context: ShapeContext) -> Sequence[Shape]:
+    return loop_shapes(context, "body_subgraph_index")
+
+
+def _call(context: ShapeContext) -> Sequence[Shape]:
+    shapes = called(context, "subgraph")
+    same_count(context, shapes, "the subgraph")
+    return shapes
+
+
+ROWS: Final = (
+    OperationSpec(
+        "IF",
+        (Port("condition", BOOL), ARGUMENTS),
+        RESULTS,
+        _if,
+        (subgraph("then_subgraph_index"), subgraph("else_subgraph_index")),
+        feature_level=4,
+        doc="One of two subgraphs applied to the arguments, by a boolean of one element.",
+    ),
+    OperationSpec(
+        "WHILE",
+        (ARGUMENTS,),
+        RESULTS,
+        _while,
+        (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
+        feature_level=4,
+        doc="The body subgraph applied to the arguments again and again, while the condition subgraph says true.",
+    ),
+    OperationSpec(
+        "CALL",
+        (ARGUMENTS,),
+        RESULTS,
+        _call,
+        (AttributeSpec("subgraph", "subgraph", 0),),
+        doc="A subgraph applied to the arguments.",
+    ),
+    OperationSpec(
+        "CALL_ONCE",
+        (),
+        (),
+        lambda context: fill(context),
+        (subgraph("init_subgraph_index"),),
+        doc="A subgraph run before the first run only. Loaders lower it: what it assigns become initial values.",
+    ),
+    OperationSpec(
+        "DELEGATE",
+        (ARGUMENTS,),
+        RESULTS,
+        unknown,
+        doc="A part of a graph that a delegate has taken over; only in memory, never in a file that runs.",
+    ),
+)

@@ -1,0 +1,341 @@
+"""Rows of recurrent cells and sequences, and of SVDF.
+
+State is explicit: the state inputs stand where TFLite has them, and the new states are extra outputs
+after TFLite's own, in the order of the state inputs. A model of a format that keeps state inside
+gets them from its loader; an operation may also do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.errors import ShapeMismatch
+from penstock.ir.operations.attributes import (
+    ASYMMETRIC_INPUTS,
+    FUSED_ACTIVATION,
+    AttributeSpec,
+    choice,
+    flag,
+    integer,
+    real,
+)
+from penstock.ir.operations.rules import Dimension, agree, agree_shapes, dimension, fill, positive, ranked
+from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.types import ACTIVATION, BIAS, WEIGHTS
+from penstock.ir.types import Shape
+
+INTERMEDIATES: Final = (
+    AttributeSpec("intermediate_scales", "floats", (), doc="Scales of the intermediate results of integer cells."),
+    AttributeSpec("intermediate_zero_points", "ints", (), doc="Zero points of the same."),
+)
+NEW_STATE: Final = Port("new_state", ACTIVATION, optional=True)
+
+
+def _weights(*names: str, optional: bool = False) -> tuple[Port, ...]:
+    return tuple(Port(name, WEIGHTS, optional=optional) for name in names)
+
+
+def _biases(*names: str, optional: bool = False) -> tuple[Port, ...]:
+    return tuple(Port(name, BIAS, optional=optional) for name in names)
+
+
+def lstm_parameters(prefix: str = "") -> tuple[Port, ...]:
+    """The 17 weights and biases of one LSTM direction, in TFLite's order.
+
+    Without the input gate's weights the input gate is one less the forget gate (CIFG).
+    """
+    gates = ("input", "forget", "cell", "output")
+    return (
+        Port(f"{prefix}input_to_input_weights", WEIGHTS, optional=True),
+        *_weights(*(f"{prefix}input_to_{g}_weights" for g in gates[1:])),
+        Port(f"{prefix}recurrent_to_input_weights", WEIGHTS, optional=True),
+        *_weights(*(f"{prefix}recurrent_to_{g}_weights" for g in gates[1:])),
+        *_weights(*(f"{prefix}cell_to_{g}_weights" for g in ("input", "forget", "output")), optional=True),
+        Port(f"{prefix}input_gate_bias", BIAS, optional=True),
+        *_biases(f"{prefix}forget_gate_bias", f"{prefix}cell_bias", f"{prefix}output_gate_bias"),
+        Port(f"{prefix}projection_weights", WEIGHTS, optional=True),
+        Port(f"{prefix}projection_bias", BIAS, optional=True),
+    )
+
+
+LAYER_NORM: Final = tuple(
+    Port(f"{gate}_layer_norm_coefficients", WEIGHTS, optional=True) for gate in ("input", "forget", "cell", "output")
+)
+
+
+def _lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Dimension, Dimension]:
+    """(cell size, output size) of the direction whose parameters begin at input *first*."""
+    cells: Dimension = None
+    outputs: Dimension = None
+    for gate in range(4):
+        if context.has(first + gate):
+            weights = ranked(context, first + gate, 2)
+            cells = agree(cells, dimension(weights, 0), "rows of the input weights")
+            inputs = agree(inputs, dimension(weights, 1), "columns of the input weights and input size")
+        if context.has(first + 4 + gate):
+            weights = context.shape(first + 4 + gate)
+            if weights is not None and len(weights) == 2:
+                cells = agree(cells, weights[0], "rows of the recurrent weights")
+                outputs = agree(outputs, weights[1], "columns of the recurrent weights")
+            elif weights is not None and len(weights) == 1:
+                outputs = agree(outputs, weights[0], "diagonal recurrent weights")
+            elif weights is not None:
+                raise ShapeMismatch(f"recurrent weights of shape {weights}")
+    if context.has(first + 15):
+        projection = ranked(context, first + 15, 2)
+        outputs = agree(outputs, dimension(projection, 0), "rows of the projection and output size")
+        agree(cells, dimension(projection, 1), "columns of the projection and cell size")
+    return cells, outputs
+
+
+def _lstm(context: ShapeContext) -> Sequence[Shape]:
+    if context.attributes.text("kernel_type") == "BASIC":
+        return _basic_lstm(context)
+    shape = ranked(context, 0, 2)
+    cells, outputs = _lstm_sizes(context, dimension(shape, 1), 1)
+    batch = dimension(shape, 0)
+    return fill(context, (batch, outputs), (batch, outputs), (batch, cells))
+
+
+def _basic_lstm(context: ShapeContext) -> Sequence[Shape]:
+    """Inputs: data, previous activation, weights [4 cells, in + cells], biases, previous state."""
+    shape, weights = ranked(context, 0, 2), ranked(context, 2, 2)
+    state = agree_shapes(context.shape(1), context.shape(4), "activation and state of a basic LSTM")
+    batch = agree(dimension(shape, 0), dimension(state, 0), "batch of data and state")
+    cells, depth = dimension(state, 1), dimension(shape, 1)
+    if cells is not None:
+        agree(dimension(weights, 0), 4 * cells, "rows of the weights and four times the cells")
+    both = None if cells is None or depth is None else cells + depth
+    agree(dimension(weights, 1), both, "columns of the weights and of data and activation")
+    gates = None if cells is None else 4 * cells
+    cell = (batch, cells)
+    return fill(context, cell, cell, (batch, both), (batch, gates), cell, cell)
+
+
+def _sequence(context: ShapeContext, time_major: bool) -> tuple[Shape, Dimension]:
+    """Shape of a sequence input, and its batch."""
+    shape = ranked(context, 0, 3)
+    return shape, dimension(shape, 1 if time_major else 0)
+
+
+def _over_time(shape: Shape, size: Dimension) -> Shape:
+    return (None, None, size) if shape is None else (shape[0], shape[1], size)
+
+
+def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
+    shape, batch = _sequence(context, context.attributes.flag("time_major"))
+    cells, outputs = _lstm_sizes(context, dimension(shape, 2), 1)
+    return fill(context, _over_time(shape, outputs), (batch, outputs), (batch, cells))
+
+
+def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
+    """Merged: one output, forward and backward side by side; else one each. Then the four states."""
+    shape, batch = _sequence(context, context.attributes.flag("time_major"))
+    forward_cells, forward = _lstm_sizes(context, dimension(shape, 2), 1)
+    linked = context.has(39) and not context.has(40)
+    backward_input = dimension(context.shape(39), 2) if linked else dimension(shape, 2)
+    backward_cells, backward = _lstm_sizes(context, backward_input, 18)
+    states = ((batch, forward), (batch, forward_cells), (batch, backward), (batch, backward_cells))
+    return fill(context, *_merged(context, shape, forward, backward), *states)
+
+
+def _merged(context: ShapeContext, shape: Shape, forward: Dimension, backward: Dimension) -> tuple[Shape, ...]:
+    if not context.attributes.flag("merge_outputs"):
+        return _over_time(shape, forward), _over_time(shape, backward)
+    both = None if forward is None or backward is None else forward + backward
+    return (_over_time(shape, both),)
+
+
+def _units(context: ShapeContext, inputs: Dimension, first: int) -> Dimension:
+    """Units of a basic recurrent cell whose weights, recurrent weights and bias begin at *first*."""
+    weights, recurrent = ranked(context, first, 2), ranked(context, first + 1, 2)
+    agree(inputs, dimension(weights, 1), "input size and columns of the weights")
+    units = agree(dimension(weights, 0), dimension(recurrent, 0), "rows of the weights")
+    units = agree(units, dimension(recurrent, 1), "columns of the recurrent weights and units")
+    return agree(units, dimension(ranked(context, first + 2, 1), 0), "bias and units")
+
+
+def _rnn(context: ShapeContext) -> Sequence[Shape]:
+    shape = ranked(context, 0, 2)
+    cell = (dimension(shape, 0), _units(context, dimension(shape, 1), 1))
+    return fill(context, cell, cell)
+
+
+def _sequence_rnn(context: ShapeContext) -> Sequence[Shape]:
+    shape, batch = _sequence(context, context.attributes.flag("time_major"))
+    units = _units(context, dimension(shape, 2), 1)
+    return fill(context, _over_time(shape, units), (batch, units))
+
+
+def _bidirectional_rnn(context: ShapeContext) -> Sequence[Shape]:
+    shape, batch = _sequence(context, context.attributes.flag("time_major"))
+    linked = context.has(9) and not context.has(10)
+    forward = _units(context, dimension(shape, 2), 1)
+    backward = _units(context, dimension(context.shape(9), 2) if linked else dimension(shape, 2), 5)
+    return fill(context, *_merged(context, shape, forward, backward), (batch, forward), (batch, backward))
+
+
+def _svdf(context: ShapeContext) -> Sequence[Shape]:
+    """weights_feature [filters, in], weights_time [filters, memory], filters = units * rank."""
+    shape, feature, time = ranked(context, 0, 2), ranked(context, 1, 2), ranked(context, 2, 2)
+    rank = positive(context, "rank")
+    agree(dimension(shape, 1), dimension(feature, 1), "input size and columns of the feature weights")
+    filters = agree(dimension(feature, 0), dimension(time, 0), "rows of feature and time weights")
+    if filters is not None and filters % rank:
+        raise ShapeMismatch(f"{filters} filters are not a multiple of rank {rank}")
+    units = None if filters is None else filters // rank
+    if context.has(3):
+        agree(dimension(ranked(context, 3, 1), 0), units, "bias and units")
+    batch, memory = dimension(shape, 0), dimension(time, 1)
+    size = None if memory is None or filters is None else memory * filters
+    ranked(context, 4, 2)
+    return fill(context, (batch, units), (batch, size))
+
+
+INPUT: Final = Port("input", ACTIVATION)
+LSTM_STATES: Final = (Port("output_state", ACTIVATION), Port("cell_state", ACTIVATION))
+NEW_LSTM_STATES: Final = (
+    Port("new_output_state", ACTIVATION, optional=True),
+    Port("new_cell_state", ACTIVATION, optional=True),
+)
+RNN: Final = (*_weights("weights", "recurrent_weights"), *_biases("bias"))
+
+BASIC_LSTM_INPUTS: Final = 5
+
+
+def _lstm_inputs() -> tuple[Port, ...]:
+    """Ports of LSTM, whose basic kernel has five inputs of its own: they are all wide, and optional
+    from the sixth on."""
+    ports = (INPUT, *lstm_parameters(), *LSTM_STATES, *LAYER_NORM)
+    wide = ACTIVATION | WEIGHTS | BIAS
+    return tuple(
+        Port(port.name, wide, optional=port.optional or at >= BASIC_LSTM_INPUTS) for at, port in enumerate(ports)
+    )
+
+
+ROWS: Final = (
+    OperationSpec(
+        "LSTM",
+        _lstm_inputs(),
+        (
+            Port("output", ACTIVATION),
+            *NEW_LSTM_STATES,
+            Port("basic_gates", ACTIVATION, optional=True),
+            Port("basic_new_activation", ACTIVATION, optional=True),
+            Port("basic_new_state", ACTIVATION, optional=True),
+        ),
+        _lstm,
+        (
+            FUSED_ACTIVATION,
+            real("cell_clip"),
+            real("proj_clip"),
+            choice("kernel_type", "FULL", "BASIC"),
+            ASYMMETRIC_INPUTS,
+            *INTERMEDIATES,
+        ),
+        feature_level=1,
+        doc="One step of a long short-term memory. FULL: outputs are output, new output state, new cell state. "
+        "BASIC: inputs are data, previous activation, weights, biases, previous state; outputs are activation, "
+        "state, joined input, gates, then the new activation and state.",
+    ),
+    OperationSpec(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        (INPUT, *lstm_parameters(), *LSTM_STATES, *LAYER_NORM),
+        (Port("output", ACTIVATION), *NEW_LSTM_STATES),
+        _sequence_lstm,
+        (
+            FUSED_ACTIVATION,
+            real("cell_clip"),
+            real("proj_clip"),
+            flag("time_major"),
+            ASYMMETRIC_INPUTS,
+            flag("diagonal_recurrent_tensors"),
+            *INTERMEDIATES,
+        ),
+        feature_level=3,
+        doc="A long short-term memory over a sequence, batch or time first.",
+    ),
+    OperationSpec(
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        (
+            INPUT,
+            *lstm_parameters("forward_"),
+            *lstm_parameters("backward_"),
+            *(Port(f"{d}_{s}_state", ACTIVATION) for d in ("forward", "backward") for s in ("output", "cell")),
+            Port("auxiliary_input", ACTIVATION, optional=True),
+            *(
+                Port(f"{d}_auxiliary_to_{g}_weights", WEIGHTS, optional=True)
+                for d in ("forward", "backward")
+                for g in ("input", "forget", "cell", "output")
+            ),
+        ),
+        (
+            Port("output", ACTIVATION),
+            Port("backward_output", ACTIVATION, optional=True),
+            *[NEW_STATE] * 4,
+        ),
+        _bidirectional_lstm,
+        (
+            FUSED_ACTIVATION,
+            real("cell_clip"),
+            real("proj_clip"),
+            flag("merge_outputs"),
+            flag("time_major", True),
+            ASYMMETRIC_INPUTS,
+        ),
+        feature_level=3,
+        doc="Two long short-term memories over a sequence, one forward and one backward. With merge_outputs there "
+        "is no backward output; the new states follow the outputs there are.",
+    ),
+    OperationSpec(
+        "RNN",
+        (INPUT, *RNN, Port("hidden_state", ACTIVATION)),
+        (Port("output", ACTIVATION), Port("new_hidden_state", ACTIVATION, optional=True)),
+        _rnn,
+        (FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
+        feature_level=1,
+        doc="One step of a basic recurrent cell: activation(weights x + recurrent weights h + bias).",
+    ),
+    OperationSpec(
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        (INPUT, *RNN, Port("hidden_state", ACTIVATION)),
+        (Port("output", ACTIVATION), Port("new_hidden_state", ACTIVATION, optional=True)),
+        _sequence_rnn,
+        (flag("time_major"), FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
+        feature_level=3,
+        doc="A basic recurrent cell over a sequence, batch or time first.",
+    ),
+    OperationSpec(
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        (
+            INPUT,
+            *RNN,
+            Port("forward_hidden_state", ACTIVATION),
+            *RNN,
+            Port("backward_hidden_state", ACTIVATION),
+            Port("auxiliary_input", ACTIVATION, optional=True),
+            *_weights("forward_auxiliary_weights", "backward_auxiliary_weights", optional=True),
+        ),
+        (Port("output", ACTIVATION), Port("backward_output", ACTIVATION, optional=True), *[NEW_STATE] * 2),
+        _bidirectional_rnn,
+        (flag("time_major"), FUSED_ACTIVATION, flag("merge_outputs"), ASYMMETRIC_INPUTS),
+        feature_level=3,
+        doc="Two basic recurrent cells over a sequence, one forward and one backward. With merge_outputs there is "
+        "no backward output; the new states follow the outputs there are.",
+    ),
+    OperationSpec(
+        "SVDF",
+        (
+            INPUT,
+            *_weights("weights_feature", "weights_time"),
+            Port("bias", BIAS, optional=True),
+            Port("state", ACTIVATION),
+        ),
+        (Port("output", ACTIVATION), Port("new_state", ACTIVATION, optional=True)),
+        _svdf,
+        (integer("rank"), FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
+        feature_level=1,
+        doc="A fully connected layer over a sliding memory, its weights factored into feature and time filters.",
+    ),
+)

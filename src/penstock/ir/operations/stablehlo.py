@@ -1,0 +1,313 @@
+"""Rows of StableHLO operations without regions: element-by-element ones and those that move data.
+
+Operands do not broadcast: they have one shape (StableHLO specification). Where the specification
+leaves the result's shape to its type, the declared one is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.errors import ShapeMismatch
+from penstock.ir.operations.attributes import AttributeSpec, choice, flag, integer, integers
+from penstock.ir.operations.rules import (
+    Dimension,
+    agree,
+    agree_shapes,
+    bounded,
+    declared,
+    fill,
+    like,
+    normalize_axis,
+    product,
+)
+from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.types import ANY_NUMBER, BOOL, INT
+from penstock.ir.types import Shape
+
+X: Final = Port("x", ANY_NUMBER, "T")
+OUT: Final = (Port("result", ANY_NUMBER, "T"),)
+INDICES: Final = Port("start_indices", INT, variadic=True)
+
+
+def _same(context: ShapeContext) -> Sequence[Shape]:
+    shape = context.shape(0)
+    for index in range(1, context.input_count):
+        shape = agree_shapes(shape, context.shape(index), "operands")
+    return (shape,)
+
+
+def _clamp(context: ShapeContext) -> Sequence[Shape]:
+    shape = context.shape(1)
+    for index in (0, 2):
+        if context.shape(index) != ():
+            shape = agree_shapes(shape, context.shape(index), "operand and bounds")
+    return (shape,)
+
+
+def _select(context: ShapeContext) -> Sequence[Shape]:
+    shape = agree_shapes(context.shape(1), context.shape(2), "the two values")
+    if context.shape(0) != ():
+        shape = agree_shapes(shape, context.shape(0), "condition and values")
+    return (shape,)
+
+
+def _reshape(context: ShapeContext) -> Sequence[Shape]:
+    shape, target = context.shape(0), context.declared(0)
+    if shape is not None and target is not None:
+        agree(product(shape), product(target), f"elements of {shape} and {target}")
+    return (target,)
+
+
+def _broadcast_in_dim(context: ShapeContext) -> Sequence[Shape]:
+    shape, target = context.shape(0), context.declared(0)
+    places = context.attributes.integers("broadcast_dimensions")
+    if shape is not None:
+        agree(len(places), len(shape), "broadcast_dimensions and rank")
+        for size, place in zip(shape, places, strict=True):
+            if target is not None:
+                whole = target[normalize_axis(place, len(target))]
+                if size not in (None, 1) and whole not in (None, size):
+                    raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
+    return (target,)
+
+
+def _concatenate(context: ShapeContext) -> Sequence[Shape]:
+    shapes = [context.shape(i) for i in range(context.input_count)]
+    merged: Shape = None
+    total: Dimension = 0
+    at = context.attributes.integer("dimension")
+    for shape in shapes:
+        if shape is None:
+            return (None,)
+        axis = normalize_axis(at, len(shape))
+        merged = agree_shapes(merged, (*shape[:axis], None, *shape[axis + 1 :]), "concatenated operands")
+        size = shape[axis]
+        total = None if total is None or size is None else bounded(total + size)
+    return (None if merged is None else (*merged[:at], total, *merged[at + 1 :]),)
+
+
+def _slice(context: ShapeContext) -> Sequence[Shape]:
+    shape = context.shape(0)
+    starts, limits, strides = (
+        context.attributes.integers(name) for name in ("start_indices", "limit_indices", "strides")
+    )
+    if not len(starts) == len(limits) == len(strides):
+        raise ShapeMismatch("start_indices, limit_indices and strides differ in length")
+    if shape is not None:
+        agree(len(shape), len(starts), "rank and sliced dimensions")
+    result: list[Dimension] = []
+    for at, (start, limit, stride) in enumerate(zip(starts, limits, strides, strict=True)):
+        size = None if shape is None else shape[at]
+        if stride < 1 or not 0 <= start <= limit or (size is not None and limit > size):
+            raise ShapeMismatch(f"slice [{start}:{limit}:{stride}] of dimension {at} of shape {shape}")
+        result.append(-(-(limit - start) // stride))
+    return (tuple(result),)
+
+
+def _dynamic_slice(context: ShapeContext) -> Sequence[Shape]:
+    shape, sizes = context.shape(0), context.attributes.integers("slice_sizes")
+    if min(sizes, default=0) < 0:
+        raise ShapeMismatch(f"slice sizes {sizes} are negative")
+    if shape is not None:
+        agree(len(shape), len(sizes), "rank and slice sizes")
+        if any(whole is not None and size > whole for size, whole in zip(sizes, shape, strict=True)):
+            raise ShapeMismatch(f"a slice of {sizes} of an operand of shape {shape}")
+    return (sizes,)
+
+
+def _pad(context: ShapeContext) -> Sequence[Shape]:
+    """Negative edges crop; interior padding goes between neighbours."""
+    shape = context.shape(0)
+    low, high, interior = (
+        context.attributes.integers(f"{name}")
+        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
+    )
+    if not len(low) == len(high) == len(interior):
+        raise ShapeMismatch("low, high and interior paddings differ in length")
+    if min(interior, default=0) < 0:
+        raise ShapeMismatch(f"interior paddings {interior} are negative")
+    if shape is None:
+        return ((None,) * len(low),)
+    agree(len(shape), len(low), "rank and paddings")
+    return (
+        tuple(
+            None if size is None else bounded(size + max(size - 1, 0) * i + a + b)
+            for size, a, b, i in zip(shape, low, high, interior, strict=True)
+        ),
+    )
+
+
+def _transpose(context: ShapeContext) -> Sequence[Shape]:
+    shape, order = context.shape(0), context.attributes.integers("permutation")
+    if sorted(order) != list(range(len(order))):
+        raise ShapeMismatch(f"{order} is not a permutation")
+    if shape is None:
+        return ((None,) * len(order),)
+    agree(len(shape), len(order), "rank and permutation")
+    return (tuple(shape[axis] for axis in order),)
+
+
+def _unary(name: str, doc: str) -> OperationSpec:
+    return OperationSpec(f"STABLEHLO_{name}", (X,), OUT, like(0), doc=doc)
+
+
+def _binary(name: str, doc: str) -> OperationSpec:
+    ports = (Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T"))
+    return OperationSpec(f"STABLEHLO_{name}", ports, OUT, _same, doc=f"{doc}, operands of one shape.")
+
+
+DIRECTION: Final = choice(
+    "comparison_direction", *(f"STABLEHLO_COMPARISON_DIRECTION_{d}" for d in ("EQ", "NE", "GE", "GT", "LE", "LT"))
+)
+COMPARISON: Final = choice(
+    "compare_type",
+    *(f"STABLEHLO_COMPARISON_TYPE_{t}" for t in ("NOTYPE", "FLOAT", "FLOAT_TOTAL_ORDER", "SIGNED", "UNSIGNED")),
+)
+
+ROWS: Final = (
+    _unary("ABS", "|x|."),
+    _unary("NEGATE", "-x."),
+    _unary("CBRT", "The cube root of x."),
+    _unary("COSINE", "The cosine of x radians."),
+    _unary("EXPONENTIAL", "e to the power of x."),
+    _unary("FLOOR", "The largest integer that is not above x."),
+    _unary("LOG", "The natural logarithm of x."),
+    _unary("LOGISTIC", "1 / (1 + exp(-x))."),
+    _unary("RSQRT", "1 / sqrt(x)."),
+    _unary("TANH", "The hyperbolic tangent of x."),
+    _binary("ADD", "a + b"),
+    _binary("SUBTRACT", "a - b"),
+    _binary("MULTIPLY", "a * b"),
+    _binary("DIVIDE", "a / b, integers truncated toward zero"),
+    _binary("REMAINDER", "The remainder of a / b with the sign of a"),
+    _binary("POWER", "a to the power of b"),
+    _binary("MAXIMUM", "The larger of a and b"),
+    _binary("MINIMUM", "The smaller of a and b"),
+    _binary("AND", "a and b, bit by bit"),
+    _binary("OR", "a or b, bit by bit"),
+    _binary("SHIFT_LEFT", "a shifted left by b bits"),
+    OperationSpec(
+        "STABLEHLO_COMPARE",
+        (Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T")),
+        (Port("truth", BOOL),),
+        _same,
+        (DIRECTION, COMPARISON),
+        doc="a compared with b, operands of one shape.",
+    ),
+    OperationSpec(
+        "STABLEHLO_CONVERT",
+        (Port("x", ANY_NUMBER),),
+        (Port("y", ANY_NUMBER),),
+        like(0),
+        doc="x converted to the output's type.",
+    ),
+    OperationSpec(
+        "STABLEHLO_CLAMP",
+        (Port("minimum", ANY_NUMBER, "T"), X, Port("maximum", ANY_NUMBER, "T")),
+        OUT,
+        _clamp,
+        doc="x held between two bounds, each a scalar or of the shape of x.",
+    ),
+    OperationSpec(
+        "STABLEHLO_SELECT",
+        (Port("condition", BOOL), Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T")),
+        OUT,
+        _select,
+        doc="a where the condition holds, else b; the condition may be a scalar.",
+    ),
+    OperationSpec(
+        "STABLEHLO_RESHAPE",
+        (X,),
+        OUT,
+        _reshape,
+        doc="The same elements in the shape of the output.",
+    ),
+    OperationSpec(
+        "STABLEHLO_BROADCAST_IN_DIM",
+        (X,),
+        OUT,
+        _broadcast_in_dim,
+        (integers("broadcast_dimensions"),),
+        doc="x repeated to the shape of the output, its dimension i becoming dimension broadcast_dimensions[i].",
+    ),
+    OperationSpec(
+        "STABLEHLO_CONCATENATE",
+        (Port("inputs", ANY_NUMBER, "T", variadic=True),),
+        OUT,
+        _concatenate,
+        (integer("dimension"),),
+        doc="The operands one after another along a dimension.",
+    ),
+    OperationSpec(
+        "STABLEHLO_SLICE",
+        (X,),
+        OUT,
+        _slice,
+        (integers("start_indices"), integers("limit_indices"), integers("strides")),
+        doc="Every stride-th element from a start to a limit in each dimension.",
+    ),
+    OperationSpec(
+        "STABLEHLO_DYNAMIC_SLICE",
+        (X, INDICES),
+        OUT,
+        _dynamic_slice,
+        (integers("slice_sizes"),),
+        doc="A block of given sizes from start indices, one scalar a dimension, clamped so that the block fits.",
+    ),
+    OperationSpec(
+        "STABLEHLO_DYNAMIC_UPDATE_SLICE",
+        (X, Port("update", ANY_NUMBER, "T"), INDICES),
+        OUT,
+        like(0),
+        doc="x with a block replaced at start indices, one scalar a dimension, clamped so that the block fits.",
+    ),
+    OperationSpec(
+        "STABLEHLO_PAD",
+        (X, Port("padding_value", ANY_NUMBER, "T")),
+        OUT,
+        _pad,
+        (integers("edge_padding_low"), integers("edge_padding_high"), integers("interior_padding")),
+        doc="x with a scalar added, or elements taken, at the edges, and a scalar put between neighbours.",
+    ),
+    OperationSpec(
+        "STABLEHLO_TRANSPOSE",
+        (X,),
+        OUT,
+        _transpose,
+        (integers("permutation"),),
+        doc="x with its dimensions in another order.",
+    ),
+    OperationSpec(
+        "STABLEHLO_IOTA",
+        (),
+        OUT,
+        declared,
+        (integer("iota_dimension"),),
+        doc="0, 1, 2, ... along a dimension, in the shape of the output.",
+    ),
+    OperationSpec(
+        "STABLEHLO_RNG_BIT_GENERATOR",
+        (Port("state", INT),),
+        (Port("new_state", INT), Port("bits", ANY_NUMBER)),
+        lambda context: fill(context, context.shape(0), context.declared(1)),
+        (choice("algorithm", "DEFAULT", "PHILOX", "THREEFRY"),),
+        doc="Random bits in the shape of the output, and the generator's next state.",
+    ),
+    OperationSpec(
+        "STABLEHLO_CUSTOM_CALL",
+        (Port("inputs", variadic=True),),
+        (Port("results", variadic=True),),
+        declared,
+        (
+            AttributeSpec("call_target_name", "str", ""),
+            flag("has_side_effect"),
+            AttributeSpec("backend_config", "str", ""),
+            integer("api_version"),
+            integers("called_computations"),
+            AttributeSpec("custom_attributes", "bytes", b""),
+        ),
+        doc="A call of something the model does not contain.",
+    ),
+)
