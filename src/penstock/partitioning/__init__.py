@@ -1,6 +1,7 @@
 """The partition stage: decides who runs what. Pure functions from model, devices and policy to a plan."""
 
+from penstock.partitioning.place import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 
-__all__ = ["ExecutionPlan", "ExecutionStep", "Placement", "Policy"]
+__all__ = ["ExecutionPlan", "ExecutionStep", "Placement", "Policy", "place"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -140,4 +140,4 @@ def _device_names(label: str, devices: object) -> tuple[str, ...]:
         or not all(isinstance(n, str) and n for n in names)
     ):
         raise InputError(f"{label} must be a device name or several, not {devices!r}")
-    return tuple(dict.fromkeys(sorted(names) if isinstance(names, Set) else names))
+    return tuple(dict.fromkeys(sorted(names) if isinstance(names, AbstractSet) else names))

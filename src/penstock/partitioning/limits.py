@@ -1,0 +1,149 @@
+"""What the policy and the values allow of the greedy result: sizes, numbers and boundaries of partitions.
+
+A partition that may not stay is refused on its device, with that as the reason, and the rule is asked
+again: its operations go to their next best device, in the end the reference. Refusals only grow, so
+this ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import PlacementError
+from penstock.ir import DType
+from penstock.partitioning.greedy import Costs, Partition, best_device, partitions_of
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import SupportTable
+
+OPAQUE: Final = frozenset({DType.RESOURCE, DType.VARIANT})
+"""Types whose values are handles inside one engine and mean nothing to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """The support table with the refusals that were added, the candidate of each operation, and the partitions."""
+
+    table: SupportTable
+    assignment: tuple[int, ...]
+    partitions: tuple[Partition, ...]
+
+
+def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
+    """The greedy arrangement, changed as little as the policy's limits need.
+
+    Raises `PlacementError` where an operation has no device, or the limits cannot be met.
+    """
+    asked = table
+    assignment = _assign(table, costs, range(len(table.model.operations)))
+    while True:
+        partitions = partitions_of(table.model, assignment, len(table.candidates))
+        complaint, reason, victims = _complaint(table, partitions, policy)
+        if not complaint:
+            return Arrangement(table, tuple(assignment), tuple(partitions))
+        if not victims:
+            return _on_one_device(asked, costs, policy, complaint, reason)
+        for victim in victims:
+            table = table.refuse(victim.operations, victim.device, reason)
+        moved = [index for victim in victims for index in victim.operations]
+        for index, position in zip(moved, _assign(table, costs, moved), strict=True):
+            assignment[index] = position
+
+
+def place_of(table: SupportTable, operation: int) -> str:
+    """An operation for an error message."""
+    model = table.model
+    kind, name = model.operations[operation].type, model.entry.operation_name(operation)
+    return f"subgraph {model.main}, operation {operation} ({kind} {name!r})"
+
+
+def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:
+    best = [best_device(table, costs, index) for index in operations]
+    homeless = [index for index, position in zip(operations, best, strict=True) if position is None]
+    if homeless:
+        message = f"{place_of(table, homeless[0])}: no device may run it"
+        if len(homeless) > 1:
+            message += f", nor {len(homeless) - 1} further operations"
+        if not table.candidates:
+            message += "; no device is given"
+        raise PlacementError(message, table.refusals(homeless[0]))
+    return [position for position in best if position is not None]
+
+
+def _complaint(
+    table: SupportTable, partitions: Sequence[Partition], policy: Policy
+) -> tuple[str, str, list[Partition]]:
+    """What is wrong with *partitions* (empty: nothing), the reason to refuse some of them for it, and
+    those to refuse: none where none can move.
+    """
+    if crossing := _opaque_crossing(table, partitions):
+        return crossing, "its handles cannot pass to another device", []
+    least, most = policy.min_partition_size, policy.max_partitions
+    guests = [p for p in partitions if not table.candidates[p.device].is_reference]
+    guests.sort(key=lambda p: len(p.operations))
+    small = [p for p in guests if len(p.operations) < least]
+    if small:
+        movable = [p for p in small if _can_move(table, p)]
+        complaint = f"{len(small)} partitions have fewer than min_partition_size={least} operations"
+        reason = f"its partition there would be smaller than min_partition_size={least}"
+        return complaint, reason, [p for p in movable if p.device == movable[0].device]
+    if most is not None and len(partitions) > most:
+        complaint = f"{len(partitions)} partitions, where max_partitions={most}"
+        reason = f"its partition there is one more than max_partitions={most} allows"
+        batch = max(1, (len(partitions) - most) // 4)
+        return complaint, reason, [p for p in guests if _can_move(table, p)][:batch]
+    return "", "", []
+
+
+def _can_move(table: SupportTable, partition: Partition) -> bool:
+    return all(len(table.takers(index)) > 1 for index in partition.operations)
+
+
+def _opaque_crossing(table: SupportTable, partitions: Sequence[Partition]) -> str:
+    model = table.model
+    home = {index: at for at, p in enumerate(partitions) for index in p.operations}
+    writers = {
+        operand: home[index]
+        for index, operation in enumerate(model.operations)
+        for operand in operation.outputs
+        if model.operands[operand].dtype in OPAQUE
+    }
+    for index, operation in enumerate(model.operations):
+        for operand in operation.inputs:
+            if writers.get(operand, home[index]) != home[index]:
+                kind = model.operands[operand].dtype.value
+                return f"{place_of(table, index)} would take a {kind} from another device"
+    return ""
+
+
+def _on_one_device(
+    table: SupportTable, costs: Costs, policy: Policy, complaint: str, reason: str
+) -> Arrangement:
+    """Everything on the cheapest device that may run it all and satisfies the policy."""
+    everything = range(len(table.model.operations))
+    best: tuple[float, int] | None = None
+    for position, candidate in enumerate(table.candidates):
+        small = not candidate.is_reference and len(everything) < policy.min_partition_size
+        if small or not all(answer.supported for answer in candidate.answers):
+            continue
+        cost = sum(costs[index][position] for index in everything)
+        if best is None or cost <= best[0]:
+            best = cost, position
+    if best is None:
+        reasons = {
+            c.name: _first_refusal(table, k) or reason for k, c in enumerate(table.candidates)
+        }
+        raise PlacementError(f"{complaint}, and no single device may run everything", reasons)
+    for position in range(len(table.candidates)):
+        if position != best[1]:
+            table = table.refuse(everything, position, reason)
+    assignment = (best[1],) * len(everything)
+    return Arrangement(table, assignment, (Partition(best[1], tuple(everything)),))
+
+
+def _first_refusal(table: SupportTable, position: int) -> str:
+    for index, answer in enumerate(table.candidates[position].answers):
+        if not answer.supported:
+            return f"{place_of(table, index)}: {answer.reason}"
+    return ""

@@ -1,0 +1,140 @@
+"""Cuts: some operations of a model as a model of their own, with the values that cross the boundary.
+
+The order of a cut's inputs and outputs is NNAPI's (section 4.4): inputs are main inputs, then values
+of other cuts, then main outputs that other cuts write; outputs are main outputs, then values for other
+cuts. Within each group it is the model's own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.ir import Attributes, Lifetime, Model, Operand, Operation, Subgraph
+from penstock.ir.operations import spec_of
+from penstock.ir.validate import subgraph_references
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """*operations* of a model as *model*; *inputs* and *outputs* are the operands of the original
+    that its entry inputs and outputs stand for, in order, none twice.
+    """
+
+    operations: tuple[int, ...]
+    model: Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Cutter:
+    """Cuts one model, any number of times.
+
+    *readers* are the operations whose reading counts (None: all): a result that only others read
+    does not cross a boundary.
+    """
+
+    def __init__(self, model: Model, readers: Iterable[int] | None = None) -> None:
+        entry = model.entry
+        self._model, self._entry = model, entry
+        self._input_position = {operand: at for at, operand in enumerate(entry.inputs)}
+        self._output_position = {
+            operand: at for at, operand in reversed(list(enumerate(entry.outputs)))
+        }
+        self._readers: dict[int, set[int]] = {}
+        for index in range(len(entry.operations)) if readers is None else readers:
+            for operand in entry.operations[index].inputs:
+                self._readers.setdefault(operand, set()).add(index)
+
+    def cut(self, operations: Sequence[int]) -> Cut:
+        """The cut with these operations, which must be in an order in which they can run."""
+        entry = self._entry
+        inside = frozenset(operations)
+        chosen = [entry.operations[i] for i in operations]
+        written = {operand for operation in chosen for operand in operation.outputs}
+        read = {operand for operation in chosen for operand in operation.inputs}
+        inputs = sorted(
+            (i for i in read - written if _crosses(entry.operands[i])), key=self._input_order
+        )
+        outputs = sorted((i for i in written if self._leaves(i, inside)), key=self._output_order)
+        lifetimes = dict.fromkeys(written, Lifetime.TEMPORARY_VARIABLE)
+        lifetimes |= dict.fromkeys(inputs, Lifetime.SUBGRAPH_INPUT)
+        lifetimes |= dict.fromkeys(outputs, Lifetime.SUBGRAPH_OUTPUT)
+        kept = sorted(read | written)
+        number = {old: new for new, old in enumerate(kept)}
+        referenced = _closure(self._model, chosen)
+        subgraph = Subgraph(
+            tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in kept),
+            tuple(
+                replace(
+                    _renumber(operation, referenced),
+                    inputs=tuple(number[i] for i in operation.inputs),
+                    outputs=tuple(number[i] for i in operation.outputs),
+                )
+                for operation in chosen
+            ),
+            tuple(number[i] for i in inputs),
+            tuple(number[i] for i in outputs),
+            name=entry.name,
+        )
+        others = (self._carried(old, referenced) for old in referenced)
+        model = Model((subgraph, *others), self._model.pools)
+        return Cut(tuple(operations), model, tuple(inputs), tuple(outputs))
+
+    def _leaves(self, operand: int, inside: frozenset[int]) -> bool:
+        readers = self._readers.get(operand, ())
+        return operand in self._output_position or any(reader not in inside for reader in readers)
+
+    def _input_order(self, operand: int) -> tuple[int, int]:
+        if operand in self._input_position:
+            return 0, self._input_position[operand]
+        if operand in self._output_position:
+            return 2, self._output_position[operand]
+        return 1, operand
+
+    def _output_order(self, operand: int) -> tuple[int, int]:
+        if operand in self._output_position:
+            return 0, self._output_position[operand]
+        return 1, operand
+
+    def _carried(self, index: int, referenced: dict[int, int]) -> Subgraph:
+        subgraph = self._model.subgraphs[index]
+        operations = tuple(_renumber(operation, referenced) for operation in subgraph.operations)
+        return replace(subgraph, operations=operations)
+
+
+def _crosses(operand: Operand) -> bool:
+    return operand.has_value and not operand.is_constant
+
+
+def _with_lifetime(operand: Operand, lifetime: Lifetime | None) -> Operand:
+    if lifetime is None or operand.lifetime is lifetime:
+        return operand
+    return replace(operand, lifetime=lifetime)
+
+
+def _closure(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
+    """The subgraphs that *operations* refer to, directly or not: old index -> index in the cut."""
+    found: dict[int, int] = {}
+    pending = [target for operation in operations for target in subgraph_references(operation)]
+    while pending:
+        index = pending.pop(0)
+        if index not in found:
+            found[index] = len(found) + 1
+            pending += [
+                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
+            ]
+    return found
+
+
+def _renumber(operation: Operation, subgraphs: dict[int, int]) -> Operation:
+    changed = {
+        spec.name: subgraphs[old]
+        for spec in spec_of(operation).attributes
+        if spec.kind == "subgraph"
+        and isinstance(old := operation.attributes.get(spec.name), int)
+        and old != -1
+    }
+    if all(operation.attributes[name] == new for name, new in changed.items()):
+        return operation
+    return replace(operation, attributes=Attributes({**operation.attributes, **changed}))

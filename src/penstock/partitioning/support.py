@@ -1,0 +1,176 @@
+"""Who could run what: every device's answer for every operation, after the policy had its say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.errors import InputError
+from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
+from penstock.ir import DType, Model, Operation
+from penstock.ir.operations import OPERATIONS, spec_of
+from penstock.ir.types import is_static
+from penstock.partitioning.policy import ANY_OPERATION, Policy
+from penstock.partitioning.split import Cutter
+
+REFERENCE_DEVICE: Final = "reference"
+"""The device of last resort, by name: NNAPI's CPU path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device with its *answers*, one for each operation of the entry subgraph. A device that could
+    not be asked refuses everything, with what went wrong as its reason.
+    """
+
+    device: Device
+    name: str
+    capabilities: Capabilities
+    answers: tuple[Support, ...]
+
+    @property
+    def is_reference(self) -> bool:
+        return self.name == REFERENCE_DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class SupportTable:
+    """The candidates in order of placement: as given, the reference device last (NNAPI section 4.1)."""
+
+    model: Model
+    candidates: tuple[Candidate, ...]
+
+    def takers(self, operation: int) -> list[int]:
+        """The candidates, by position, that may run *operation*."""
+        return [k for k, c in enumerate(self.candidates) if c.answers[operation].supported]
+
+    def refusals(self, operation: int) -> dict[str, str]:
+        """Device name -> reason, for the candidates that may not run *operation*."""
+        return {
+            c.name: c.answers[operation].reason
+            for c in self.candidates
+            if not c.answers[operation].supported
+        }
+
+    def refuse(self, operations: Sequence[int], position: int, reason: str) -> SupportTable:
+        """The same table with *operations* refused on one candidate as well."""
+        candidates = list(self.candidates)
+        answers = list(candidates[position].answers)
+        for index in operations:
+            if answers[index].supported:
+                answers[index] = replace_support(answers[index], reason)
+        candidates[position] = replace(candidates[position], answers=tuple(answers))
+        return replace(self, candidates=tuple(candidates))
+
+
+def collect_support(model: Model, devices: Sequence[Device], policy: Policy) -> SupportTable:
+    """Asks every device for every operation of the entry subgraph.
+
+    A device sees only the operations of its feature level: those above are cut out before it is asked,
+    and refused for it (NNAPI section 4.2). An answer of the wrong length or kind, or any exception,
+    makes that device refuse everything. To a yes the policy's accuracy class, the unknown-shape rule
+    (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this order.
+
+    Raises `InputError` for two devices of one name, and for a key of *require* or *forbid* that is
+    neither in the model nor an operation type.
+    """
+    names = [device.name for device in devices]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two devices are named {twice!r}; names must be unique")
+    _check_keys(model, policy)
+    ordered = sorted(devices, key=lambda device: device.name == REFERENCE_DEVICE)
+    return SupportTable(model, tuple(_candidate(model, device, policy) for device in ordered))
+
+
+def replace_support(support: Support, reason: str) -> Support:
+    """*support* turned into a refusal."""
+    return Support(supported=False, reason=reason, accuracy=support.accuracy)
+
+
+def _check_keys(model: Model, policy: Policy) -> None:
+    entry = model.entry
+    known = {ANY_OPERATION, *OPERATIONS}
+    for index, operation in enumerate(entry.operations):
+        known |= {operation.type, operation.key, entry.operation_name(index)}
+    for label, constraint in (("require", policy.require), ("forbid", policy.forbid)):
+        for key in constraint:
+            if key not in known:
+                raise InputError(
+                    f"policy {label}: {key!r} is neither an operation of the model nor an operation type"
+                )
+
+
+def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
+    count = len(model.operations)
+    try:
+        capabilities, level = device.capabilities, device.feature_level
+        answers = _ask(model, device, level)
+    except Exception as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
+        refusal = Support(
+            supported=False, reason=f"cannot be asked: {type(error).__name__}: {error}"
+        )
+        return Candidate(device, device.name, Capabilities(), (refusal,) * count)
+    judged = tuple(
+        _judge(model, i, answers[i], device.name, capabilities, policy) for i in range(count)
+    )
+    return Candidate(device, device.name, capabilities, judged)
+
+
+def _ask(model: Model, device: Device, level: int) -> list[Support]:
+    """The device's own answers; raises whatever it raises, and `ValueError` for what is no answer."""
+    above = {
+        index: needed
+        for index, operation in enumerate(model.operations)
+        if (needed := spec_of(operation).feature_level) is not None and needed > level
+    }
+    below = [index for index in range(len(model.operations)) if index not in above]
+    part = Cutter(model).cut(below).model if above and below else model
+    given = list(device.supported_operations(part)) if below else []
+    if len(given) != len(below):
+        raise ValueError(
+            f"supported_operations gave {len(given)} answers for {len(below)} operations"
+        )
+    if not all(isinstance(answer, Support) for answer in given):
+        raise ValueError("supported_operations gave something other than hal.Support")
+    answers = dict(zip(below, given, strict=True))
+    return [
+        answers[index]
+        if index in answers
+        else Support(
+            supported=False, reason=f"needs feature level {above[index]}; the device has {level}"
+        )
+        for index in range(len(model.operations))
+    ]
+
+
+def _judge(
+    model: Model,
+    index: int,
+    answer: Support,
+    device: str,
+    capabilities: Capabilities,
+    policy: Policy,
+) -> Support:
+    if not answer.supported:
+        return answer if answer.reason else replace_support(answer, "the device gives no reason")
+    operation, name = model.operations[index], model.entry.operation_name(index)
+    kinds = tuple(dict.fromkeys((operation.key, operation.type)))
+    required = policy.required(kinds, name)
+    if ACCURACY_RANK.get(answer.accuracy, -1) < ACCURACY_RANK[policy.accuracy]:
+        reason = f"its accuracy there is {answer.accuracy}; the policy asks for {policy.accuracy}"
+    elif not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
+        reason = "the shape of an output is known at run time only, which the device does not take"
+    elif device in policy.forbidden(kinds, name):
+        reason = "the policy forbids it"
+    elif required is not None and device not in required:
+        reason = f"the policy requires {' or '.join(required)}"
+    else:
+        return answer
+    return replace_support(answer, reason)
+
+
+def _has_unknown_output(model: Model, operation: Operation) -> bool:
+    outputs = (model.operands[i] for i in operation.outputs)
+    return any(not is_static(o.shape) or o.dtype is DType.STRING for o in outputs)
