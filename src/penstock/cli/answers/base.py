@@ -1,0 +1,77 @@
+"""What every task starts from, and what it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.execution.inputs import dequantize
+from penstock.ir import Model, NDArray, Operand
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from penstock.cli.output import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One run's outputs, and what is known about them.
+
+    *operands* describe *arrays*, one each; *indexes* are the operands' places in the model's entry
+    subgraph. *labels* name the classes, where anything does. *top* bounds lists; *minimum* is the least
+    score of a box or key point that is worth showing.
+    """
+
+    model: Model
+    operands: tuple[Operand, ...]
+    indexes: tuple[int, ...]
+    arrays: tuple[NDArray, ...]
+    labels: tuple[str, ...] | None = None
+    top: int = 5
+    minimum: float = 0.3
+
+    def real(self, position: int) -> NDArray:
+        """An output's real values: dequantised where it is quantised."""
+        array, quantization = self.arrays[position], self.operands[position].quantization
+        return array if quantization is None else dequantize(array, quantization)
+
+    def label(self, index: int) -> str | None:
+        """The name of a class."""
+        return (
+            self.labels[index]
+            if self.labels is not None and 0 <= index < len(self.labels)
+            else None
+        )
+
+
+class Answer(Protocol):
+    """A task's answer: *data* for `--json`, *notes* about how it was read out of the outputs."""
+
+    task: str
+    data: dict[str, Any]
+    notes: Sequence[str]
+
+    def show(self, output: Output) -> None:
+        """Prints it for people."""
+        ...
+
+    def draw(self, picture: Image) -> Image | None:
+        """*picture* with the answer drawn into a copy of it; None where there is nothing to draw."""
+        ...
+
+
+def squeezed(array: NDArray) -> NDArray:
+    """*array* without its leading dimensions of 1."""
+    while array.ndim > 1 and array.shape[0] == 1:
+        array = array[0]
+    return array
+
+
+def finite(array: NDArray) -> NDArray:
+    """*array* as float64 with what is not a number turned to -inf, so that it never ranks first."""
+    values = np.asarray(array, np.float64)
+    return np.where(np.isnan(values), -np.inf, values)

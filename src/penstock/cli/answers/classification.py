@@ -1,0 +1,69 @@
+"""Classification: the classes with the highest scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.cli.answers.base import Results, finite
+from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from penstock.cli.output import Output
+
+ROUNDING: Final = 1e-3
+"""How far outside [0, 1] a probability may lie through rounding."""
+
+
+class Classification:
+    """The best classes of the model's one output."""
+
+    task = "classification"
+
+    def __init__(self, results: Results) -> None:
+        scores, note = probabilities(results.real(0).reshape(-1))
+        best = np.argsort(-finite(scores), kind="stable")[: results.top].tolist()
+        top = [{"index": i, "label": results.label(i), "score": float(scores[i])} for i in best]
+        self.data: dict[str, Any] = {"top": top}
+        self.notes: Sequence[str] = [
+            n for n in (note, _label_note(results.labels, scores.size)) if n
+        ]
+
+    def show(self, output: Output) -> None:
+        rows = [
+            (
+                row["index"],
+                "" if row["label"] is None else row["label"],
+                f"{100 * row['score']:.1f} %",
+            )
+            for row in self.data["top"]
+        ]
+        output.table(("class", "label", "probability"), rows)
+
+    def draw(self, picture: Image) -> Image | None:
+        return None
+
+
+def probabilities(values: NDArray) -> tuple[NDArray, str]:
+    """*values* as probabilities, and what was done to them ("" for nothing).
+
+    Values that all lie in [0, 1] are probabilities already: of one class out of all, or of each class
+    by itself. Anything else is taken for logits and goes through softmax.
+    """
+    real = np.asarray(values, np.float64)
+    if real.size == 0 or (real.min() >= -ROUNDING and real.max() <= 1 + ROUNDING):
+        return real, ""
+    shifted = np.exp(real - np.nanmax(real))
+    return shifted / np.nansum(
+        shifted
+    ), "the outputs are not probabilities (they leave [0, 1]): softmax applied"
+
+
+def _label_note(labels: tuple[str, ...] | None, classes: int) -> str:
+    if labels is None or len(labels) == classes:
+        return ""
+    return f"there are {len(labels)} labels for {classes} classes; they may be shifted against each other"

@@ -1,0 +1,74 @@
+"""Which task a model's outputs answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from penstock.cli.answers.base import Answer, Results
+from penstock.cli.answers.classification import Classification
+from penstock.cli.answers.detection import Detection, detection_order
+from penstock.cli.answers.pose import Pose, is_pose
+from penstock.cli.answers.segmentation import Segmentation, is_class_map
+from penstock.cli.answers.summary import Summary
+from penstock.cli.failures import UsageError
+
+TASKS: Final[Mapping[str, Callable[[Results], Answer]]] = MappingProxyType(
+    {
+        "classification": Classification,
+        "detection": Detection,
+        "segmentation": Segmentation,
+        "pose": Pose,
+        "outputs": Summary,
+    }
+)
+
+_PASSING: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "QUANTIZE", "DEQUANTIZE", "CAST"})
+_TO_PROBABILITIES: Final = frozenset({"SOFTMAX", "LOGISTIC"})
+
+
+def recognise(results: Results) -> str:
+    """The name of the task, a key of `TASKS`; "outputs" where nothing else fits."""
+    if detection_order(results) is not None:
+        return "detection"
+    if is_pose(results):
+        return "pose"
+    if is_class_map(results):
+        return "segmentation"
+    if _is_classifier(results):
+        return "classification"
+    return "outputs"
+
+
+def answer(results: Results, task: str | None = None) -> Answer:
+    """The answer, by *task* or else as recognised. Raises `UsageError` for a task the outputs do not fit."""
+    chosen = task or recognise(results)
+    if chosen not in TASKS:
+        raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")
+    try:
+        return TASKS[chosen](results)
+    except (IndexError, ValueError) as error:
+        if task is None:
+            raise
+        raise UsageError(f"the outputs of this model do not fit --task {task}: {error}") from error
+
+
+def _is_classifier(results: Results) -> bool:
+    """One output with one value a class, which has labels or comes from a softmax or logistic function."""
+    if len(results.arrays) != 1:
+        return False
+    array, dtype = results.arrays[0], results.operands[0].dtype
+    numeric = dtype.is_float or dtype.is_integer
+    if not numeric or array.ndim == 0 or array.shape[-1] < 2 or array.size != array.shape[-1]:
+        return False
+    return results.labels is not None or _origin(results) in _TO_PROBABILITIES
+
+
+def _origin(results: Results) -> str | None:
+    """The operation an output comes from, looking through those that only rearrange or rescale."""
+    writers = {o: operation for operation in results.model.operations for o in operation.outputs}
+    operation = writers.get(results.indexes[0])
+    while operation is not None and operation.type in _PASSING:
+        operation = writers.get(operation.inputs[0])
+    return operation.type if operation is not None else None

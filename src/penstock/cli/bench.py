@@ -1,0 +1,155 @@
+"""`penstock bench`: how fast a model runs here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import opening, options
+from penstock.cli.output import Output, milliseconds, output_of, size
+from penstock.errors import NotAvailable
+from penstock.execution.interface import interface_of
+
+if TYPE_CHECKING:
+    from penstock import CompiledModel
+    from penstock.ir import NDArray
+
+DEFAULT_RUNS: Final = 50
+
+
+def bench(
+    context: typer.Context,
+    model: options.ModelFile,
+    inputs: options.Inputs = None,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, metavar="N", help="Most runs to measure.")
+    ] = DEFAULT_RUNS,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", min=0.0, metavar="S", help="Stop measuring after this long."),
+    ] = 10.0,
+    warmup: Annotated[
+        int, typer.Option("--warmup", min=0, metavar="N", help="Runs before measuring.")
+    ] = 2,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Measure candidate placements (not available yet).")
+    ] = False,
+    normalise: options.Normalise = None,
+    device: options.Devices = None,
+    signature: options.SignatureName = None,
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Measure MODEL: time a run (median, p90, p99), throughput, load and compile time, peak memory."""
+    from penstock.cli.feed import Wishes, feed, parse_normalisation
+
+    if tune:
+        raise NotAvailable("'bench --tune' is not available yet in this version")
+    output = output_of(context)
+    wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    loaded = opening.load(model)
+    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
+    operands = interface_of(entered, signature).inputs
+    given = inputs or (["random"] if operands else [])
+    fed = feed(given, operands, entered.metadata.inputs, wishes)
+    compiled, compile_ns = opening.compile_model(
+        entered,
+        devices=device,
+        signature=signature,
+        threads=threads,
+        operands=operands,
+        arrays=fed.arrays,
+    )
+    with compiled:
+        durations = measure(output, compiled, fed.arrays, runs=runs, seconds=seconds, warmup=warmup)
+        summary = compiled.plan.summary()
+        plan = json.loads(compiled.plan.to_json())
+    statistics = summarise(durations)
+    memory = peak_memory()
+    data = {
+        "load_ns": loaded.load_ns,
+        "compile_ns": compile_ns,
+        "warmup": warmup,
+        **statistics,
+        "peak_memory_bytes": memory,
+    }
+    output.table(("measure", "value"), table_rows(data))
+    output.notes(fed.notes)
+    output.line(f"plan: {summary}", "dim")
+    output.json({**data, "inputs": fed.sources, "notes": fed.notes, "plan": plan})
+
+
+def measure(
+    output: Output,
+    compiled: CompiledModel,
+    arrays: Sequence[NDArray],
+    *,
+    runs: int,
+    seconds: float,
+    warmup: int,
+) -> list[int]:
+    """Nanoseconds of each measured run: *runs* of them, or fewer when *seconds* are over after one."""
+    durations: list[int] = []
+    with output.progress() as progress:
+        bar = progress.add_task("warm-up", total=warmup + runs)
+        for _ in range(warmup):
+            compiled.run(arrays)
+            progress.advance(bar)
+        progress.update(bar, description="measuring")
+        end = time.perf_counter() + seconds
+        while len(durations) < runs and (not durations or time.perf_counter() < end):
+            began = time.perf_counter_ns()
+            compiled.run(arrays)
+            durations.append(time.perf_counter_ns() - began)
+            progress.advance(bar)
+    return durations
+
+
+def summarise(durations: Sequence[int]) -> dict[str, Any]:
+    """Runs, median, p90, p99, least and greatest in nanoseconds, and runs a second."""
+    import numpy as np
+
+    values = np.array(durations, np.float64)
+    median, p90, p99 = (float(v) for v in np.percentile(values, (50, 90, 99)))
+    return {
+        "runs": len(durations),
+        "median_ns": median,
+        "p90_ns": p90,
+        "p99_ns": p99,
+        "min_ns": float(values.min()),
+        "max_ns": float(values.max()),
+        "runs_per_second": len(durations) / (float(values.sum()) / 1e9),
+    }
+
+
+def table_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """The measures for people."""
+    memory = data["peak_memory_bytes"]
+    rows: list[tuple[str, str]] = [
+        ("load", milliseconds(data["load_ns"])),
+        ("compile", milliseconds(data["compile_ns"])),
+    ]
+    rows += [(name, milliseconds(data[f"{name}_ns"])) for name in ("median", "p90", "p99")]
+    rows += [
+        ("throughput", f"{data['runs_per_second']:.1f} runs/s"),
+        ("peak memory", "not known on this system" if memory is None else size(memory)),
+        ("measured runs", f"{data['runs']} after {data['warmup']} of warm-up"),
+    ]
+    return rows
+
+
+def peak_memory() -> int | None:
+    """The most memory this process has held at once, in bytes; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    usage: Callable[[int], Any] = resource.getrusage
+    return int(usage(resource.RUSAGE_SELF).ru_maxrss) * unit

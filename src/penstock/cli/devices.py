@@ -1,0 +1,48 @@
+"""`penstock devices`: every device that a driver offers, usable or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+import penstock
+from penstock.cli.output import output_of
+
+if TYPE_CHECKING:
+    from penstock import DeviceInfo
+
+
+def devices(context: typer.Context) -> None:
+    """List every device, and why it cannot be used where it cannot."""
+    output = output_of(context)
+    found = penstock.devices()
+    output.table(
+        ("device", "type", "version", "driver", "usable"),
+        [(d.name, d.type, d.version, d.driver, usable(d)) for d in found],
+    )
+    output.json({"devices": [describe(d) for d in found]})
+
+
+def usable(device: DeviceInfo) -> str:
+    """`yes`, `when named`, or `no: ` and the reason."""
+    if not device.usable:
+        return f"no: {device.reason}"
+    return "when named" if device.only_when_named else "yes"
+
+
+def describe(device: DeviceInfo) -> dict[str, Any]:
+    """What `--json` says about a device."""
+    import msgspec
+
+    return {
+        "name": device.name,
+        "type": device.type,
+        "version": device.version,
+        "usable": device.usable,
+        "reason": device.reason,
+        "only_when_named": device.only_when_named,
+        "driver": device.driver,
+        "feature_level": device.feature_level,
+        "capabilities": msgspec.to_builtins(device.capabilities),
+    }

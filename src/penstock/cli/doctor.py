@@ -1,0 +1,160 @@
+"""`penstock doctor`: what is here, what works, and what holds it back."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+import penstock
+from penstock import knobs
+from penstock.cli.devices import describe, usable
+from penstock.cli.knobs import describe as describe_knob
+from penstock.cli.output import output_of, size
+from penstock.errors import NotAvailable
+from penstock.runtime import allowed_threads
+
+PACKAGES: Final = (
+    "penstock",
+    "numpy",
+    "ml-dtypes",
+    "msgspec",
+    "flatbuffers",
+    "platformdirs",
+    "typer",
+    "rich",
+    "pillow",
+)
+"""What Penstock needs."""
+
+ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx")
+"""Engines that a driver or a comparison may use when they are installed."""
+
+
+def doctor(
+    context: typer.Context,
+    last_crash: Annotated[
+        bool, typer.Option("--last-crash", help="The last crash (not available yet).")
+    ] = False,
+    capsule: Annotated[
+        str | None,
+        typer.Option(
+            "--capsule", metavar="FILE", help="Write a crash capsule (not available yet)."
+        ),
+    ] = None,
+) -> None:
+    """Say what is installed, which drivers work and why others do not, and which limits hold."""
+    if last_crash or capsule is not None:
+        raise NotAvailable(
+            f"'doctor {'--last-crash' if last_crash else '--capsule'}' is not available yet"
+        )
+    output = output_of(context)
+    data = examine()
+    output.table(("system", ""), [(k, v) for k, v in data["system"].items()])
+    output.table(
+        ("package", "version"), [(k, v or "not installed") for k, v in data["packages"].items()]
+    )
+    found = penstock.devices()
+    output.table(
+        ("device", "type", "version", "feature level", "usable"),
+        [(d.name, d.type, d.version, d.feature_level, usable(d)) for d in found],
+    )
+    limits = data["limits"]
+    memory = limits["cgroup_memory_bytes"]
+    output.table(
+        ("limit", "value"),
+        [
+            ("processors", limits["processors"]),
+            ("processors this process may use", limits["affinity"]),
+            (
+                "cgroup CPU quota",
+                "none" if limits["cgroup_cpus"] is None else f"{limits['cgroup_cpus']:g} CPUs",
+            ),
+            ("OMP_NUM_THREADS", limits["omp_num_threads"] or "not set"),
+            ("threads a driver gets", limits["threads"]),
+            ("cgroup memory", "no limit" if memory is None else size(memory)),
+        ],
+    )
+    if data["knobs"]:
+        rows = [(k["name"], k["value"], k["default"], k["source"]) for k in data["knobs"]]
+        output.table(("changed knob", "value", "default", "from"), rows)
+    else:
+        output.line("knobs: all at their defaults")
+    output.json(data)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `--json` prints."""
+    every = [describe_knob(name) for name in knobs.KNOBS]
+    return {
+        "system": {
+            "python": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "platform": platform.platform(),
+            "machine": platform.machine(),
+            "executable": sys.executable,
+        },
+        "packages": {name: installed(name) for name in (*PACKAGES, *ENGINES)},
+        "devices": [describe(d) for d in penstock.devices()],
+        "limits": limits(),
+        "knobs": [k for k in every if k["source"] != "default"],
+        "settings_file": str(knobs.settings_path()),
+    }
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
+    """Processors, threads and memory this process may use; None where nothing limits them.
+
+    Reads cgroup v2 files (`cpu.max`, `memory.max`), else those of v1.
+    """
+    affinity = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return {
+        "processors": os.cpu_count(),
+        "affinity": affinity,
+        "cgroup_cpus": _cgroup_cpus(cgroup),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "threads": allowed_threads(),
+        "cgroup_memory_bytes": _cgroup_memory(cgroup),
+    }
+
+
+def _cgroup_cpus(cgroup: Path) -> float | None:
+    text = _read(cgroup / "cpu.max")
+    if text is None:
+        quota, period = (
+            _read(cgroup / "cpu" / "cpu.cfs_quota_us"),
+            _read(cgroup / "cpu" / "cpu.cfs_period_us"),
+        )
+        text = f"{quota} {period}"
+    quota, _, period = text.partition(" ")
+    if not quota.isdigit() or not (period or "").isdigit() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _cgroup_memory(cgroup: Path) -> int | None:
+    text = _read(cgroup / "memory.max") or _read(cgroup / "memory" / "memory.limit_in_bytes")
+    if text is None or not text.isdigit():
+        return None
+    # cgroup v1 says "no limit" with the largest multiple of the page size.
+    return int(text) if int(text) < 2**60 else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,60 @@
+"""What the command line itself finds wrong, and which exit code each error means."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.errors import InputError, ModelError, NotAvailable, PenstockError, UnknownSignature
+
+DONE: Final = 0
+WORK_FAILED: Final = 1
+USAGE: Final = 2
+BAD_FILE: Final = 3
+INTERRUPTED: Final = 130
+
+
+class UsageError(PenstockError):
+    """The command was called in a way it cannot answer."""
+
+
+class FileError(InputError):
+    """A file given on the command line is missing, unreadable, or does not fit the model."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+
+
+def exit_code(error: BaseException) -> int:
+    """1: the work failed, 2: usage, 3: bad input file, 130: interrupted."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, UsageError | NotAvailable | UnknownSignature):
+        return USAGE
+    if isinstance(error, FileError | ModelError):
+        return BAD_FILE
+    return WORK_FAILED
+
+
+def message(error: BaseException) -> str:
+    """The error in one line. Errors that are nobody's on purpose are named with their class."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, PenstockError):
+        return text or type(error).__name__
+    return (
+        f"internal error: {type(error).__name__}: {text}"
+        if text
+        else f"internal error: {type(error).__name__}"
+    )
+
+
+def name(error: BaseException) -> str:
+    """The class of the defect: a `FileError` about a model's content is named for what it found there."""
+    cause = error.__cause__
+    return type(cause if isinstance(cause, ModelError) else error).__name__
+
+
+def os_reason(error: OSError) -> str:
+    """Why a file could not be opened or read, in the system's words."""
+    return error.strerror or str(error) or type(error).__name__

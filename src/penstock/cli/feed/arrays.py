@@ -1,0 +1,146 @@
+"""Arrays: `.npy` and `.npz` files without pickles, and seeded random values."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+
+from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.execution.inputs import fits
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.show import show_operand, show_shape
+from penstock.ir.types import dtype_of
+
+RANDOM_DIMENSION: Final = 1
+"""What `random` takes for a dimension the model leaves unknown."""
+
+MAX_BYTES: Final = 2**31
+"""An array of more bytes is refused before it is read."""
+
+CHUNK: Final = 2**20
+
+_WORDS: Final = (b"gate", b"pipe", b"river", b"turbine", b"water")
+
+
+def read_npy(path: Path, operand: Operand) -> NDArray:
+    """The one array of an `.npy` file, if it fits *operand*. Raises `FileError`."""
+    try:
+        with path.open("rb") as stream:
+            return _read(stream, path, operand)
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None
+
+
+def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
+    """An array for each of *operands*, by name, or by position where the file has exactly as many.
+
+    Raises `FileError`.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+            wanted = [o.name for o in operands]
+            if not (all(wanted) and set(wanted) <= set(names)):
+                if len(names) != len(operands):
+                    raise FileError(path, f"holds {_list(names)}; the model needs {_list(wanted)}")
+                wanted = names
+            return [_read_entry(archive, n, path, o) for n, o in zip(wanted, operands, strict=True)]
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise FileError(path, f"not an .npz file: {error}") from None
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None
+
+
+def _read_entry(archive: zipfile.ZipFile, name: str, path: Path, operand: Operand) -> NDArray:
+    try:
+        with archive.open(f"{name}.npy") as stream:
+            return _read(stream, path, operand)
+    except (RuntimeError, zipfile.BadZipFile) as error:
+        raise FileError(path, f"entry {name!r} cannot be read: {error}") from None
+
+
+def _read(stream: IO[bytes], path: Path, operand: Operand) -> NDArray:
+    """The header is checked against the operand before room for the values is made."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:
+            raise FileError(
+                path, f"version {version[0]}.{version[1]} of the .npy format is not known"
+            )
+    except (ValueError, EOFError, TypeError) as error:
+        raise FileError(path, f"not an .npy file: {' '.join(str(error).split())}") from None
+    check(path, operand, dtype, shape)
+    data = _exactly(stream, math.prod(shape) * dtype.itemsize, path)
+    array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    if operand.dtype is DType.STRING:
+        encoded: NDArray = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+        return encoded.astype(object)
+    return np.ascontiguousarray(array, dtype=operand.dtype.numpy)
+
+
+def _exactly(stream: IO[bytes], nbytes: int, path: Path) -> bytearray:
+    if nbytes > MAX_BYTES:
+        raise FileError(
+            path, f"declares {nbytes:,} bytes of values; at most {MAX_BYTES:,} are read"
+        )
+    data = bytearray()
+    while len(data) < nbytes:
+        part = stream.read(min(nbytes - len(data), CHUNK))
+        if not part:
+            raise FileError(path, f"ends after {len(data):,} of {nbytes:,} bytes of values")
+        data += part
+    return data
+
+
+def check(path: Path, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raises `FileError` unless an array of this dtype and shape may be given for *operand*."""
+    given = f"{dtype.name}{show_shape(shape)}"
+    if dtype.hasobject:
+        raise FileError(path, "holds Python objects, which are not read")
+    same = dtype_of(dtype.newbyteorder("=")) is operand.dtype
+    if not same or not fits(shape, operand.shape):
+        raise FileError(
+            path, f"holds {given}; input {operand.name!r} needs {show_operand(operand)}"
+        )
+
+
+def random_array(operand: Operand, generator: np.random.Generator) -> NDArray:
+    """Values of the operand's type: floats in [-1, 1), 8- and 16-bit integers over their full range,
+    wider ones 0 or 1 (they are often indexes), booleans, short words. Unknown dimensions are 1.
+    """
+    if operand.shape is None:
+        raise UsageError(f"input {operand.name!r} has no fixed rank; random cannot fill it")
+    shape = tuple(RANDOM_DIMENSION if d is None else d for d in operand.shape)
+    dtype = operand.dtype
+    if dtype.is_float:
+        return generator.uniform(-1, 1, shape).astype(np.float32).astype(dtype.numpy)
+    if dtype is DType.BOOL:
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    if dtype is DType.STRING:
+        words = np.empty(shape, object)
+        words[...] = np.array(_WORDS, object)[generator.integers(0, len(_WORDS), shape)]
+        return words
+    if dtype.is_integer:
+        if (dtype.bits or 64) > 16:
+            return generator.integers(0, 2, shape).astype(dtype.numpy)
+        limits = np.iinfo(f"{'u' if dtype.value.startswith('u') else ''}int16")
+        bits = dtype.bits or 8
+        low, high = int(limits.min) >> (16 - bits), int(limits.max) >> (16 - bits)
+        return generator.integers(low, high + 1, shape).astype(dtype.numpy)
+    if dtype in {DType.COMPLEX64, DType.COMPLEX128}:
+        return (generator.uniform(-1, 1, shape) + 1j * generator.uniform(-1, 1, shape)).astype(
+            dtype.numpy
+        )
+    raise UsageError(f"input {operand.name!r} is {dtype.value}; random cannot make one")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -1,0 +1,124 @@
+"""The application: the root options, the commands, and what an error looks like from outside."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from penstock.cli import failures
+from penstock.cli.bench import bench
+from penstock.cli.devices import devices
+from penstock.cli.doctor import doctor
+from penstock.cli.dump import dump
+from penstock.cli.inspect import inspect
+from penstock.cli.knobs import knobs
+from penstock.cli.later import ANYTHING, cache, compare, replay
+from penstock.cli.output import Output
+from penstock.cli.plan import plan
+from penstock.cli.run import run
+
+EVERYWHERE: Final = ("--json", "--debug")
+"""Options of the root that may stand anywhere on the line."""
+
+EPILOG: Final = (
+    "Every command takes --json (one JSON object instead of tables) and --debug (a traceback with errors). "
+    "Exit codes: 0 done, 1 the work failed, 2 usage, 3 bad input file."
+)
+
+
+class PenstockGroup(TyperGroup):
+    """The root command: lets `EVERYWHERE` stand anywhere, and turns errors into one line and a code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = hoist(list(sys.argv[1:] if args is None else args))
+        try:
+            code = super().main(
+                given, prog_name or "penstock", complete_var, False, windows_expand_args, **extra
+            )
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, it is one line
+            fail(error, as_json="--json" in given, debug="--debug" in given)
+        sys.exit(code if isinstance(code, int) else failures.DONE)
+
+
+def hoist(args: list[str]) -> list[str]:
+    """*args* with the options of `EVERYWHERE` in front; what follows `--` stays as it is."""
+    end = args.index("--") if "--" in args else len(args)
+    front = [a for a in args[:end] if a in EVERYWHERE]
+    return [*dict.fromkeys(front), *(a for a in args[:end] if a not in EVERYWHERE), *args[end:]]
+
+
+def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
+    """Prints *error* as one line on stderr, after its traceback with *debug*, and exits with its code."""
+    if isinstance(error, BrokenPipeError):
+        # The reader has gone; Python would complain once more while it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(failures.WORK_FAILED)
+    if isinstance(error, typer.TyperException):
+        code, text = error.exit_code, " ".join(error.format_message().split())
+    else:
+        code, text = failures.exit_code(error), failures.message(error)
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    typer.echo(f"penstock: error: {text}", err=True)
+    if as_json:
+        Output(as_json=True).json({"error": {"type": failures.name(error), "message": text}})
+    sys.exit(code)
+
+
+app = typer.Typer(
+    cls=PenstockGroup,
+    name="penstock",
+    help="Run neural networks on every accelerator this machine has.",
+    epilog=EPILOG,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Annotated[  # noqa: ARG001  # the group reads it, also when parsing fails
+        bool, typer.Option("--debug", help="Print a traceback with an error.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    context.obj = Output(as_json=json)
+    if version:
+        from importlib.metadata import version as installed
+
+        number = installed("penstock")
+        context.obj.line(f"penstock {number}")
+        context.obj.json({"version": number})
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+for command in (run, inspect, plan, dump, bench, devices, doctor, knobs):
+    app.command()(command)
+for command in (compare, replay, cache):
+    app.command(context_settings=dict(ANYTHING))(command)
+
+
+def main() -> None:
+    """The `penstock` program."""
+    app()

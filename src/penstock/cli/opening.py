@@ -1,0 +1,69 @@
+"""Loading and compiling for the commands, each timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.cli.failures import FileError, os_reason
+from penstock.errors import ModelError
+from penstock.ir import Model
+from penstock.ir.types import is_static
+
+if TYPE_CHECKING:
+    from penstock import CompiledModel
+    from penstock.ir import NDArray, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, the file it came from, and how long loading took."""
+
+    model: Model
+    path: str
+    load_ns: int
+
+
+def load(path: str) -> Loaded:
+    """Raises `FileError`, from the `ModelError` where the content is at fault."""
+    began = time.perf_counter_ns()
+    try:
+        model = penstock.load(path)
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None
+    except ModelError as error:
+        raise FileError(path, str(error)) from error
+    return Loaded(model, path, time.perf_counter_ns() - began)
+
+
+def compile_model(
+    model: Model,
+    *,
+    devices: Sequence[str] | None = None,
+    signature: str | None = None,
+    threads: int | None = None,
+    operands: Sequence[Operand] = (),
+    arrays: Sequence[NDArray] = (),
+    progress: Any = None,
+) -> tuple[CompiledModel, int]:
+    """The compiled model and how long that took, in nanoseconds.
+
+    Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
+    *operands*.
+    """
+    shapes = {
+        o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
+    }
+    began = time.perf_counter_ns()
+    compiled = penstock.compile(
+        model,
+        devices=list(devices) if devices else None,
+        signature=signature,
+        num_threads=threads,
+        shapes=shapes or None,
+        progress=progress,
+    )
+    return compiled, time.perf_counter_ns() - began

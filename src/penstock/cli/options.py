@@ -1,0 +1,49 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+ModelFile: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A .tflite file.")]
+
+Inputs: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[INPUT]...",
+        help="For each model input a picture (PNG, JPEG, BMP), a WAV file, .npy, .npz, or random.",
+    ),
+]
+
+Devices: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        "-d",
+        metavar="NAME",
+        help="Place on this device only; repeat for several, preferred first.",
+    ),
+]
+
+SignatureName: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--signature", metavar="NAME", help="Enter the model through this signature."),
+]
+
+Threads: TypeAlias = Annotated[
+    int | None, typer.Option("--threads", min=1, metavar="N", help="Threads a driver may use.")
+]
+
+Seed: TypeAlias = Annotated[
+    int, typer.Option("--seed", min=0, metavar="N", help="Seed of random inputs.")
+]
+
+Normalise: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--normalise",
+        metavar="HOW",
+        help="How pictures are normalised: raw, unit, pm1, imagenet, f255, bgr, bgr255, m127d128 or MEAN,STD.",
+    ),
+]

@@ -1,0 +1,151 @@
+"""What commands print: tables and lines for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH: Final = 2000
+"""Columns assumed where no terminal says how wide it is, so that nothing is wrapped or cut."""
+
+NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
+"""A number, possibly with a unit: what a column must hold to be right-aligned."""
+
+
+class Output:
+    """Where the answer of one command goes. Lines and tables are silent with `--json`."""
+
+    def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
+        self.as_json = as_json
+        self._console = console or _console()
+
+    @property
+    def console(self) -> Console:
+        return self._console
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line for people; *text* is printed as it is."""
+        if not self.as_json:
+            self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """What the user should know about how the answer came about."""
+        for note in notes:
+            self.line(f"note: {note}", "yellow")
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+    ) -> None:
+        """A table: boxed on a terminal, plain aligned columns elsewhere."""
+        if not self.as_json:
+            self._console.print(make_table(columns, rows, title, boxed=self._console.is_terminal))
+
+    def json(self, value: Mapping[str, Any]) -> None:
+        """The one object a command prints with `--json`; nothing otherwise."""
+        if self.as_json:
+            typer.echo(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
+
+    def progress(self) -> Progress:
+        """A progress bar, visible on a terminal only."""
+        console = Console(stderr=True)
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=self.as_json or not console.is_terminal,
+        )
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    return (
+        console
+        if console.is_terminal
+        else Console(highlight=False, markup=False, emoji=False, width=PIPE_WIDTH)
+    )
+
+
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", *, boxed: bool = True
+) -> Table:
+    """A rich table; numbers are right-aligned."""
+    content = [[_cell(value) for value in row] for row in rows]
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=box.ROUNDED if boxed else None,
+        pad_edge=boxed,
+        header_style="bold",
+    )
+    for position, name in enumerate(columns):
+        numeric = bool(content) and all(_is_number(row[position]) for row in content)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in content:
+        table.add_row(*(Text(value) for value in row))
+    return table
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _is_number(text: str) -> bool:
+    return not text or NUMBER.fullmatch(text) is not None
+
+
+def jsonable(value: Any) -> Any:
+    """*value* in JSON's types: arrays become lists, numbers that JSON cannot say become null."""
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return jsonable(value.tolist())
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def output_of(context: typer.Context) -> Output:
+    """The output that the root command prepared."""
+    found = context.find_object(Output)
+    return found if found is not None else Output()
+
+
+def milliseconds(nanoseconds: float) -> str:
+    """`3.2 ms`, with as many digits as mean something."""
+    value = nanoseconds / 1e6
+    return (
+        f"{value:.3f} ms"
+        if value < 1
+        else f"{value:.1f} ms"
+        if value < 1000
+        else f"{value / 1000:.2f} s"
+    )
+
+
+def size(nbytes: float) -> str:
+    """`3.4 MiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"

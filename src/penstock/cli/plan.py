@@ -1,0 +1,86 @@
+"""`penstock plan`: which operation runs where, and why not elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import opening, options
+from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli.output import make_table, output_of
+
+if TYPE_CHECKING:
+    from penstock import ExecutionPlan
+
+SVG_WIDTH = 120
+
+
+def plan(
+    context: typer.Context,
+    model: options.ModelFile,
+    dot: Annotated[
+        str | None, typer.Option("--dot", metavar="F", help="Write the plan as a Graphviz graph.")
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="F", help="Write the plan's table as SVG.")
+    ] = None,
+    device: options.Devices = None,
+    signature: options.SignatureName = None,
+) -> None:
+    """Show where each operation of MODEL runs, and each device's reason where it does not."""
+    output = output_of(context)
+    if dot is not None and svg is not None:
+        raise UsageError("--dot and --svg cannot be asked for together")
+    loaded = opening.load(model)
+    compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
+    with compiled:
+        made = compiled.plan
+    output.table(("operation", "type", "name", "device", "not on"), rows(made))
+    output.line(f"plan: {made.summary()}")
+    output.json({"plan": json.loads(made.to_json())})
+    if dot is not None:
+        _write(Path(dot), made.to_dot())
+    if svg is not None:
+        _write(Path(svg), svg_of(made, f"penstock plan {Path(model).name}"))
+
+
+def rows(plan: ExecutionPlan) -> list[tuple[int, str, str, str, str]]:
+    """A row an operation, with every device's reason against it."""
+    return [
+        (
+            p.index,
+            p.type,
+            p.name,
+            p.device,
+            "; ".join(f"{name}: {why}" for name, why in p.reasons.items()),
+        )
+        for p in plan.operations
+    ]
+
+
+def svg_of(plan: ExecutionPlan, title: str) -> str:
+    """The plan's table as a picture of a terminal."""
+    from rich.console import Console
+
+    console = Console(
+        record=True,
+        width=SVG_WIDTH,
+        file=io.StringIO(),
+        force_terminal=True,
+        highlight=False,
+        markup=False,
+    )
+    console.print(make_table(("operation", "type", "name", "device", "not on"), rows(plan)))
+    console.print(f"plan: {plan.summary()}")
+    return console.export_svg(title=title)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None

@@ -1,0 +1,192 @@
+"""`penstock run`: one model, one set of inputs, an answer in words."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import opening, options
+from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli.labels import model_labels, read_labels
+from penstock.cli.output import Output, milliseconds, output_of
+from penstock.execution.interface import interface_of
+
+if TYPE_CHECKING:
+    from penstock import CompiledModel, Outputs
+    from penstock.cli.answers import Answer, Results
+    from penstock.cli.feed import Fed
+
+
+def run(
+    context: typer.Context,
+    model: options.ModelFile,
+    inputs: options.Inputs = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="F", help="A label a line.")
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", min=1, metavar="N", help="Classes or boxes shown.")
+    ] = 5,
+    normalise: options.Normalise = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="F",
+            help="Write the picture with the answer drawn in, or .npz: the outputs.",
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="F", help="Write a Chrome trace (JSON) of the run."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="classification, detection, segmentation, pose or outputs.",
+        ),
+    ] = None,
+    min_score: Annotated[
+        float,
+        typer.Option("--min-score", metavar="S", help="Least score of a box or key point, 0 to 1."),
+    ] = 0.3,
+    device: options.Devices = None,
+    signature: options.SignatureName = None,
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Run MODEL once and say what it sees."""
+    from penstock.cli.answers import TASKS, Results, answer
+    from penstock.cli.feed import Wishes, feed, parse_normalisation
+
+    output = output_of(context)
+    if task is not None and task not in TASKS:
+        raise UsageError(f"--task {task!r} is not one of {', '.join(TASKS)}")
+    wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    given_labels = read_labels(Path(labels)) if labels is not None else None
+    loaded = opening.load(model)
+    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
+    operands = interface_of(entered, signature).inputs
+    fed = feed(inputs or (), operands, entered.metadata.inputs, wishes)
+    compiled, compile_ns = opening.compile_model(
+        entered,
+        devices=device,
+        signature=signature,
+        threads=threads,
+        operands=operands,
+        arrays=fed.arrays,
+    )
+    with compiled:
+        began = time.perf_counter_ns()
+        outputs = compiled.run(fed.arrays)
+        times = {
+            "load": loaded.load_ns,
+            "compile": compile_ns,
+            "run": time.perf_counter_ns() - began,
+        }
+        interface = interface_of(compiled.model, signature)
+        entry = compiled.model.entry
+        results = Results(
+            compiled.model,
+            interface.outputs,
+            tuple(entry.ordinary_outputs[i] for i in interface.output_positions),
+            tuple(outputs),
+            given_labels if given_labels is not None else model_labels(entered.metadata),
+            top,
+            min_score,
+        )
+        found = answer(results, task)
+        if out is not None:
+            write_out(Path(out), found, fed, results)
+        if trace is not None:
+            write_trace(Path(trace), compiled, outputs, times)
+        report(output, found, fed, compiled, outputs, times)
+
+
+def report(
+    output: Output,
+    found: Answer,
+    fed: Fed,
+    compiled: CompiledModel,
+    outputs: Outputs,
+    times: dict[str, int],
+) -> None:
+    """The answer, what was assumed on the way, the plan in one line, the time."""
+    notes = [*fed.notes, *found.notes]
+    found.show(output)
+    output.notes(notes)
+    output.line(f"plan: {compiled.plan.summary()}", "dim")
+    output.line(
+        "time: " + ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items()), "dim"
+    )
+    described: list[dict[str, Any]] = [
+        {"name": o.name, "dtype": str(a.dtype), "shape": list(a.shape)}
+        for o, a in zip(compiled.outputs, outputs, strict=True)
+    ]
+    output.json(
+        {
+            "task": found.task,
+            **found.data,
+            "inputs": fed.sources,
+            "outputs": described,
+            "plan": json.loads(compiled.plan.to_json()),
+            "receipt": json.loads(outputs.receipt.to_json()),
+            "notes": notes,
+            "seconds": {name: ns / 1e9 for name, ns in times.items()},
+        }
+    )
+
+
+def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
+    """The outputs as `.npz`, or the picture with the answer drawn into it.
+
+    Raises `UsageError` where there is nothing to draw, or into, `FileError` when *path* cannot be written.
+    """
+    import numpy as np
+
+    if path.suffix == ".npz":
+        names = [o.name for o in results.operands]
+        keys = [n if n and names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
+        if any(a.dtype.hasobject for a in results.arrays):
+            raise UsageError(f"--out {path}: outputs of strings cannot be written as .npz")
+        _write(
+            path,
+            lambda: np.savez(
+                path, allow_pickle=False, **dict(zip(keys, results.arrays, strict=True))
+            ),
+        )
+        return
+    drawn = found.draw(fed.picture) if fed.picture is not None else None
+    if drawn is None:
+        raise UsageError(
+            f"--out {path}: only a detection, segmentation or pose of a picture can be drawn, and this is "
+            f"{found.task}; a name that ends in .npz takes the outputs of any model"
+        )
+    try:
+        _write(path, lambda: drawn.save(path))
+    except ValueError:
+        raise UsageError(f"--out {path}: the name must end in .png, .jpg, .bmp or .npz") from None
+
+
+def write_trace(
+    path: Path, compiled: CompiledModel, outputs: Outputs, times: dict[str, int]
+) -> None:
+    """The Chrome trace of load, compile and run."""
+    from penstock.cli.trace import chrome_trace
+
+    text = json.dumps(chrome_trace(times, compiled.receipt, outputs.receipt, compiled.plan))
+    _write(path, lambda: path.write_text(text, "utf-8"))
+
+
+def _write(path: Path, action: Callable[[], object]) -> None:
+    try:
+        action()
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None
