@@ -308,26 +308,25 @@ def _to_stored(value: Any, operand: Operand, copies: list[CopyReceipt]) -> Any:
     return quantize(array, operand.quantization, operand.dtype)
 
 
-def _checked_target(value: NDArray, operand: Operand, position: int) -> NDArray:
-    good = (
+def _checked_target(value: object, operand: Operand, position: int) -> NDArray:
+    if (
         isinstance(value, np.ndarray)
         and value.dtype == operand.dtype.numpy
         and fits(value.shape, operand.shape)
         and value.flags.c_contiguous
         and value.flags.writeable
         and operand.dtype is not DType.STRING
+    ):
+        return value
+    given = (
+        f"{value.dtype}{list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else type(value).__name__
     )
-    if not good:
-        given = (
-            f"{value.dtype}{list(value.shape)}"
-            if isinstance(value, np.ndarray)
-            else type(value).__name__
-        )
-        raise InputError(
-            f"out for output {position} ({operand.name}) must be a writable C-contiguous "
-            f"{operand.dtype.value} array of shape {operand.shape}, not {given}"
-        )
-    return value
+    raise InputError(
+        f"out for output {position} ({operand.name}) must be a writable C-contiguous "
+        f"{operand.dtype.value} array of shape {operand.shape}, not {given}"
+    )
 
 
 def _receipt(trace: Trace, wall_ns: int) -> Receipt:

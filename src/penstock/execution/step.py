@@ -269,7 +269,7 @@ def _sized(operand: Operand) -> bool:
 
 def _shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:
     if operand.dtype is DType.STRING:
-        return unpack_strings(memoryview(flat).toreadonly(), shape)
+        return unpack_strings(flat.data.toreadonly(), shape)
     dtype = operand.dtype.numpy
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if nbytes > flat.nbytes:

@@ -14,7 +14,7 @@ from penstock.execution.state import State
 from penstock.execution.step import StepRunner, Trace
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
 from penstock.ir import NDArray
-from penstock.ir.types import is_static
+from penstock.ir.types import static_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Variant:
         self.outputs = entry.ordinary_outputs
         self._constants = {
             i: self.model.constant(entry.operands[i])
-            for i in set(self.outputs)
+            for i in entry.outputs
             if entry.operands[i].is_constant
         }
         self._forwarded = frozenset(i for i in self.outputs if i in entry.inputs)
@@ -57,7 +57,7 @@ class Variant:
         self._slots = tuple(
             _Slot(i, offset, nbytes, entry.operands[i].dtype.numpy, shape)
             for i, (offset, nbytes) in plan.temporaries.offsets.items()
-            if is_static(shape := entry.operands[i].shape) and shape is not None
+            if (shape := static_shape(entry.operands[i].shape)) is not None
         )
         self._arena_size = plan.temporaries.nbytes
         self._arenas: list[dict[int, NDArray]] = []
@@ -148,6 +148,8 @@ class Variant:
 
     def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
         """A state value apart from what the caller gets or gave."""
+        if operand in self._constants:
+            return np.array(self._constants[operand])
         value = values[operand]
         shared = operand in self.outputs or operand in self.model.entry.inputs
         return np.array(value) if shared else value

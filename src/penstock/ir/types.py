@@ -131,6 +131,13 @@ def is_static(shape: Shape) -> bool:
     return shape is not None and None not in shape
 
 
+def static_shape(shape: Shape) -> tuple[int, ...] | None:
+    """*shape* where it is fully known, else None."""
+    if shape is None or None in shape:
+        return None
+    return tuple(d for d in shape if d is not None)
+
+
 def element_count(shape: Iterable[int | None]) -> int:
     """Number of elements of a fully known shape; raises `ShapeOverflow` beyond 64-bit sizes."""
     count = 1

@@ -94,8 +94,8 @@ class Manager:
             raise PlacementError(f"no device is named {name!r}; found: {known}")
         if not hasattr(wanted, "prepare_model") or not hasattr(wanted, "supported_operations"):
             raise InputError(f"{type(wanted).__name__} is neither a device nor a device's name")
-        if (reason := examine(wanted)) is not None:
-            raise PlacementError(f"device {wanted.name!r} cannot be used", {wanted.name: reason})
+        if (refusal := examine(wanted)) is not None:
+            raise PlacementError(f"device {wanted.name!r} cannot be used", {wanted.name: refusal})
         return wanted
 
     def _discover(self) -> list[tuple[str, Device, str]]:
