@@ -180,7 +180,7 @@ class Quantization:
             )
         if self.dimension is None and len(self.scales) != 1:
             raise InvalidQuantization(f"{len(self.scales)} scales without a quantised dimension")
-        if not all(math.isfinite(s) and s >= 0.0 for s in self.scales):
+        if not (math.isfinite(sum(self.scales)) and min(self.scales) >= 0.0):
             raise InvalidQuantization("a scale is negative, infinite or not a number")
 
     @property
