@@ -40,7 +40,8 @@ def quantize_multipliers(reals: Sequence[float] | NDArray) -> tuple[NDArray, NDA
 
 def round_half_away(real: float) -> float:
     """To the nearest integer, halves away from zero: C's round(), which Python and NumPy do not have."""
-    return math.copysign(math.floor(abs(real) + 0.5), real) if abs(real) < 2**52 else real
+    whole = math.floor(abs(real))
+    return math.copysign(whole + (abs(real) - whole >= 0.5), real)
 
 
 def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:

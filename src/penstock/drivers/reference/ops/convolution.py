@@ -1,0 +1,143 @@
+"""CONV_2D: images NHWC, filters [out, height, width, in]; groups where `in` divides the image's depth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.drivers.reference.ops.activation_range import activation_bounds, clamp_in_place
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.padding import Axis, Steps, pad, patches
+from penstock.drivers.reference.ops.products import Columns, Finish, multiply_rows, tiles
+from penstock.drivers.reference.ops.weights import (
+    QUANTIZED,
+    Layer,
+    Prepare,
+    Scaling,
+    centred,
+    layer_kernel,
+)
+from penstock.ir import DType, NDArray
+
+
+@kernel("CONV_2D")
+def conv_2d(site: Site) -> Kernel:
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid convolution."""
+    source, filters, target = site.input(0), site.input(1), site.output()
+    if source.dtype.is_float and filters.dtype is source.dtype is target.dtype:
+        return layer_kernel(site, _float_layer(site))
+    if source.dtype in QUANTIZED and target.dtype is source.dtype:
+        return layer_kernel(site, _quantized_layer(site))
+    raise site.unsupported_types()
+
+
+def convolve(
+    image: NDArray, columns: NDArray, extents: tuple[int, int], window: tuple[Axis, Axis],
+    out: NDArray, finish: Finish,
+) -> None:  # fmt: skip
+    """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width, depth].
+
+    *columns* [channels, height * width * depth of one filter] is in the type to compute in; *finish*
+    gets the sums of some output positions at a time, all channels.
+    """
+    channels, inner = columns.shape
+    height, width = extents
+    depth = inner // (height * width)
+    groups = image.shape[3] // depth
+    rows, across = window
+    if groups == 1 and inner == depth and rows.stride == across.stride == 1:
+        multiply_rows(image.reshape(-1, depth), columns, out.reshape(-1, channels), finish)
+        return
+    view = patches(image, rows, across)
+    position = max(inner * groups, channels) * columns.itemsize
+    for index in range(len(out)):
+        for y in tiles(rows.outputs, across.outputs * position):
+            for x in tiles(across.outputs, (y.stop - y.start) * position):
+                tile = view[index, y, x]
+                sums = _grouped(tile, columns, groups)
+                finish(sums, out[index, y, x].reshape(-1, channels))
+
+
+def _grouped(tile: NDArray, columns: NDArray, groups: int) -> NDArray:
+    """Sums [positions, channels] of patches [height, width, filter height, filter width, depth]."""
+    positions, inner = tile.shape[0] * tile.shape[1], columns.shape[1]
+    if groups == 1:
+        flat = np.empty(tile.shape, columns.dtype)
+        np.copyto(flat, tile)
+        return np.matmul(flat.reshape(positions, inner), columns.T)
+    depth, each = tile.shape[4] // groups, len(columns) // groups
+    sums = np.empty((positions, len(columns)), columns.dtype)
+    for group in range(groups):
+        flat = np.empty((*tile.shape[:4], depth), columns.dtype)
+        np.copyto(flat, tile[..., group * depth : (group + 1) * depth])
+        channels = slice(group * each, (group + 1) * each)
+        sums[:, channels] = np.matmul(flat.reshape(positions, inner), columns[channels].T)
+    return sums
+
+
+def _extents(filters: NDArray) -> tuple[int, int]:
+    height, width = filters.shape[1:3]
+    return height, width
+
+
+def _output(image: NDArray, window: tuple[Axis, Axis], filters: NDArray, dtype: DType) -> NDArray:
+    rows, across = window
+    return np.empty((len(image), rows.outputs, across.outputs, len(filters)), dtype.numpy)
+
+
+def float_finish(bias: NDArray | None, activation: str) -> Finish:
+    """Adds the bias to sums in place, applies the fused activation, and stores them."""
+    activation_bounds(activation)
+    offset = None if bias is None else bias.reshape(-1).astype(np.float32)
+
+    def finish(sums: NDArray, out: NDArray) -> None:
+        if offset is not None:
+            np.add(sums, offset, out=sums)
+        np.copyto(out, clamp_in_place(sums, activation), casting="same_kind")
+
+    return finish
+
+
+def _float_layer(site: Site) -> Prepare:
+    steps = Steps.of(site.attributes)
+    activation = site.attributes.text("fused_activation_function")
+    activation_bounds(activation)
+    dtype = site.output().dtype
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+        columns = filters.reshape(len(filters), -1).astype(np.float32, copy=False)
+        finish = float_finish(bias, activation)
+        extents = _extents(filters)
+
+        def layer(image: NDArray) -> NDArray:
+            window = steps.over(image.shape, extents)
+            out = _output(image, window, filters, dtype)
+            convolve(pad(image, *window, 0), columns, extents, window, out, finish)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _quantized_layer(site: Site) -> Prepare:
+    steps = Steps.of(site.attributes)
+    scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
+    operand, dtype = site.input(1), site.output().dtype
+    signed = scaling.signed_input
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+        weights = centred(filters, operand)
+        columns = Columns(weights.reshape(len(filters), -1), signed.magnitude)
+        finish = scaling.requantizer(columns.bound, columns.sums, bias)
+        extents = _extents(filters)
+
+        def layer(image: NDArray) -> NDArray:
+            window = steps.over(image.shape, extents)
+            out = _output(image, window, filters, dtype)
+            padded = pad(signed.signed(image), *window, signed.zero_point)
+            convolve(padded, columns.values, extents, window, out, finish)
+            return out
+
+        return layer
+
+    return prepare

@@ -1,0 +1,81 @@
+"""Matrix products of small integers through floating-point BLAS, where that is exact.
+
+A sum of integer products is exact in any order as long as every partial sum is: it is bounded by the
+sum of the weights' magnitudes times the greatest input, below 2**24 in float32 and 2**53 in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.reference.ops.activation_range import integer_range
+from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.ir import DType, NDArray
+
+TILE_BYTES: Final = 1 << 22
+"""Work memory of the left side of a product; single rows may exceed it."""
+
+Finish: TypeAlias = Callable[[NDArray, NDArray], None]
+"""Turns sums [rows, columns] into results of the same shape, its second argument; may destroy the sums."""
+
+
+def exact_dtype(bound: float) -> np.dtype[Any]:
+    """The narrowest floating type in which integers up to *bound* are exact."""
+    if bound < 2.0**24:
+        return np.dtype(np.float32)
+    if bound < 2.0**53:
+        return np.dtype(np.float64)
+    raise Unsupported(f"sums of products that reach {bound:.0f}")
+
+
+class SignedInput:
+    """Stored inputs as signed integers of the same width, whose magnitude is half the range.
+
+    *zero_point* is the zero point of what `signed` returns, *magnitude* its greatest magnitude.
+    """
+
+    def __init__(self, dtype: DType, zero_point: int) -> None:
+        least, _ = integer_range(dtype)
+        self._flip = dtype is DType.UINT8
+        self.magnitude = 128 if self._flip else -least
+        self.zero_point = zero_point - 128 if self._flip else zero_point
+
+    def signed(self, values: NDArray) -> NDArray:
+        """uint8 values less 128, as int8; others as they are."""
+        return (values ^ np.uint8(0x80)).view(np.int8) if self._flip else values
+
+
+class Columns:
+    """The right side of products with integers of at most *magnitude*: [columns, depth], centred.
+
+    *bound* is the greatest magnitude of a sum in each column, *sums* the sum of each column's
+    weights, *values* the weights in a type in which all sums are exact.
+    """
+
+    def __init__(self, weights: NDArray, magnitude: int) -> None:
+        self.sums: NDArray = weights.sum(axis=1, dtype=np.int64)
+        self.bound: NDArray = np.abs(weights).sum(axis=1, dtype=np.float64) * magnitude
+        dtype = exact_dtype(float(self.bound.max(initial=0.0)))
+        self.values: NDArray = np.ascontiguousarray(weights, dtype)
+
+
+def multiply_rows(left: NDArray, columns: NDArray, out: NDArray, finish: Finish) -> None:
+    """*left* [rows, depth] times *columns* [columns, depth] into *out*, through *finish*.
+
+    *left* is converted to the type of *columns* on the way, a tile at a time.
+    """
+    for rows in tiles(len(left), max(columns.shape) * columns.itemsize):
+        part = left[rows]
+        if part.dtype != columns.dtype:
+            part = part.astype(columns.dtype)
+        finish(np.matmul(part, columns.T), out[rows])
+
+
+def tiles(count: int, nbytes: int) -> Iterator[slice]:
+    """Slices of *count* items of *nbytes* each that stay within `TILE_BYTES`, one item at least."""
+    step = max(1, TILE_BYTES // max(1, nbytes))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))

@@ -1,0 +1,161 @@
+"""Filters, scales and biases: what quantised convolutions and matrix products share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.ops.activation_range import quantized_range
+from penstock.drivers.reference.ops.kernel import (
+    Kernel,
+    Site,
+    Unsupported,
+    require,
+    tensor_quantization,
+)
+from penstock.drivers.reference.ops.products import SignedInput
+from penstock.drivers.reference.ops.requantize import Requantizer
+from penstock.ir import DType, NDArray, Operand
+
+QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
+NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
+"""Types of weights that a hybrid layer may have."""
+
+Layer = Callable[[NDArray], NDArray]
+"""One layer with its weights: input to output."""
+
+Prepare = Callable[[NDArray, "NDArray | None"], Layer]
+"""Weights and bias to the layer that has them."""
+
+
+def layer_kernel(
+    site: Site,
+    prepare: Prepare,
+    *,
+    source: int = 0,
+    weights: int = 1,
+    bias: int = 2,
+) -> Kernel:
+    """The kernel of a layer of constant weights and bias, prepared once; of others, at each run.
+
+    The numbers are the positions of the inputs.
+    """
+    filters, offsets = site.constant(weights), site.constant(bias)
+    biased = site.has(bias)
+    if filters is not None and (offsets is not None or not biased):
+        layer = prepare(filters, offsets)
+        return lambda inputs: (layer(given(inputs[source])),)
+    return lambda inputs: (
+        prepare(given(inputs[weights]), inputs[bias] if biased else None)(given(inputs[source])),
+    )
+
+
+def given(array: NDArray | None) -> NDArray:
+    """An input that the operation cannot do without."""
+    if array is None:
+        raise ValueError("an input is missing")
+    return array
+
+
+def centred(values: NDArray, operand: Operand) -> NDArray:
+    """Stored weights less their zero point, as int64; one zero point for all of them."""
+    if operand.quantization is None:
+        raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
+    zero_points = set(operand.quantization.zero_points)
+    require(len(zero_points) == 1, "weights with a zero point a channel")
+    wide: NDArray = values.astype(np.int64)
+    wide -= zero_points.pop()
+    return wide
+
+
+def channel_scales(operand: Operand, axis: int, channels: int) -> NDArray:
+    """The weights' scales, float64: one, or one a channel along *axis*."""
+    quantization = operand.quantization
+    if quantization is None:
+        raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
+    scales = np.array(quantization.scales, np.float64)
+    if scales.size > 1:
+        require(
+            quantization.dimension == axis and scales.size == channels,
+            f"{scales.size} scales along dimension {quantization.dimension} of the weights "
+            f"for {channels} channels",
+        )
+    return scales
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The way of one quantised layer from sums of stored products to stored outputs.
+
+    *axis* is the dimension of the filters that the scales go along; *wide* says that sums have 64
+    bits.
+    """
+
+    source: Operand
+    filters: Operand
+    target: Operand
+    axis: int
+    activation: str
+    wide: bool
+
+    @classmethod
+    def of(cls, site: Site, *, source: int, weights: int, bias: int, axis: int) -> Scaling:
+        """The scaling of *site*'s only output; the numbers are positions of inputs.
+
+        16-bit inputs sum in 64 bits, unless their bias has 32.
+        """
+        inputs = site.input(source), site.input(weights)
+        offset = site.input(bias).dtype if site.has(bias) else DType.INT64
+        scaling = cls(
+            *inputs,
+            site.output(),
+            axis,
+            site.attributes.text("fused_activation_function"),
+            inputs[0].dtype is DType.INT16 and offset is DType.INT64,
+        )
+        tensor_quantization(scaling.source, "an input")
+        quantization = tensor_quantization(scaling.target, "an output")
+        quantized_range(scaling.activation, scaling.target.dtype, quantization)
+        require(scaling.filters.quantization is not None, "weights without a scale")
+        return scaling
+
+    @property
+    def signed_input(self) -> SignedInput:
+        zero_point = tensor_quantization(self.source, "an input").zero_point
+        return SignedInput(self.source.dtype, zero_point)
+
+    def multipliers(self, channels: int) -> NDArray:
+        """Input scale * filter scale / output scale, for all channels or a channel.
+
+        Kernels of uint8 take the product in float32, the others in float64.
+        """
+        source = tensor_quantization(self.source, "an input").scale
+        target = tensor_quantization(self.target, "an output").scale
+        scales = channel_scales(self.filters, self.axis, channels)
+        if self.source.dtype is DType.UINT8:
+            product = (np.float32(source) * scales.astype(np.float32)).astype(np.float64)
+        else:
+            product = source * scales
+        return np.asarray(product / target)
+
+    def requantizer(self, bound: NDArray, sums: NDArray, bias: NDArray | None) -> Requantizer:
+        """The requantizer of a layer whose sums, of inputs that are not centred, are at most *bound*.
+
+        *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero point
+        of the input takes its share off the bias.
+        """
+        correction = -self.signed_input.zero_point * sums.astype(np.int64)
+        quantization = tensor_quantization(self.target, "an output")
+        return Requantizer(
+            self.multipliers(bound.size),
+            bound.size,
+            bound,
+            self.target.dtype,
+            quantization.zero_point,
+            quantized_range(self.activation, self.target.dtype, quantization),
+            correction if bias is None else correction + bias.reshape(-1).astype(np.int64),
+            wide=self.wide,
+        )
