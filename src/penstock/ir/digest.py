@@ -97,9 +97,9 @@ def _subgraph(
 
     structure.put("inputs", *[number(i) for i in subgraph.inputs])
     for operation in subgraph.operations:
-        referenced = {a.name for a in spec_of(operation).attributes if a.kind == "subgraph"}
+        kinds = {a.name: a.kind for a in spec_of(operation).attributes}
         attributes = [
-            (name, subgraphs.get(int(str(value)), -1) if name in referenced else _canonical(value))
+            (name, _attribute(value, kinds.get(name), subgraphs))
             for name, value in operation.attributes.items()
         ]
         inputs = [number(i) for i in operation.inputs]
@@ -112,6 +112,14 @@ def _subgraph(
         variable = variables.setdefault(port.variable, len(variables))
         ends = [None if i is None else number(i) for i in (port.input, port.output)]
         structure.put("state", variable, ends)
+
+
+def _attribute(value: AttributeValue, kind: str | None, subgraphs: dict[int, int]) -> object:
+    if kind == "subgraph" and isinstance(value, int):
+        return subgraphs.get(value, -1)
+    if kind == "subgraphs" and isinstance(value, tuple):
+        return [subgraphs.get(int(index), -1) for index in value]
+    return _canonical(value)
 
 
 def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Hasher) -> None:

@@ -49,11 +49,13 @@ def validate(model: Model) -> None:
 
 def subgraph_references(operation: Operation) -> list[int]:
     """The subgraphs *operation* refers to, in the order of its attributes."""
-    return [
-        operation.attributes.integer(a.name)
-        for a in spec_of(operation).attributes
-        if a.kind == "subgraph" and operation.attributes.get(a.name, -1) != -1
-    ]
+    found: list[int] = []
+    for spec in spec_of(operation).attributes:
+        if spec.kind == "subgraph" and operation.attributes.get(spec.name, -1) != -1:
+            found.append(operation.attributes.integer(spec.name))
+        elif spec.kind == "subgraphs" and spec.name in operation.attributes:
+            found += operation.attributes.integers(spec.name)
+    return found
 
 
 class _Checker:

@@ -6,6 +6,7 @@ has a row of its own) to its `OperationSpec`. Rows stand in one file an operatio
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Final
 
@@ -16,6 +17,7 @@ from penstock.ir.operations.spec import (
     FoldRule,
     OperationSpec,
     Port,
+    Requirement,
     ShapeContext,
     ShapeRule,
 )
@@ -27,52 +29,83 @@ __all__ = [
     "FoldRule",
     "OperationSpec",
     "Port",
+    "Requirement",
     "ShapeContext",
     "ShapeRule",
     "spec_of",
 ]
 
 FAMILIES: Final = (
-    "arithmetic",
-    "comparison",
-    "unary",
-    "activation",
-    "normalization",
     "convolution",
+    "arithmetic",
+    "activation",
+    "shape",
     "pooling",
     "matmul",
-    "shape",
-    "slicing",
+    "quantization",
     "layout",
     "joining",
-    "gather_scatter",
     "reduction",
-    "quantization",
+    "slicing",
+    "unary",
     "image",
-    "control_flow",
+    "comparison",
+    "gather_scatter",
     "recurrent",
+    "control_flow",
+    "normalization",
     "resource",
-    "random",
     "lookup",
-    "signal",
     "detection",
-    "stablehlo",
+    "signal",
+    "random",
     "stablehlo_region",
+    "stablehlo",
     "custom",
+    "nnapi",
+    "nnapi_detection",
 )
+"""Modules of the rows, those that most networks need first."""
 
 
-def _collect() -> dict[str, OperationSpec]:
-    table: dict[str, OperationSpec] = {}
-    for family in FAMILIES:
-        for row in import_module(f"{__name__}.{family}").ROWS:
-            if row.name in table:
-                raise RuntimeError(f"operation table: two rows are named {row.name}")
-            table[row.name] = row
-    return table
+class _Table(Mapping[str, OperationSpec]):
+    """The rows by key. Families are imported, in order, when a key is not among those that are:
+    a table of everything would be a third of the start-up time, and networks use few families.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, OperationSpec] = {}
+        self._families: dict[str, tuple[OperationSpec, ...]] = {}
+
+    def _load(self, family: str) -> None:
+        if family not in self._families:
+            rows: tuple[OperationSpec, ...] = import_module(f"{__name__}.{family}").ROWS
+            self._rows.update({row.name: row for row in rows})
+            self._families[family] = rows
+
+    def family(self, name: str) -> tuple[OperationSpec, ...]:
+        """The rows of one of `FAMILIES`, in their order."""
+        self._load(name)
+        return self._families[name]
+
+    def __getitem__(self, key: str) -> OperationSpec:
+        found = self._rows.get(key)
+        if found is not None:
+            return found
+        for family in ("custom",) if key.startswith("CUSTOM") else FAMILIES:
+            self._load(family)
+            if key in self._rows:
+                return self._rows[key]
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([row.name for family in FAMILIES for row in self.family(family)])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
-OPERATIONS: Final = _collect()
+OPERATIONS: Final = _Table()
 
 
 def spec_of(operation: Operation) -> OperationSpec:

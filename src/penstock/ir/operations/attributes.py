@@ -52,3 +52,7 @@ def tensor_type(name: str, default: str = "FLOAT32") -> AttributeSpec:
 
 def subgraph(name: str) -> AttributeSpec:
     return AttributeSpec(name, "subgraph", 0)
+
+
+def subgraphs(name: str) -> AttributeSpec:
+    return AttributeSpec(name, "subgraphs", ())

@@ -17,17 +17,27 @@ from penstock.ir.types import Shape
 TRUTH: Final = (Port("truth", BOOL),)
 
 
-def _comparison(name: str, sign: str, fold: FoldRule, level: int | None = 3, any_type: bool = False) -> OperationSpec:
+def _comparison(
+    name: str, sign: str, fold: FoldRule, level: int | None = 3, any_type: bool = False
+) -> OperationSpec:
     types = VALUE if any_type else NUMBER
     ports = (Port("a", types, "T"), Port("b", types, "T"))
     return OperationSpec(
-        name, ports, TRUTH, broadcasting, fold=fold, feature_level=level, doc=f"a {sign} b, broadcast."
+        name,
+        ports,
+        TRUTH,
+        broadcasting,
+        fold=fold,
+        feature_level=level,
+        doc=f"a {sign} b, broadcast.",
     )
 
 
 def _logical(name: str, word: str, fold: FoldRule) -> OperationSpec:
     ports = (Port("a", BOOL), Port("b", BOOL))
-    return OperationSpec(name, ports, TRUTH, broadcasting, fold=fold, feature_level=3, doc=f"a {word} b, broadcast.")
+    return OperationSpec(
+        name, ports, TRUTH, broadcasting, fold=fold, feature_level=3, doc=f"a {word} b, broadcast."
+    )
 
 
 def _select(context: ShapeContext) -> Sequence[Shape]:
@@ -40,7 +50,9 @@ def _select(context: ShapeContext) -> Sequence[Shape]:
         return (values,)
     if len(condition) == 1 and len(values) > 1:
         if values[0] not in (None, condition[0]):
-            raise ShapeMismatch(f"a condition of {condition[0]} rows selects from values of shape {values}")
+            raise ShapeMismatch(
+                f"a condition of {condition[0]} rows selects from values of shape {values}"
+            )
         return (values,)
     return (agree_shapes(values, condition, "condition and values"),)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation
-from penstock.ir.operations.attributes import AttributeSpec, subgraph
-from penstock.ir.operations.rules import fill, unknown
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.attributes import subgraph
+from penstock.ir.operations.rules import fixed, unknown
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import BOOL
 from penstock.ir.types import Shape
 
@@ -37,7 +37,9 @@ def called(context: ShapeContext, attribute: str, first: int = 0) -> list[Shape]
 
 def same_count(context: ShapeContext, shapes: Sequence[Shape], what: str) -> None:
     if len(shapes) != context.output_count:
-        raise InvalidOperation(f"{what} has {len(shapes)} outputs, the operation {context.output_count}")
+        raise InvalidOperation(
+            f"{what} has {len(shapes)} outputs, the operation {context.output_count}"
+        )
 
 
 def _if(context: ShapeContext) -> Sequence[Shape]:
@@ -107,7 +109,7 @@ ROWS: Final = (
         "CALL_ONCE",
         (),
         (),
-        lambda context: fill(context),
+        fixed(),
         (subgraph("init_subgraph_index"),),
         doc="A subgraph run before the first run only. Loaders lower it: what it assigns become initial values.",
     ),

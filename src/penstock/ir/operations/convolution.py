@@ -74,7 +74,9 @@ def _depthwise(context: ShapeContext) -> Sequence[Shape]:
     agree(dimension(filters, 0), 1, "first dimension of a depthwise filter")
     channels, outputs = dimension(image, 3), dimension(filters, 3)
     if channels is not None and outputs is not None and (channels == 0 or outputs % channels):
-        raise ShapeMismatch(f"{outputs} output channels are not a multiple of {channels} input channels")
+        raise ShapeMismatch(
+            f"{outputs} output channels are not a multiple of {channels} input channels"
+        )
     _check_bias(context, 2, outputs)
     size = _spatial(context, image, None if filters is None else filters[1:3], "hw")
     return ((dimension(image, 0), *size, outputs),)
@@ -141,7 +143,15 @@ ROWS: Final = (
         (Port("input", ACTIVATION), Port("filter", WEIGHTS), BIASED),
         (Port("output", ACTIVATION),),
         _conv_2d,
-        (PADDING, STRIDE_W, STRIDE_H, FUSED_ACTIVATION, DILATION_W, DILATION_H, QUANTIZED_BIAS_TYPE),
+        (
+            PADDING,
+            STRIDE_W,
+            STRIDE_H,
+            FUSED_ACTIVATION,
+            DILATION_W,
+            DILATION_H,
+            QUANTIZED_BIAS_TYPE,
+        ),
         feature_level=1,
         doc="Two-dimensional convolution, grouped where the filter has fewer channels than the input.",
     ),
@@ -150,7 +160,15 @@ ROWS: Final = (
         (Port("input", ACTIVATION), Port("filter", WEIGHTS), BIASED),
         (Port("output", ACTIVATION),),
         _depthwise,
-        (PADDING, STRIDE_W, STRIDE_H, integer("depth_multiplier"), FUSED_ACTIVATION, DILATION_W, DILATION_H),
+        (
+            PADDING,
+            STRIDE_W,
+            STRIDE_H,
+            integer("depth_multiplier"),
+            FUSED_ACTIVATION,
+            DILATION_W,
+            DILATION_H,
+        ),
         feature_level=1,
         doc="Convolution of each input channel with filters of its own.",
     ),

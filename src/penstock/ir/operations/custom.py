@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.ir.operations.attributes import AttributeSpec
 from penstock.ir.operations.rules import declared
-from penstock.ir.operations.spec import OperationSpec, Port
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port
 
 CODE: Final = AttributeSpec("custom_code", "str", "")
 OPTIONS: Final = AttributeSpec("custom_options", "bytes", b"")

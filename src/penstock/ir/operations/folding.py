@@ -111,7 +111,9 @@ def truncated_division(a: NDArray, b: NDArray) -> NDArray | None:
         return np.asarray(a / b)
     if not np.all(b):
         return None
-    return np.asarray(np.where((a < 0) ^ (b < 0), -(np.abs(a) // np.abs(b)), np.abs(a) // np.abs(b)))
+    return np.asarray(
+        np.where((a < 0) ^ (b < 0), -(np.abs(a) // np.abs(b)), np.abs(a) // np.abs(b))
+    )
 
 
 def floor_division(a: NDArray, b: NDArray) -> NDArray | None:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import AttributeSpec, integer, tensor_type
+from penstock.ir.operations.attributes import integer, tensor_type
 from penstock.ir.operations.folding import small_values
 from penstock.ir.operations.rules import (
     agree,
@@ -24,7 +24,7 @@ from penstock.ir.operations.rules import (
     ranked,
 )
 from penstock.ir.operations.shape import target_shape
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ANY_NUMBER, INDEX, INT, INT32, NUMBER, SIZES, VALUE
 from penstock.ir.types import NDArray, Shape
 
@@ -41,7 +41,9 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
     if batch < 0:
         batch += len(indices)
     if not 0 <= batch <= min(axis, len(indices)):
-        raise ShapeMismatch(f"{batch} batch dimensions with axis {axis} and indices of shape {indices}")
+        raise ShapeMismatch(
+            f"{batch} batch dimensions with axis {axis} and indices of shape {indices}"
+        )
     common = agree_shapes(params[:batch], indices[:batch], "batch dimensions of params and indices")
     return ((*(common or ()), *params[batch:axis], *indices[batch:], *params[axis + 1 :]),)
 
@@ -73,7 +75,9 @@ def _scatter_nd(context: ShapeContext) -> Sequence[Shape]:
     if indices is not None and target is not None and indices[-1] is not None:
         if indices[-1] > len(target):
             raise ShapeMismatch(f"indices of shape {indices} into a result of shape {target}")
-        agree_shapes(updates, (*indices[:-1], *target[indices[-1] :]), "updates and the places they go to")
+        agree_shapes(
+            updates, (*indices[:-1], *target[indices[-1] :]), "updates and the places they go to"
+        )
     return (target,)
 
 
@@ -187,7 +191,12 @@ ROWS: Final = (
     ),
     OperationSpec(
         "ONE_HOT",
-        (Port("indices", INDEX), Port("depth", INT32), Port("on", VALUE, "T"), Port("off", VALUE, "T")),
+        (
+            Port("indices", INDEX),
+            Port("depth", INT32),
+            Port("on", VALUE, "T"),
+            Port("off", VALUE, "T"),
+        ),
         Y,
         _one_hot,
         (integer("axis"),),
@@ -215,10 +224,22 @@ ROWS: Final = (
         _segment_sum,
         doc="Sums of the rows that share a segment id; ids do not decrease.",
     ),
-    _segments("UNSORTED_SEGMENT_SUM", "Sums of the slices that share a segment id; negative ids are left out."),
-    _segments("UNSORTED_SEGMENT_PROD", "Products of the slices that share a segment id; negative ids are left out."),
-    _segments("UNSORTED_SEGMENT_MAX", "Maxima of the slices that share a segment id; negative ids are left out."),
-    _segments("UNSORTED_SEGMENT_MIN", "Minima of the slices that share a segment id; negative ids are left out."),
+    _segments(
+        "UNSORTED_SEGMENT_SUM",
+        "Sums of the slices that share a segment id; negative ids are left out.",
+    ),
+    _segments(
+        "UNSORTED_SEGMENT_PROD",
+        "Products of the slices that share a segment id; negative ids are left out.",
+    ),
+    _segments(
+        "UNSORTED_SEGMENT_MAX",
+        "Maxima of the slices that share a segment id; negative ids are left out.",
+    ),
+    _segments(
+        "UNSORTED_SEGMENT_MIN",
+        "Minima of the slices that share a segment id; negative ids are left out.",
+    ),
     OperationSpec(
         "TOPK_V2",
         (Port("input", NUMBER, "T"), Port("k", SIZES)),

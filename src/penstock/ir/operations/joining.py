@@ -103,7 +103,9 @@ def _split(context: ShapeContext) -> Sequence[Shape]:
     axis = normalize_axis(axis, len(shape))
     size = shape[axis]
     if size is not None and size % count:
-        raise ShapeMismatch(f"dimension {axis} of shape {shape} does not split into {count} equal parts")
+        raise ShapeMismatch(
+            f"dimension {axis} of shape {shape} does not split into {count} equal parts"
+        )
     return ((*shape[:axis], None if size is None else size // count, *shape[axis + 1 :]),) * count
 
 
@@ -113,7 +115,11 @@ def _split_v(context: ShapeContext) -> Sequence[Shape]:
     if count != context.output_count:
         raise InvalidOperation(f"SPLIT_V into {count} parts has {context.output_count} outputs")
     agree(length(context, 1), count, "number of sizes and outputs")
-    shape, sizes, axis = context.shape(0), constant_integers(context, 1), constant_integer(context, 2)
+    shape, sizes, axis = (
+        context.shape(0),
+        constant_integers(context, 1),
+        constant_integer(context, 2),
+    )
     if shape is None:
         return (None,) * count
     if axis is None:

@@ -151,7 +151,9 @@ def _space_to_batch(context: ShapeContext) -> Sequence[Shape]:
         if min(before, after) < 0:
             raise ShapeMismatch(f"paddings {pads} are negative")
         if size is not None and (size + before + after) % block:
-            raise ShapeMismatch(f"padded size {size + before + after} is not a multiple of block size {block}")
+            raise ShapeMismatch(
+                f"padded size {size + before + after} is not a multiple of block size {block}"
+            )
         spatial.append(None if size is None else bounded((size + before + after) // block))
         batch = None if batch is None else bounded(batch * block)
     return ((batch, *spatial, *rest),)

@@ -7,7 +7,15 @@ from typing import Final
 
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import choice, flag, integer, integers
-from penstock.ir.operations.rules import agree, at_least, constant_integers, declared, dimension, fill, ranked
+from penstock.ir.operations.rules import (
+    agree,
+    at_least,
+    constant_integers,
+    declared,
+    dimension,
+    fill,
+    ranked,
+)
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import FLOAT, INT32, QUANT8, STRING, VALUE, WEIGHTS
 from penstock.ir.types import Shape
@@ -41,14 +49,18 @@ def _hash_lookup(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _projection(context: ShapeContext) -> Sequence[Shape]:
-    """hash [functions, bits]; sparse: one number a function, dense: one a bit."""
+    """Hash [functions, bits]; sparse: one number a function, dense: one a bit."""
     table = ranked(context, 0, 2)
     kind = context.attributes.text("type")
     functions, bits = dimension(table, 0), dimension(table, 1)
     if bits is not None and bits > 32:
         raise ShapeMismatch(f"{bits} bits of a hash; 32 is the limit")
     if context.has(2):
-        agree(dimension(ranked(context, 2, 1), 0), dimension(at_least(context, 1, 1), 0), "weights and input")
+        agree(
+            dimension(ranked(context, 2, 1), 0),
+            dimension(at_least(context, 1, 1), 0),
+            "weights and input",
+        )
     if kind == "DENSE":
         functions = None if functions is None or bits is None else functions * bits
     return ((functions,),)
@@ -107,7 +119,11 @@ ROWS: Final = (
         (Port("inputs", variadic=True),),
         (Port("output"),),
         declared,
-        (integer("num_channels"), integers("num_columns_per_channel"), integers("embedding_dim_per_channel")),
+        (
+            integer("num_channels"),
+            integers("num_columns_per_channel"),
+            integers("embedding_dim_per_channel"),
+        ),
         doc="A name of the format's early days, which no kernel implements.",
     ),
 )

@@ -10,12 +10,20 @@ from penstock.ir.operations.attributes import (
     ASYMMETRIC_INPUTS,
     FUSED_ACTIVATION,
     QUANTIZED_BIAS_TYPE,
-    AttributeSpec,
     choice,
     flag,
 )
-from penstock.ir.operations.rules import agree, at_least, broadcast, dimension, fill, length, product, ranked
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.rules import (
+    agree,
+    at_least,
+    broadcast,
+    dimension,
+    fill,
+    length,
+    product,
+    ranked,
+)
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, BIAS, INT, VALUE, WEIGHTS
 from penstock.ir.types import Shape
 
@@ -44,8 +52,12 @@ def _fully_connected(context: ShapeContext) -> Sequence[Shape]:
 def _batch_matmul(context: ShapeContext) -> Sequence[Shape]:
     a, b = at_least(context, 0, 2), at_least(context, 1, 2)
     swap_a, swap_b = context.attributes.flag("adj_x"), context.attributes.flag("adj_y")
-    rows, inner = (dimension(a, -1), dimension(a, -2)) if swap_a else (dimension(a, -2), dimension(a, -1))
-    depth, columns = (dimension(b, -1), dimension(b, -2)) if swap_b else (dimension(b, -2), dimension(b, -1))
+    rows, inner = (
+        (dimension(a, -1), dimension(a, -2)) if swap_a else (dimension(a, -2), dimension(a, -1))
+    )
+    depth, columns = (
+        (dimension(b, -1), dimension(b, -2)) if swap_b else (dimension(b, -2), dimension(b, -1))
+    )
     agree(inner, depth, "inner dimensions of the product")
     if a is None or b is None:
         return (None,)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import FUSED_ACTIVATION, PADDING, STRIDE_H, STRIDE_W, choice, integer
+from penstock.ir.operations.attributes import (
+    FUSED_ACTIVATION,
+    PADDING,
+    STRIDE_H,
+    STRIDE_W,
+    choice,
+    integer,
+)
 from penstock.ir.operations.rules import (
     Dimension,
     bounded,
@@ -20,15 +27,27 @@ from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, ANY_NUMBER, FLOAT, INDEX
 from penstock.ir.types import Shape
 
-POOL: Final = (PADDING, STRIDE_W, STRIDE_H, integer("filter_width"), integer("filter_height"), FUSED_ACTIVATION)
+POOL: Final = (
+    PADDING,
+    STRIDE_W,
+    STRIDE_H,
+    integer("filter_width"),
+    integer("filter_height"),
+    FUSED_ACTIVATION,
+)
 
 
 def _pool(context: ShapeContext) -> Sequence[Shape]:
     image = ranked(context, 0, 4)
     padding = context.attributes.text("padding")
     height, width = (
-        window(dimension(image, axis), positive(context, extent), positive(context, stride), 1, padding)
-        for axis, extent, stride in ((1, "filter_height", "stride_h"), (2, "filter_width", "stride_w"))
+        window(
+            dimension(image, axis), positive(context, extent), positive(context, stride), 1, padding
+        )
+        for axis, extent, stride in (
+            (1, "filter_height", "stride_h"),
+            (2, "filter_width", "stride_w"),
+        )
     )
     return ((dimension(image, 0), height, width, dimension(image, 3)),)
 
@@ -53,7 +72,9 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
     return (
         tuple(
             window(dilated(size, b), extent, stride, hole, "VALID")
-            for size, extent, stride, b, hole in zip(shape, extents, strides, base, holes, strict=True)
+            for size, extent, stride, b, hole in zip(
+                shape, extents, strides, base, holes, strict=True
+            )
         ),
     )
 
@@ -98,7 +119,11 @@ ROWS: Final = (
         ),
         (Port("output", ANY_NUMBER, "T"),),
         _reduce_window,
-        (choice("reduce_function", "UNSUPPORTED", "ADD", "MUL", "MINIMUM", "MAXIMUM", "ALL", "ANY"),),
+        (
+            choice(
+                "reduce_function", "UNSUPPORTED", "ADD", "MUL", "MINIMUM", "MAXIMUM", "ALL", "ANY"
+            ),
+        ),
         doc="Each window of the dilated input reduced with one function, from an initial value.",
     ),
 )

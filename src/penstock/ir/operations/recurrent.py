@@ -14,19 +14,31 @@ from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import (
     ASYMMETRIC_INPUTS,
     FUSED_ACTIVATION,
-    AttributeSpec,
     choice,
     flag,
     integer,
     real,
 )
-from penstock.ir.operations.rules import Dimension, agree, agree_shapes, dimension, fill, positive, ranked
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.rules import (
+    Dimension,
+    agree,
+    agree_shapes,
+    dimension,
+    fill,
+    positive,
+    ranked,
+)
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, BIAS, WEIGHTS
 from penstock.ir.types import Shape
 
 INTERMEDIATES: Final = (
-    AttributeSpec("intermediate_scales", "floats", (), doc="Scales of the intermediate results of integer cells."),
+    AttributeSpec(
+        "intermediate_scales",
+        "floats",
+        (),
+        doc="Scales of the intermediate results of integer cells.",
+    ),
     AttributeSpec("intermediate_zero_points", "ints", (), doc="Zero points of the same."),
 )
 NEW_STATE: Final = Port("new_state", ACTIVATION, optional=True)
@@ -51,7 +63,9 @@ def lstm_parameters(prefix: str = "") -> tuple[Port, ...]:
         *_weights(*(f"{prefix}input_to_{g}_weights" for g in gates[1:])),
         Port(f"{prefix}recurrent_to_input_weights", WEIGHTS, optional=True),
         *_weights(*(f"{prefix}recurrent_to_{g}_weights" for g in gates[1:])),
-        *_weights(*(f"{prefix}cell_to_{g}_weights" for g in ("input", "forget", "output")), optional=True),
+        *_weights(
+            *(f"{prefix}cell_to_{g}_weights" for g in ("input", "forget", "output")), optional=True
+        ),
         Port(f"{prefix}input_gate_bias", BIAS, optional=True),
         *_biases(f"{prefix}forget_gate_bias", f"{prefix}cell_bias", f"{prefix}output_gate_bias"),
         Port(f"{prefix}projection_weights", WEIGHTS, optional=True),
@@ -60,11 +74,12 @@ def lstm_parameters(prefix: str = "") -> tuple[Port, ...]:
 
 
 LAYER_NORM: Final = tuple(
-    Port(f"{gate}_layer_norm_coefficients", WEIGHTS, optional=True) for gate in ("input", "forget", "cell", "output")
+    Port(f"{gate}_layer_norm_coefficients", WEIGHTS, optional=True)
+    for gate in ("input", "forget", "cell", "output")
 )
 
 
-def _lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Dimension, Dimension]:
+def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Dimension, Dimension]:
     """(cell size, output size) of the direction whose parameters begin at input *first*."""
     cells: Dimension = None
     outputs: Dimension = None
@@ -72,7 +87,9 @@ def _lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[D
         if context.has(first + gate):
             weights = ranked(context, first + gate, 2)
             cells = agree(cells, dimension(weights, 0), "rows of the input weights")
-            inputs = agree(inputs, dimension(weights, 1), "columns of the input weights and input size")
+            inputs = agree(
+                inputs, dimension(weights, 1), "columns of the input weights and input size"
+            )
         if context.has(first + 4 + gate):
             weights = context.shape(first + 4 + gate)
             if weights is not None and len(weights) == 2:
@@ -93,7 +110,7 @@ def _lstm(context: ShapeContext) -> Sequence[Shape]:
     if context.attributes.text("kernel_type") == "BASIC":
         return _basic_lstm(context)
     shape = ranked(context, 0, 2)
-    cells, outputs = _lstm_sizes(context, dimension(shape, 1), 1)
+    cells, outputs = lstm_sizes(context, dimension(shape, 1), 1)
     batch = dimension(shape, 0)
     return fill(context, (batch, outputs), (batch, outputs), (batch, cells))
 
@@ -125,22 +142,24 @@ def _over_time(shape: Shape, size: Dimension) -> Shape:
 
 def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
-    cells, outputs = _lstm_sizes(context, dimension(shape, 2), 1)
+    cells, outputs = lstm_sizes(context, dimension(shape, 2), 1)
     return fill(context, _over_time(shape, outputs), (batch, outputs), (batch, cells))
 
 
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
     """Merged: one output, forward and backward side by side; else one each. Then the four states."""
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
-    forward_cells, forward = _lstm_sizes(context, dimension(shape, 2), 1)
+    forward_cells, forward = lstm_sizes(context, dimension(shape, 2), 1)
     linked = context.has(39) and not context.has(40)
     backward_input = dimension(context.shape(39), 2) if linked else dimension(shape, 2)
-    backward_cells, backward = _lstm_sizes(context, backward_input, 18)
+    backward_cells, backward = lstm_sizes(context, backward_input, 18)
     states = ((batch, forward), (batch, forward_cells), (batch, backward), (batch, backward_cells))
     return fill(context, *_merged(context, shape, forward, backward), *states)
 
 
-def _merged(context: ShapeContext, shape: Shape, forward: Dimension, backward: Dimension) -> tuple[Shape, ...]:
+def _merged(
+    context: ShapeContext, shape: Shape, forward: Dimension, backward: Dimension
+) -> tuple[Shape, ...]:
     if not context.attributes.flag("merge_outputs"):
         return _over_time(shape, forward), _over_time(shape, backward)
     both = None if forward is None or backward is None else forward + backward
@@ -173,14 +192,18 @@ def _bidirectional_rnn(context: ShapeContext) -> Sequence[Shape]:
     linked = context.has(9) and not context.has(10)
     forward = _units(context, dimension(shape, 2), 1)
     backward = _units(context, dimension(context.shape(9), 2) if linked else dimension(shape, 2), 5)
-    return fill(context, *_merged(context, shape, forward, backward), (batch, forward), (batch, backward))
+    return fill(
+        context, *_merged(context, shape, forward, backward), (batch, forward), (batch, backward)
+    )
 
 
 def _svdf(context: ShapeContext) -> Sequence[Shape]:
     """weights_feature [filters, in], weights_time [filters, memory], filters = units * rank."""
     shape, feature, time = ranked(context, 0, 2), ranked(context, 1, 2), ranked(context, 2, 2)
     rank = positive(context, "rank")
-    agree(dimension(shape, 1), dimension(feature, 1), "input size and columns of the feature weights")
+    agree(
+        dimension(shape, 1), dimension(feature, 1), "input size and columns of the feature weights"
+    )
     filters = agree(dimension(feature, 0), dimension(time, 0), "rows of feature and time weights")
     if filters is not None and filters % rank:
         raise ShapeMismatch(f"{filters} filters are not a multiple of rank {rank}")
@@ -206,11 +229,13 @@ BASIC_LSTM_INPUTS: Final = 5
 
 def _lstm_inputs() -> tuple[Port, ...]:
     """Ports of LSTM, whose basic kernel has five inputs of its own: they are all wide, and optional
-    from the sixth on."""
+    from the sixth on.
+    """
     ports = (INPUT, *lstm_parameters(), *LSTM_STATES, *LAYER_NORM)
     wide = ACTIVATION | WEIGHTS | BIAS
     return tuple(
-        Port(port.name, wide, optional=port.optional or at >= BASIC_LSTM_INPUTS) for at, port in enumerate(ports)
+        Port(port.name, wide, optional=port.optional or at >= BASIC_LSTM_INPUTS)
+        for at, port in enumerate(ports)
     )
 
 
@@ -262,7 +287,11 @@ ROWS: Final = (
             INPUT,
             *lstm_parameters("forward_"),
             *lstm_parameters("backward_"),
-            *(Port(f"{d}_{s}_state", ACTIVATION) for d in ("forward", "backward") for s in ("output", "cell")),
+            *(
+                Port(f"{d}_{s}_state", ACTIVATION)
+                for d in ("forward", "backward")
+                for s in ("output", "cell")
+            ),
             Port("auxiliary_input", ACTIVATION, optional=True),
             *(
                 Port(f"{d}_auxiliary_to_{g}_weights", WEIGHTS, optional=True)
@@ -317,7 +346,11 @@ ROWS: Final = (
             Port("auxiliary_input", ACTIVATION, optional=True),
             *_weights("forward_auxiliary_weights", "backward_auxiliary_weights", optional=True),
         ),
-        (Port("output", ACTIVATION), Port("backward_output", ACTIVATION, optional=True), *[NEW_STATE] * 2),
+        (
+            Port("output", ACTIVATION),
+            Port("backward_output", ACTIVATION, optional=True),
+            *[NEW_STATE] * 2,
+        ),
         _bidirectional_rnn,
         (flag("time_major"), FUSED_ACTIVATION, flag("merge_outputs"), ASYMMETRIC_INPUTS),
         feature_level=3,

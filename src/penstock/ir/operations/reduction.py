@@ -9,7 +9,13 @@ import numpy as np
 
 from penstock.ir.operations.attributes import flag, tensor_type
 from penstock.ir.operations.folding import small_values
-from penstock.ir.operations.rules import at_least, constant_integer, constant_integers, like, normalize_axis
+from penstock.ir.operations.rules import (
+    at_least,
+    constant_integer,
+    constant_integers,
+    like,
+    normalize_axis,
+)
 from penstock.ir.operations.spec import FoldRule, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ANY_NUMBER, BOOL, INDEX, INT32, NUMBER
 from penstock.ir.types import DType, NDArray, Shape

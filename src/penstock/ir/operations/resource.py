@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.ir.operations.attributes import AttributeSpec, integer, tensor_type
-from penstock.ir.operations.rules import agree, agree_shapes, declared, dimension, fill, fixed, ranked
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import INDEX, INT, RESOURCE, VALUE
+from penstock.ir.operations.attributes import integer, tensor_type
+from penstock.ir.operations.rules import (
+    agree,
+    agree_shapes,
+    declared,
+    dimension,
+    fill,
+    fixed,
+    ranked,
+)
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
+from penstock.ir.operations.types import INDEX, INT, RESOURCE
 from penstock.ir.types import DType, Shape
 
 HANDLE: Final = Port("resource", RESOURCE)
@@ -25,7 +33,9 @@ def _nothing(context: ShapeContext) -> Sequence[Shape]:
 
 def _find(context: ShapeContext) -> Sequence[Shape]:
     agree(
-        dimension(ranked(context, 0, 1), 0), dimension(ranked(context, 1, 1), 0), "number of keys and of values"
+        dimension(ranked(context, 0, 1), 0),
+        dimension(ranked(context, 1, 1), 0),
+        "number of keys and of values",
     )
     return (context.shape(2),)
 
@@ -75,7 +85,12 @@ ROWS: Final = (
     ),
     OperationSpec(
         "HASHTABLE_FIND",
-        (Port("keys", KEY, "K"), Port("values", KEY, "V"), Port("query", KEY, "K"), Port("default", KEY, "V")),
+        (
+            Port("keys", KEY, "K"),
+            Port("values", KEY, "V"),
+            Port("query", KEY, "K"),
+            Port("default", KEY, "V"),
+        ),
         (Port("found", KEY, "V"),),
         _find,
         doc="The values of the queried keys, or the default. Lowered form: the table is given as two vectors, "

@@ -102,7 +102,7 @@ def broadcast(a: Shape, b: Shape) -> Shape:
     rank = max(len(a), len(b))
     result: list[int | None] = []
     for x, y in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
-        if x == 1 or x == y:
+        if x in {1, y}:
             result.append(y)
         elif y == 1:
             result.append(x)
@@ -181,7 +181,9 @@ def bounded(size: int) -> int:
     return size
 
 
-def window(size: Dimension, extent: Dimension, stride: int, dilation: int, padding: str) -> Dimension:
+def window(
+    size: Dimension, extent: Dimension, stride: int, dilation: int, padding: str
+) -> Dimension:
     """Number of positions of a window of *extent* elements over *size* (NNAPI section 8.1).
 
     SAME: ceil(size / stride); VALID: as often as the dilated window fits.

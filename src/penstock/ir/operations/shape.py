@@ -46,7 +46,9 @@ def _reshape_target(context: ShapeContext) -> tuple[int, ...] | Shape:
             target = constant_integers(context, 1)
             if target is not None:
                 return target
-            return None if shape is None or shape[0] is None or shape[0] > 64 else (None,) * shape[0]
+            return (
+                None if shape is None or shape[0] is None or shape[0] > 64 else (None,) * shape[0]
+            )
     attribute = context.attributes.integers("new_shape")
     return () if attribute == (0,) else attribute
 
@@ -64,7 +66,9 @@ def _reshape(context: ShapeContext) -> Sequence[Shape]:
     rest = math.prod(known)
     if len(known) == len(target):
         if elements is not None and elements != rest:
-            raise ShapeMismatch(f"an input of shape {shape} has {elements} elements, {target} has {rest}")
+            raise ShapeMismatch(
+                f"an input of shape {shape} has {elements} elements, {target} has {rest}"
+            )
         return (target,)
     if elements is None:
         stretched = None
@@ -73,7 +77,9 @@ def _reshape(context: ShapeContext) -> Sequence[Shape]:
             raise ShapeMismatch(f"an input of shape {shape} does not fit {target}")
         stretched = 0
     elif elements % rest:
-        raise ShapeMismatch(f"an input of shape {shape} has {elements} elements, which {target} does not divide")
+        raise ShapeMismatch(
+            f"an input of shape {shape} has {elements} elements, which {target} does not divide"
+        )
     else:
         stretched = elements // rest
     return (tuple(stretched if d == -1 else d for d in target),)
@@ -89,7 +95,9 @@ def _squeeze(context: ShapeContext) -> Sequence[Shape]:
         return (None if None in shape else tuple(d for d in shape if d != 1),)
     for axis in axes:
         if shape[axis] not in (None, 1):
-            raise ShapeMismatch(f"dimension {axis} of shape {shape} is not 1 and cannot be squeezed")
+            raise ShapeMismatch(
+                f"dimension {axis} of shape {shape} is not 1 and cannot be squeezed"
+            )
     return (tuple(d for at, d in enumerate(shape) if at not in axes),)
 
 

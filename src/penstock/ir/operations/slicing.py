@@ -49,7 +49,9 @@ def _slice(context: ShapeContext) -> Sequence[Shape]:
             raise ShapeMismatch(f"slice of dimension {at} begins at {begin} and has size {size}")
         if whole is not None and begin is not None:
             if begin + max(size, 0) > whole:
-                raise ShapeMismatch(f"slice [{begin}, {begin + max(size, 0)}) of dimension {at} of size {whole}")
+                raise ShapeMismatch(
+                    f"slice [{begin}, {begin + max(size, 0)}) of dimension {at} of size {whole}"
+                )
             result.append(whole - begin if size == -1 else size)
         else:
             result.append(None if size == -1 else size)
@@ -63,7 +65,8 @@ def _fold_slice(value: NDArray, begin: NDArray, size: NDArray) -> NDArray:
 
 class SlicedDimension(NamedTuple):
     """One dimension's part of a strided slice: *begin* or *end* None where a mask leaves it open;
-    *shrink* takes the element at begin and drops the dimension."""
+    *shrink* takes the element at begin and drops the dimension.
+    """
 
     begin: int | None
     end: int | None
@@ -82,7 +85,9 @@ def _reverse_sequence(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     if shape is None:
         return (None,)
-    along, batch = (normalize_axis(context.attributes.integer(n), len(shape)) for n in ("seq_dim", "batch_dim"))
+    along, batch = (
+        normalize_axis(context.attributes.integer(n), len(shape)) for n in ("seq_dim", "batch_dim")
+    )
     if along == batch:
         raise ShapeMismatch("seq_dim and batch_dim are the same dimension")
     agree(length(context, 1), shape[batch], "number of lengths and batch dimension")
@@ -106,7 +111,10 @@ def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | N
         raise ShapeMismatch(f"{len(begins)} sliced dimensions")
     if 0 in strides:
         raise ShapeMismatch("a stride is 0")
-    masks = [context.attributes.integer(f"{n}_mask") for n in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")]
+    masks = [
+        context.attributes.integer(f"{n}_mask")
+        for n in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    ]
     open_begin, open_end, ellipsis, new_axis, shrink = masks
     count = len(begins)
     if (ellipsis & (2**count - 1)).bit_count() > 1:
@@ -135,10 +143,12 @@ def _unknown_slice(context: ShapeContext, rank: int) -> Shape:
     if (count := length(context, 1)) is None or count > MAX_SLICED:
         return None
     ellipsis, new_axis, shrink = (
-        context.attributes.integer(f"{n}_mask") & (2**count - 1) for n in ("ellipsis", "new_axis", "shrink_axis")
+        context.attributes.integer(f"{n}_mask") & (2**count - 1)
+        for n in ("ellipsis", "new_axis", "shrink_axis")
     )
     inserted, dropped = new_axis & ~ellipsis, shrink & ~ellipsis & ~new_axis
-    return (None,) * max(rank + inserted.bit_count() - dropped.bit_count(), 0)
+    unknown: list[Dimension] = [None] * max(rank + inserted.bit_count() - dropped.bit_count(), 0)
+    return tuple(unknown)
 
 
 def _strided_slice(context: ShapeContext) -> Sequence[Shape]:
@@ -184,7 +194,9 @@ def _dynamic_update(context: ShapeContext) -> Sequence[Shape]:
     if shape is not None and update is not None:
         if len(shape) != len(update):
             raise ShapeMismatch(f"an update of shape {update} to an operand of shape {shape}")
-        if any(a is not None and b is not None and b > a for a, b in zip(shape, update, strict=True)):
+        if any(
+            a is not None and b is not None and b > a for a, b in zip(shape, update, strict=True)
+        ):
             raise ShapeMismatch(f"an update of shape {update} exceeds its operand of shape {shape}")
     return (shape,)
 

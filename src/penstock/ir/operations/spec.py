@@ -15,13 +15,16 @@ from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.types import DType, NDArray, Shape
 
-AttributeKind: TypeAlias = Literal["int", "float", "bool", "enum", "str", "bytes", "ints", "floats", "subgraph"]
+AttributeKind: TypeAlias = Literal[
+    "int", "float", "bool", "enum", "str", "bytes", "ints", "floats", "subgraph", "subgraphs"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
     """One attribute: *kind* is its type (`enum`: a string out of *choices*; `subgraph`: a subgraph
-    index, -1 for none), *default* what it is when absent (None: it is required).
+    index, -1 for none; `subgraphs`: several), *default* what it is when absent (None: it is
+    required). Vectors of booleans are `ints` of 0 and 1, vectors of bytes are `bytes`.
     """
 
     name: str
@@ -35,8 +38,9 @@ class AttributeSpec:
 class Port:
     """One input or output. *types* None admits every type; ports that share a *var* share one dtype.
 
-    *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list); a *variadic*
-    port, always the last, takes any number of operands, zero included.
+    *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list), *optional*
+    outputs may be missing at the end; a *variadic* port, always the last, takes any number of
+    operands, zero included.
     """
 
     name: str
@@ -95,6 +99,10 @@ ShapeRule: TypeAlias = Callable[[ShapeContext], Sequence[Shape]]
 FoldRule: TypeAlias = Callable[[ShapeContext], "Sequence[NDArray] | None"]
 """Returns the output values of a small shape computation whose inputs are known, else None."""
 
+Requirement: TypeAlias = Callable[[Operation, Sequence[Operand], Sequence[Operand]], None]
+"""Checks what ports cannot say of an operation, its inputs and its outputs: how their types and
+quantisation belong together. Raises `InvalidOperation` or `InvalidQuantization`."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperationSpec:
@@ -108,15 +116,17 @@ class OperationSpec:
     infer: ShapeRule
     attributes: tuple[AttributeSpec, ...] = ()
     fold: FoldRule | None = None
+    require: Requirement | None = None
     vocabulary: Literal["tflite", "nnapi", "custom"] = "tflite"
     feature_level: int | None = None
     nnapi_name: str = ""
     doc: str = ""
 
     def check(self, operation: Operation, operands: Sequence[Operand]) -> None:
-        """Checks counts, omissions, types and attributes of *operation* against this row.
+        """Checks counts, omissions, types, attributes and requirements of *operation*.
 
-        Raises `InvalidOperation` or `InvalidAttribute`; indexes are known to be in range.
+        Raises `InvalidOperation`, `InvalidAttribute` or `InvalidQuantization`; indexes are known to
+        be in range.
         """
         given = [operands[i] for i in operation.inputs]
         written = [operands[i] for i in operation.outputs]
@@ -124,16 +134,20 @@ class OperationSpec:
         self._check_ports("output", self.outputs, written)
         self._check_vars(given, written)
         self._check_attributes(operation.attributes)
+        if self.require is not None:
+            self.require(operation, given, written)
 
     def _check_ports(self, kind: str, ports: tuple[Port, ...], operands: Sequence[Operand]) -> None:
         if not (ports and ports[-1].variadic) and len(operands) > len(ports):
-            raise InvalidOperation(f"{self.name} takes {len(ports)} {kind}s at most, not {len(operands)}")
+            raise InvalidOperation(
+                f"{self.name} takes {len(ports)} {kind}s at most, not {len(operands)}"
+            )
         for index, port in enumerate(ports):
             if port.variadic:
                 break
-            if index >= len(operands) or operands[index].lifetime is Lifetime.NO_VALUE:
-                if not port.optional:
-                    raise InvalidOperation(f"{self.name} needs {kind} {index} ({port.name})")
+            missing = index >= len(operands) or operands[index].lifetime is Lifetime.NO_VALUE
+            if missing and not port.optional:
+                raise InvalidOperation(f"{self.name} needs {kind} {index} ({port.name})")
         for index, operand in enumerate(operands):
             port = ports[min(index, len(ports) - 1)]
             if port.types is not None and operand.dtype not in port.types and operand.has_value:
@@ -143,7 +157,10 @@ class OperationSpec:
 
     def _check_vars(self, given: Sequence[Operand], written: Sequence[Operand]) -> None:
         bound: dict[str, DType] = {}
-        for kind, ports, operands in (("input", self.inputs, given), ("output", self.outputs, written)):
+        for kind, ports, operands in (
+            ("input", self.inputs, given),
+            ("output", self.outputs, written),
+        ):
             for index, operand in enumerate(operands):
                 port = ports[min(index, len(ports) - 1)]
                 if not port.var or not operand.has_value:
@@ -172,6 +189,7 @@ class OperationSpec:
 
 def check_attribute(spec: AttributeSpec, value: AttributeValue) -> None:
     """Raises `InvalidAttribute` unless *value* is of the kind *spec* says."""
+    good = False
     match spec.kind:
         case "int" | "subgraph":
             good = type(value) is int
@@ -185,7 +203,7 @@ def check_attribute(spec: AttributeSpec, value: AttributeValue) -> None:
             good = isinstance(value, str)
         case "bytes":
             good = isinstance(value, bytes)
-        case "ints":
+        case "ints" | "subgraphs":
             good = isinstance(value, tuple) and all(type(v) is int for v in value)
         case "floats":
             good = isinstance(value, tuple) and all(isinstance(v, int | float) for v in value)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import AttributeSpec, choice, flag, integer, integers
+from penstock.ir.operations.attributes import choice, flag, integer, integers
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
@@ -22,7 +22,7 @@ from penstock.ir.operations.rules import (
     normalize_axis,
     product,
 )
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ANY_NUMBER, BOOL, INT
 from penstock.ir.types import Shape
 
@@ -82,7 +82,9 @@ def _concatenate(context: ShapeContext) -> Sequence[Shape]:
         if shape is None:
             return (None,)
         axis = normalize_axis(at, len(shape))
-        merged = agree_shapes(merged, (*shape[:axis], None, *shape[axis + 1 :]), "concatenated operands")
+        merged = agree_shapes(
+            merged, (*shape[:axis], None, *shape[axis + 1 :]), "concatenated operands"
+        )
         size = shape[axis]
         total = None if total is None or size is None else bounded(total + size)
     return (None if merged is None else (*merged[:at], total, *merged[at + 1 :]),)
@@ -101,7 +103,9 @@ def _slice(context: ShapeContext) -> Sequence[Shape]:
     for at, (start, limit, stride) in enumerate(zip(starts, limits, strides, strict=True)):
         size = None if shape is None else shape[at]
         if stride < 1 or not 0 <= start <= limit or (size is not None and limit > size):
-            raise ShapeMismatch(f"slice [{start}:{limit}:{stride}] of dimension {at} of shape {shape}")
+            raise ShapeMismatch(
+                f"slice [{start}:{limit}:{stride}] of dimension {at} of shape {shape}"
+            )
         result.append(-(-(limit - start) // stride))
     return (tuple(result),)
 
@@ -112,7 +116,9 @@ def _dynamic_slice(context: ShapeContext) -> Sequence[Shape]:
         raise ShapeMismatch(f"slice sizes {sizes} are negative")
     if shape is not None:
         agree(len(shape), len(sizes), "rank and slice sizes")
-        if any(whole is not None and size > whole for size, whole in zip(sizes, shape, strict=True)):
+        if any(
+            whole is not None and size > whole for size, whole in zip(sizes, shape, strict=True)
+        ):
             raise ShapeMismatch(f"a slice of {sizes} of an operand of shape {shape}")
     return (sizes,)
 
@@ -155,15 +161,21 @@ def _unary(name: str, doc: str) -> OperationSpec:
 
 def _binary(name: str, doc: str) -> OperationSpec:
     ports = (Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T"))
-    return OperationSpec(f"STABLEHLO_{name}", ports, OUT, _same, doc=f"{doc}, operands of one shape.")
+    return OperationSpec(
+        f"STABLEHLO_{name}", ports, OUT, _same, doc=f"{doc}, operands of one shape."
+    )
 
 
 DIRECTION: Final = choice(
-    "comparison_direction", *(f"STABLEHLO_COMPARISON_DIRECTION_{d}" for d in ("EQ", "NE", "GE", "GT", "LE", "LT"))
+    "comparison_direction",
+    *(f"STABLEHLO_COMPARISON_DIRECTION_{d}" for d in ("EQ", "NE", "GE", "GT", "LE", "LT")),
 )
 COMPARISON: Final = choice(
     "compare_type",
-    *(f"STABLEHLO_COMPARISON_TYPE_{t}" for t in ("NOTYPE", "FLOAT", "FLOAT_TOTAL_ORDER", "SIGNED", "UNSIGNED")),
+    *(
+        f"STABLEHLO_COMPARISON_TYPE_{t}"
+        for t in ("NOTYPE", "FLOAT", "FLOAT_TOTAL_ORDER", "SIGNED", "UNSIGNED")
+    ),
 )
 
 ROWS: Final = (

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation, ShapeMismatch
-from penstock.ir.operations.attributes import AttributeSpec, flag, integer, integers, subgraph
-from penstock.ir.operations.control_flow import argument_shapes, called, loop_shapes, meet, same_count
+from penstock.ir.operations.attributes import flag, integer, integers, subgraph, subgraphs
+from penstock.ir.operations.control_flow import (
+    argument_shapes,
+    called,
+    loop_shapes,
+    meet,
+    same_count,
+)
 from penstock.ir.operations.pooling import dilated
 from penstock.ir.operations.rules import (
     Dimension,
@@ -17,7 +23,7 @@ from penstock.ir.operations.rules import (
     normalize_axis,
     window,
 )
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ANY_NUMBER, BOOL, INT
 from penstock.ir.types import Shape
 
@@ -54,7 +60,10 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
     image, kernel, attributes = context.shape(0), context.shape(1), context.attributes
     places = attributes.integers("output_spatial_dimensions")
     rank = len(places)
-    strides, holes = _factors(context, "window_strides", rank), _factors(context, "rhs_dilation", rank)
+    strides, holes = (
+        _factors(context, "window_strides", rank),
+        _factors(context, "rhs_dilation", rank),
+    )
     base, pads = _factors(context, "lhs_dilation", rank), _pairs(context, "padding", rank)
     sources = attributes.integers("input_spatial_dimensions")
     extents = attributes.integers("kernel_spatial_dimensions")
@@ -72,7 +81,9 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
         size = _padded(_at(image, sources[at]), base[at], pads[at])
         result[place] = window(size, _at(kernel, extents[at]), strides[at], holes[at], "VALID")
     if sorted(result) != list(range(rank + 2)):
-        raise ShapeMismatch("output dimension numbers are not those of batch, feature and spatial dimensions")
+        raise ShapeMismatch(
+            "output dimension numbers are not those of batch, feature and spatial dimensions"
+        )
     return (tuple(result[axis] for axis in range(rank + 2)),)
 
 
@@ -93,7 +104,13 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
     (batch_a, batch_b), (inner_a, inner_b) = pairs["batching"], pairs["contracting"]
     free_a = [size for at, size in enumerate(a) if at not in (*batch_a, *inner_a)]
     free_b = [size for at, size in enumerate(b) if at not in (*batch_b, *inner_b)]
-    return ((*(agree(_at(a, x), _at(b, y), "batch") for x, y in zip(batch_a, batch_b, strict=True)), *free_a, *free_b),)
+    return (
+        (
+            *(agree(_at(a, x), _at(b, y), "batch") for x, y in zip(batch_a, batch_b, strict=True)),
+            *free_a,
+            *free_b,
+        ),
+    )
 
 
 def _gather(context: ShapeContext) -> Sequence[Shape]:
@@ -131,7 +148,9 @@ def _reduce(context: ShapeContext) -> Sequence[Shape]:
         if shape is None:
             results.append(None)
             continue
-        axes = {normalize_axis(axis, len(shape)) for axis in context.attributes.integers("dimensions")}
+        axes = {
+            normalize_axis(axis, len(shape)) for axis in context.attributes.integers("dimensions")
+        }
         results.append(tuple(size for at, size in enumerate(shape) if at not in axes))
     return results
 
@@ -139,7 +158,10 @@ def _reduce(context: ShapeContext) -> Sequence[Shape]:
 def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
     extents = context.attributes.integers("window_dimensions")
     rank = len(extents)
-    strides, base = _factors(context, "window_strides", rank), _factors(context, "base_dilations", rank)
+    strides, base = (
+        _factors(context, "window_strides", rank),
+        _factors(context, "base_dilations", rank),
+    )
     holes, pads = _factors(context, "window_dilations", rank), _pairs(context, "padding", rank)
     results: list[Shape] = []
     for shape in _half(context):
@@ -147,7 +169,13 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
             agree(len(shape), rank, "rank and window")
         results.append(
             tuple(
-                window(_padded(_at(shape, at), base[at], pads[at]), extents[at], strides[at], holes[at], "VALID")
+                window(
+                    _padded(_at(shape, at), base[at], pads[at]),
+                    extents[at],
+                    strides[at],
+                    holes[at],
+                    "VALID",
+                )
                 for at in range(rank)
             )
         )
@@ -306,7 +334,7 @@ ROWS: Final = (
         (Port("index", INT | BOOL), MANY),
         RESULTS,
         _case,
-        (integers("branch_subgraph_indices"),),
+        (subgraphs("branch_subgraph_indices"),),
         doc="One of several subgraphs applied to the inputs, by an index; out of range, the last.",
     ),
     OperationSpec(

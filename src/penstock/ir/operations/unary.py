@@ -16,7 +16,9 @@ from penstock.ir.operations.types import ANY_NUMBER, COMPLEX, FLOAT, NUMBER, VAL
 from penstock.ir.types import DType, NDArray, Shape
 
 
-def _unary(name: str, doc: str, level: int | None = None, fold: FoldRule | None = None) -> OperationSpec:
+def _unary(
+    name: str, doc: str, level: int | None = None, fold: FoldRule | None = None
+) -> OperationSpec:
     return OperationSpec(
         name,
         (Port("x", ANY_NUMBER, "T"),),
@@ -42,7 +44,8 @@ def _fold_cast(context: ShapeContext) -> Sequence[NDArray] | None:
 
 def _bitcast(context: ShapeContext) -> Sequence[Shape]:
     """A change of element width is absorbed by the last dimension, which narrower elements add and
-    wider ones take away (TensorFlow's bitcast)."""
+    wider ones take away (TensorFlow's bitcast).
+    """
     shape, source, target = context.shape(0), context.dtype(0).bits, context.output_dtype(0).bits
     if shape is None or source is None or target is None:
         return (None,)
@@ -51,7 +54,9 @@ def _bitcast(context: ShapeContext) -> Sequence[Shape]:
     if source > target:
         return ((*shape, source // target),)
     if not shape or shape[-1] not in (None, target // source):
-        raise ShapeMismatch(f"elements of {source} bits of shape {shape} do not make elements of {target} bits")
+        raise ShapeMismatch(
+            f"elements of {source} bits of shape {shape} do not make elements of {target} bits"
+        )
     return (shape[:-1],)
 
 

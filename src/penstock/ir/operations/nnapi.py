@@ -1,0 +1,214 @@
+"""Rows of NNAPI's operations that TFLite has no operator for: layers of networks.
+
+NNAPI's scalar operands are attributes here, its tensors inputs, in its order. `data_layout` says
+where the channels of an image stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.errors import InvalidAttribute, ShapeMismatch
+from penstock.ir.operations.attributes import FUSED_ACTIVATION, choice
+from penstock.ir.operations.recurrent import LAYER_NORM, LSTM_STATES, lstm_parameters, lstm_sizes
+from penstock.ir.operations.rules import (
+    Dimension,
+    agree,
+    bounded,
+    dimension,
+    fill,
+    normalize_axis,
+    positive,
+    ranked,
+    window,
+)
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
+from penstock.ir.operations.types import ACTIVATION, BIAS, FLOAT, INT32, NUMBER, WEIGHTS
+from penstock.ir.types import DType, Shape
+
+DATA_LAYOUT: Final = choice("data_layout", "NHWC", "NCHW")
+STATE16: Final = frozenset({DType.INT16})
+
+
+def image_axes(context: ShapeContext) -> tuple[int, int, int]:
+    """Axes of height, width and channels."""
+    return (1, 2, 3) if context.attributes.text("data_layout") == "NHWC" else (2, 3, 1)
+
+
+def image_shape(
+    context: ShapeContext,
+    batch: Dimension,
+    height: Dimension,
+    width: Dimension,
+    channels: Dimension,
+) -> Shape:
+    """An image batch's shape in the operation's layout."""
+    if context.attributes.text("data_layout") == "NHWC":
+        return (batch, height, width, channels)
+    return (batch, channels, height, width)
+
+
+def _shuffle(context: ShapeContext) -> Sequence[Shape]:
+    shape, groups = context.shape(0), positive(context, "groups")
+    if shape is not None:
+        size = shape[normalize_axis(context.attributes.integer("axis"), len(shape))]
+        if size is not None and size % groups:
+            raise ShapeMismatch(f"{size} channels are not a multiple of {groups} groups")
+    return (shape,)
+
+
+def _instance(context: ShapeContext) -> Sequence[Shape]:
+    return (ranked(context, 0, 4),)
+
+
+def _explicit(context: ShapeContext, size: Dimension, extent: Dimension, axis: int) -> Dimension:
+    """Output size along the width (axis 0) or height (axis 1)."""
+    stride = positive(context, ("stride_w", "stride_h")[axis])
+    padding = context.attributes.text("padding")
+    if padding != "EXPLICIT":
+        return window(size, extent, stride, 1, padding)
+    pads = context.attributes.integers("explicit_padding")
+    if len(pads) != 4 or min(pads) < 0:
+        raise InvalidAttribute(f"explicit_padding needs left, right, top and bottom, not {pads}")
+    padded = None if size is None else bounded(size + pads[2 * axis] + pads[2 * axis + 1])
+    return window(padded, extent, stride, 1, "VALID")
+
+
+def _grouped(context: ShapeContext) -> Sequence[Shape]:
+    """Filter [out, height, width, in / groups]."""
+    image, filters = ranked(context, 0, 4), ranked(context, 1, 4)
+    groups = positive(context, "groups")
+    height, width, channels = image_axes(context)
+    depth, outputs = dimension(filters, 3), dimension(filters, 0)
+    agree(dimension(image, channels), None if depth is None else depth * groups, "channels")
+    if outputs is not None and outputs % groups:
+        raise ShapeMismatch(f"{outputs} filters are not a multiple of {groups} groups")
+    agree(dimension(ranked(context, 2, 1), 0), outputs, "bias length and output channels")
+    return (
+        image_shape(
+            context,
+            dimension(image, 0),
+            _explicit(context, dimension(image, height), dimension(filters, 1), 1),
+            _explicit(context, dimension(image, width), dimension(filters, 2), 0),
+            outputs,
+        ),
+    )
+
+
+def _multinomial(context: ShapeContext) -> Sequence[Shape]:
+    agree(dimension(ranked(context, 1, 1), 0), 2, "number of seeds")
+    return ((dimension(ranked(context, 0, 2), 0), positive(context, "samples")),)
+
+
+def _lstm_16bit(context: ShapeContext) -> Sequence[Shape]:
+    shape = ranked(context, 0, 2)
+    cells: Dimension = None
+    for index in range(1, 9):
+        weights = ranked(context, index, 2)
+        cells = agree(cells, dimension(weights, 0), "rows of the weights")
+        columns = dimension(shape, 1) if index < 5 else cells
+        agree(dimension(weights, 1), columns, "columns of the weights")
+    for index in range(9, 13):
+        cells = agree(cells, dimension(ranked(context, index, 1), 0), "bias and cells")
+    cell = (dimension(shape, 0), cells)
+    return (cell, cell)
+
+
+def _lstm_8bit(context: ShapeContext) -> Sequence[Shape]:
+    shape = ranked(context, 0, 2)
+    batch = dimension(shape, 0)
+    cells, outputs = lstm_sizes(context, dimension(shape, 1), 1)
+    return fill(context, (batch, outputs), (batch, cells), (batch, outputs))
+
+
+def required(kind: str, *names: str) -> tuple[AttributeSpec, ...]:
+    """Attributes that NNAPI has no default for."""
+    return tuple(AttributeSpec(name, "int" if kind == "int" else "float") for name in names)
+
+
+GATES: Final = ("input", "forget", "cell", "output")
+
+ROWS: Final = (
+    OperationSpec(
+        "CHANNEL_SHUFFLE",
+        (Port("input", NUMBER, "T"),),
+        (Port("output", NUMBER, "T"),),
+        _shuffle,
+        required("int", "groups", "axis"),
+        vocabulary="nnapi",
+        feature_level=3,
+        doc="Channels dealt out to groups: channel g * n + i goes to place i * groups + g.",
+    ),
+    OperationSpec(
+        "GROUPED_CONV_2D",
+        (Port("input", ACTIVATION), Port("filter", WEIGHTS), Port("bias", BIAS)),
+        (Port("output", ACTIVATION),),
+        _grouped,
+        (
+            choice("padding", "SAME", "VALID", "EXPLICIT"),
+            AttributeSpec("explicit_padding", "ints", (), doc="Left, right, top, bottom."),
+            *required("int", "stride_w", "stride_h", "groups"),
+            FUSED_ACTIVATION,
+            DATA_LAYOUT,
+        ),
+        vocabulary="nnapi",
+        feature_level=3,
+        doc="Convolution of each group of input channels with its own group of filters.",
+    ),
+    OperationSpec(
+        "INSTANCE_NORMALIZATION",
+        (Port("input", FLOAT, "T"),),
+        (Port("output", FLOAT, "T"),),
+        _instance,
+        (*required("float", "gamma", "beta", "epsilon"), DATA_LAYOUT),
+        vocabulary="nnapi",
+        feature_level=3,
+        doc="gamma * (x - mean) / sqrt(variance + epsilon) + beta, over each image and channel.",
+    ),
+    OperationSpec(
+        "RANDOM_MULTINOMIAL",
+        (Port("logits", FLOAT), Port("seeds", INT32)),
+        (Port("samples", INT32),),
+        _multinomial,
+        required("int", "samples"),
+        vocabulary="nnapi",
+        feature_level=3,
+        doc="For each row of unnormalised log-probabilities, random classes drawn by them; seeds of 0 and 0 vary.",
+    ),
+    OperationSpec(
+        "QUANTIZED_16BIT_LSTM",
+        (
+            Port("input", ACTIVATION),
+            *(Port(f"input_to_{g}_weights", WEIGHTS) for g in GATES),
+            *(Port(f"recurrent_to_{g}_weights", WEIGHTS) for g in GATES),
+            *(Port(f"{g}_bias", INT32) for g in GATES),
+            Port("cell_state", STATE16),
+            Port("output_state", ACTIVATION),
+        ),
+        (Port("new_cell_state", STATE16), Port("output", ACTIVATION)),
+        _lstm_16bit,
+        vocabulary="nnapi",
+        feature_level=3,
+        doc="One step of a long short-term memory with 8-bit activations and a 16-bit cell state.",
+    ),
+    OperationSpec(
+        "QUANTIZED_LSTM",
+        (Port("input", ACTIVATION), *lstm_parameters(), *LSTM_STATES, *LAYER_NORM),
+        (
+            Port("new_output_state", ACTIVATION),
+            Port("new_cell_state", STATE16),
+            Port("output", ACTIVATION),
+        ),
+        _lstm_8bit,
+        (
+            *required("float", "cell_clip", "proj_clip"),
+            *required("float", *(f"{g}_intermediate_scale" for g in GATES)),
+            *required("int", "hidden_state_zero_point"),
+            *required("float", "hidden_state_scale"),
+        ),
+        vocabulary="nnapi",
+        feature_level=4,
+        doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell state.",
+    ),
+)
