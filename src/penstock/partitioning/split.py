@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.ir import Attributes, Lifetime, Model, Operand, Operation, Subgraph
+from penstock.ir import Attributes, AttributeValue, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.operations import spec_of
 from penstock.ir.validate import subgraph_references
 
@@ -129,12 +129,16 @@ def _closure(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
 
 def _renumber(operation: Operation, subgraphs: dict[int, int]) -> Operation:
     changed = {
-        spec.name: subgraphs[old]
+        spec.name: _new_reference(operation.attributes.get(spec.name), subgraphs)
         for spec in spec_of(operation).attributes
-        if spec.kind == "subgraph"
-        and isinstance(old := operation.attributes.get(spec.name), int)
-        and old != -1
+        if spec.kind in {"subgraph", "subgraphs"} and spec.name in operation.attributes
     }
     if all(operation.attributes[name] == new for name, new in changed.items()):
         return operation
     return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
+
+
+def _new_reference(value: AttributeValue, subgraphs: dict[int, int]) -> AttributeValue:
+    if isinstance(value, tuple):
+        return tuple(subgraphs.get(int(old), -1) for old in value)
+    return subgraphs.get(value, -1) if isinstance(value, int) else value

@@ -90,13 +90,14 @@ def replace_support(support: Support, reason: str) -> Support:
 
 
 def _check_keys(model: Model, policy: Policy) -> None:
-    entry = model.entry
-    known = {ANY_OPERATION, *OPERATIONS}
-    for index, operation in enumerate(entry.operations):
-        known |= {operation.type, operation.key, entry.operation_name(index)}
+    if not policy.require and not policy.forbid:
+        return
+    known = {ANY_OPERATION}
+    for index, operation in enumerate(model.operations):
+        known |= {operation.type, operation.key, model.entry.operation_name(index)}
     for label, constraint in (("require", policy.require), ("forbid", policy.forbid)):
         for key in constraint:
-            if key not in known:
+            if key not in known and key not in OPERATIONS:
                 raise InputError(
                     f"policy {label}: {key!r} is neither an operation of the model nor an operation type"
                 )
