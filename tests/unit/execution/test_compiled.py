@@ -331,7 +331,7 @@ class TestLifetime:
     def test_pickles_as_a_recipe(self) -> None:
         with penstock.compile(add_relu(), devices=["reference"]) as compiled:
             data = pickle.dumps(compiled)
-        with pickle.loads(data) as again:  # noqa: S301  # our own bytes
+        with pickle.loads(data) as again:  # noqa: TID251  # what a user may do with his own bytes
             np.testing.assert_array_equal(again(X, Y)[0], RELU)
             assert again.model == compiled.model
 
@@ -368,7 +368,11 @@ class TestInterruption:
 
     def test_the_driver_gets_the_deadline(self) -> None:
         seen: list[int | None] = []
-        device = NumpyDevice(before=lambda request, config: seen.append(config.deadline_ns))
+
+        def before(request: Request, config: ExecutionConfig) -> None:
+            seen.append(config.deadline_ns)
+
+        device = NumpyDevice(before=before)
         with penstock.compile(add_relu(), devices=[device], timeout=50) as compiled:
             compiled.run([X, Y], timeout=100)
             compiled.run([X, Y])
@@ -453,7 +457,7 @@ class TestFallback:
 
         with (
             penstock.compile(add_relu(), devices=[NumpyDevice(before=before)]) as compiled,
-            pytest.raises(GeneralFailure, match="numpy failed in execute.*vendor bug"),
+            pytest.raises(GeneralFailure, match=r"numpy failed in execute.*vendor bug"),
         ):
             compiled(X, Y)
 
