@@ -75,7 +75,7 @@ def _input(argument: RequestArgument, operand: Operand, regions: Regions) -> NDA
         case HostMemory(array, dimensions):
             if operand.dtype is not DType.STRING:
                 return array
-            return unpack_strings(memoryview(array).toreadonly().cast("B"), dimensions or ())
+            return unpack_strings(array.data.toreadonly().cast("B"), dimensions or ())
         case PoolArgument(place, dimensions):
             shape = dimensions or operand.shape
             if shape is None or not is_static(shape):
@@ -83,7 +83,7 @@ def _input(argument: RequestArgument, operand: Operand, regions: Regions) -> NDA
             full = tuple(d or 0 for d in shape)
             data = regions[place.pool][place.offset : place.offset + place.length]
             if operand.dtype is DType.STRING:
-                return unpack_strings(memoryview(data).toreadonly(), full)
+                return unpack_strings(data.data.toreadonly(), full)
             return data.view(operand.dtype.numpy).reshape(full)
         case NoValue():
             return np.empty(0)
