@@ -1,0 +1,16 @@
+"""TensorFlow Lite files out of models, and the file format as data (schema v3)."""
+
+from penstock.ir.model import Model
+
+__all__ = ["write"]
+
+
+def write(model: Model) -> bytes:
+    """The bytes of a `.tflite` file that computes what *model*, or a slice of one, does.
+
+    Equal models give equal bytes. Raises `NotExportable`, naming the operation, for what TFLite has no
+    form for. Constants that do not fit the 2 GiB of a FlatBuffer stand behind it.
+    """
+    from penstock.export.tflite import writer
+
+    return writer.write(model)

@@ -1,0 +1,98 @@
+"""Plain Python values to a FlatBuffer: the inverse of `penstock.loaders.flatbuffer`, for the same schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import flatbuffers
+import numpy as np
+from flatbuffers import number_types
+
+from penstock.export.tflite.fields import Field, Kind, Schema, Table
+
+BLOB_ALIGNMENT: Final = 16
+
+_FLAGS: Final = {
+    "bool": number_types.BoolFlags,
+    "int8": number_types.Int8Flags,
+    "uint8": number_types.Uint8Flags,
+    "int16": number_types.Int16Flags,
+    "uint16": number_types.Uint16Flags,
+    "int32": number_types.Int32Flags,
+    "uint32": number_types.Uint32Flags,
+    "int64": number_types.Int64Flags,
+    "uint64": number_types.Uint64Flags,
+    "float32": number_types.Float32Flags,
+    "float64": number_types.Float64Flags,
+}
+
+
+def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:
+    """The FlatBuffer with *root* as root table; equal values give equal bytes.
+
+    A table is a mapping of field names to values; absent names and None mean an absent field. Vectors of
+    numbers are sequences or arrays, of `uint8` anything with the buffer protocol, aligned to 16 bytes.
+    """
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(_table(builder, schema, schema.table(schema.root), root), schema.identifier)
+    return bytes(builder.Output())
+
+
+def _table(builder: Any, schema: Schema, table: Table, values: Mapping[str, Any]) -> int:
+    if unknown := set(values) - set(table.by_name):
+        raise KeyError(f"table {table.name} has no field {', '.join(sorted(unknown))}")
+    references = {
+        field.name: _reference(builder, schema, field, values)
+        for field in table.fields
+        if field.kind is not Kind.SCALAR and values.get(field.name) is not None
+    }
+    slots = max((f.slot for f in table.fields), default=-1) + 1
+    builder.StartObject(slots)
+    for field in table.fields:
+        if field.name in references:
+            builder.PrependUOffsetTRelativeSlot(field.slot, references[field.name], 0)
+        elif field.kind is Kind.SCALAR and values.get(field.name) is not None:
+            builder.PrependSlot(_FLAGS[field.scalar], field.slot, values[field.name], field.default)
+    offset: int = builder.EndObject()
+    return offset
+
+
+def _reference(builder: Any, schema: Schema, field: Field, values: Mapping[str, Any]) -> int:
+    value = values[field.name]
+    match field.kind:
+        case Kind.NUMBERS:
+            return _numbers(builder, field, value)
+        case Kind.STRING:
+            return int(builder.CreateString(value))
+        case Kind.TABLE:
+            return _table(builder, schema, schema.table(field.target), value)
+        case Kind.UNION:
+            member = schema.unions[field.target][values[f"{field.name}_type"]]
+            return _table(builder, schema, schema.table(member), value)
+        case Kind.TABLES:
+            target = schema.table(field.target)
+            return _offsets(builder, [_table(builder, schema, target, v) for v in value])
+        case _:
+            return _offsets(builder, [int(builder.CreateString(v)) for v in value])
+
+
+def _offsets(builder: Any, offsets: list[int]) -> int:
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    return int(builder.EndVector())
+
+
+def _numbers(builder: Any, field: Field, value: Any) -> int:
+    if field.scalar == "uint8":
+        data = memoryview(value).cast("B")
+        width, count = 1, data.nbytes
+    else:
+        array = np.ascontiguousarray(value, field.dtype)
+        data = array.reshape(-1).view(np.uint8).data
+        width, count = array.itemsize, array.size
+    builder.StartVector(width, count, BLOB_ALIGNMENT if width == 1 else width)
+    builder.head -= data.nbytes
+    builder.Bytes[builder.head : builder.head + data.nbytes] = data
+    return int(builder.EndVector())

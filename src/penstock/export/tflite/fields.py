@@ -1,0 +1,177 @@
+"""FlatBuffers schemas as data: what a table's fields are, parsed from one line of text a table.
+
+Notation: `name: type` or `name: type = default`, separated by `; `. A type is a scalar, an enumeration
+(stored as its scalar), `string`, a table, a union, or `[element]` for a vector. `_` is a slot that is
+no longer used. Fields take slots in order; a union takes two, `<name>_type` and `<name>`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.export.tflite import metadata_schema, schema
+
+SCALARS: Final[dict[str, str]] = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
+    "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
+}  # fmt: skip
+"""Scalar types with their `struct` codes."""
+
+
+class Kind(enum.IntEnum):
+    """How a field is stored."""
+
+    SCALAR = 0
+    NUMBERS = 1
+    STRING = 2
+    TABLE = 3
+    TABLES = 4
+    STRINGS = 5
+    UNION = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a table.
+
+    *scalar* is the scalar type of SCALAR and NUMBERS, *enum* the enumeration that gives its values
+    names ("" for plain numbers), *target* the table (TABLE, TABLES) or union (UNION). *default* is
+    what an absent field means: a number for scalars, None for the others.
+    """
+
+    name: str
+    slot: int
+    kind: Kind
+    scalar: str = ""
+    enum: str = ""
+    target: str = ""
+    default: bool | int | float | None = None
+
+    @property
+    def packer(self) -> struct.Struct:
+        return _PACKERS[self.scalar]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Little-endian NumPy dtype of SCALAR and NUMBERS."""
+        return _DTYPES[self.scalar]
+
+
+_PACKERS: Final = {name: struct.Struct("<" + code) for name, code in SCALARS.items()}
+_DTYPES: Final = {name: np.dtype(name).newbyteorder("<") for name in SCALARS}
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its fields in slot order (unused slots left out)."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """What an empty table reads as."""
+        return {f.name: f.default for f in self.fields}
+
+    @cached_property
+    def by_name(self) -> dict[str, Field]:
+        return {f.name: f for f in self.fields}
+
+
+class Schema:
+    """The tables, enumerations and unions of one file format; tables are parsed when first asked for."""
+
+    def __init__(
+        self,
+        identifier: bytes,
+        root: str,
+        tables: Mapping[str, str],
+        enums: Mapping[str, tuple[str, Mapping[str, int]]],
+        unions: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self.identifier, self.root = identifier, root
+        self.unions = unions
+        self._texts, self._enums = tables, enums
+        self._tables: dict[str, Table] = {}
+        self._names: dict[str, dict[int, str]] = {}
+
+    def table(self, name: str) -> Table:
+        """The table called *name* (`KeyError` when the schema has none)."""
+        found = self._tables.get(name)
+        if found is None:
+            found = self._tables[name] = Table(name, tuple(self._parse(self._texts[name])))
+        return found
+
+    def number(self, enumeration: str, name: str) -> int:
+        """The number of a member of an enumeration (`KeyError` when it has none of that name)."""
+        return self._enums[enumeration][1][name]
+
+    def numbers(self, enumeration: str) -> Mapping[str, int]:
+        return self._enums[enumeration][1]
+
+    def name(self, enumeration: str, number: int) -> str | None:
+        """The name of a number of an enumeration, or None."""
+        names = self._names.get(enumeration)
+        if names is None:
+            names = self._names[enumeration] = {
+                v: k for k, v in self._enums[enumeration][1].items()
+            }
+        return names.get(number)
+
+    def _parse(self, text: str) -> list[Field]:
+        fields: list[Field] = []
+        slot = 0
+        for item in filter(None, text.split("; ")):
+            if item == "_":
+                slot += 1
+                continue
+            name, _, rest = item.partition(": ")
+            type_name, _, default = rest.partition(" = ")
+            if type_name in self.unions:
+                fields.append(Field(f"{name}_type", slot, Kind.SCALAR, "uint8", default=0))
+                slot += 1
+            fields.append(self._field(name, slot, type_name, default))
+            slot += 1
+        return fields
+
+    def _field(self, name: str, slot: int, type_name: str, default: str) -> Field:
+        element = type_name.strip("[]")
+        vector = element != type_name
+        if element == "string":
+            return Field(name, slot, Kind.STRINGS if vector else Kind.STRING)
+        if element in self.unions:
+            return Field(name, slot, Kind.UNION, target=element)
+        if element in self._texts:
+            return Field(name, slot, Kind.TABLES if vector else Kind.TABLE, target=element)
+        scalar, names = (
+            (self._enums[element][0], element) if element in self._enums else (element, "")
+        )
+        if vector:
+            return Field(name, slot, Kind.NUMBERS, scalar, names)
+        return Field(name, slot, Kind.SCALAR, scalar, names, default=_default(scalar, default))
+
+
+def _default(scalar: str, text: str) -> bool | int | float:
+    if scalar == "bool":
+        return text == "true"
+    return float(text or 0) if scalar.startswith("float") else int(text or 0)
+
+
+TFLITE: Final = Schema(schema.FILE_IDENTIFIER, "Model", schema.TABLES, schema.ENUMS, schema.UNIONS)
+"""TensorFlow Lite schema v3."""
+
+METADATA: Final = Schema(
+    metadata_schema.FILE_IDENTIFIER,
+    "ModelMetadata",
+    metadata_schema.TABLES,
+    metadata_schema.ENUMS,
+    metadata_schema.UNIONS,
+)
+"""TensorFlow Lite metadata schema 1.5."""

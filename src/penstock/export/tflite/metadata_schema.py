@@ -1,0 +1,81 @@
+"""The TFLite metadata schema (semantic version 1.5) as data; the notation is explained in `fields.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+FILE_IDENTIFIER: Final = b"M001"
+
+ENUMS: Final[dict[str, tuple[str, dict[str, int]]]] = {
+    "AssociatedFileType": (
+        "int8",
+        {
+            "UNKNOWN": 0,
+            "DESCRIPTIONS": 1,
+            "TENSOR_AXIS_LABELS": 2,
+            "TENSOR_VALUE_LABELS": 3,
+            "TENSOR_AXIS_SCORE_CALIBRATION": 4,
+            "VOCABULARY": 5,
+            "SCANN_INDEX_FILE": 6,
+        },
+    ),
+    "ColorSpaceType": ("int8", {"UNKNOWN": 0, "RGB": 1, "GRAYSCALE": 2}),
+    "BoundingBoxType": ("int8", {"UNKNOWN": 0, "BOUNDARIES": 1, "UPPER_LEFT": 2, "CENTER": 3}),
+    "CoordinateType": ("int8", {"RATIO": 0, "PIXEL": 1}),
+    "ScoreTransformationType": ("int8", {"IDENTITY": 0, "LOG": 1, "INVERSE_LOGISTIC": 2}),
+}
+
+UNIONS: Final[dict[str, tuple[str, ...]]] = {
+    "ContentProperties": (
+        "NONE",
+        "FeatureProperties",
+        "ImageProperties",
+        "BoundingBoxProperties",
+        "AudioProperties",
+    ),
+    "ProcessUnitOptions": (
+        "NONE",
+        "NormalizationOptions",
+        "ScoreCalibrationOptions",
+        "ScoreThresholdingOptions",
+        "BertTokenizerOptions",
+        "SentencePieceTokenizerOptions",
+        "RegexTokenizerOptions",
+    ),
+}
+
+TABLES: Final[dict[str, str]] = {
+    "AssociatedFile": "name: string; description: string; type: AssociatedFileType; locale: string; version: string",
+    "FeatureProperties": "",
+    "ImageSize": "width: uint32; height: uint32",
+    "ImageProperties": "color_space: ColorSpaceType; default_size: ImageSize",
+    "BoundingBoxProperties": "index: [uint32]; type: BoundingBoxType; coordinate_type: CoordinateType",
+    "AudioProperties": "sample_rate: uint32; channels: uint32",
+    "ValueRange": "min: int32; max: int32",
+    "Content": "content_properties: ContentProperties; range: ValueRange",
+    "NormalizationOptions": "mean: [float32]; std: [float32]",
+    "ScoreCalibrationOptions": "score_transformation: ScoreTransformationType; default_score: float32",
+    "ScoreThresholdingOptions": "global_score_threshold: float32",
+    "BertTokenizerOptions": "vocab_file: [AssociatedFile]",
+    "SentencePieceTokenizerOptions": "sentence_piece_model: [AssociatedFile]; vocab_file: [AssociatedFile]",
+    "RegexTokenizerOptions": "delim_regex_pattern: string; vocab_file: [AssociatedFile]",
+    "ProcessUnit": "options: ProcessUnitOptions",
+    "Stats": "max: [float32]; min: [float32]",
+    "TensorGroup": "name: string; tensor_names: [string]",
+    "TensorMetadata": (
+        "name: string; description: string; dimension_names: [string]; content: Content; "
+        "process_units: [ProcessUnit]; stats: Stats; associated_files: [AssociatedFile]"
+    ),
+    "CustomMetadata": "name: string; data: [uint8]",
+    "SubGraphMetadata": (
+        "name: string; description: string; input_tensor_metadata: [TensorMetadata]; "
+        "output_tensor_metadata: [TensorMetadata]; associated_files: [AssociatedFile]; "
+        "input_process_units: [ProcessUnit]; output_process_units: [ProcessUnit]; "
+        "input_tensor_groups: [TensorGroup]; output_tensor_groups: [TensorGroup]; "
+        "custom_metadata: [CustomMetadata]"
+    ),
+    "ModelMetadata": (
+        "name: string; description: string; version: string; subgraph_metadata: [SubGraphMetadata]; "
+        "author: string; license: string; associated_files: [AssociatedFile]; min_parser_version: string"
+    ),
+}

@@ -1,0 +1,87 @@
+"""Operations to operators: codes, versions and options tables."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.errors import NotExportable
+from penstock.export.tflite.fields import TFLITE, Field, Kind
+from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.ir.operation import AttributeValue, Operation
+
+PLACEHOLDER: Final = 127
+
+INTERMEDIATES: Final = frozenset({"intermediate_scales", "intermediate_zero_points"})
+"""Attributes that TFLite keeps outside the options: they are tensors of the operator."""
+
+
+class OperatorCodes:
+    """Collects the operator codes of a file, each once."""
+
+    def __init__(self) -> None:
+        self.tables: list[dict[str, Any]] = []
+        self._known: dict[tuple[int, int, str], int] = {}
+
+    def index(self, operation: Operation, where: str) -> int:
+        """The index of the code of *operation*; `NotExportable` when TFLite has no such operator."""
+        number = TFLITE.numbers("BuiltinOperator").get(operation.type)
+        if number is None:
+            raise NotExportable(f"TFLite has no operator {operation.type}", where=where)
+        origin = operation.origin
+        version = (
+            origin.version
+            if origin is not None and origin.opcode == number and origin.version
+            else 1
+        )
+        custom = operation.attributes.text("custom_code") if operation.type == "CUSTOM" else ""
+        return self.add(operation.type, version, custom)
+
+    def add(self, kind: str, version: int = 1, custom: str = "") -> int:
+        """The index of the code of operator type *kind*."""
+        number = TFLITE.number("BuiltinOperator", kind)
+        key = (number, version, custom)
+        if key not in self._known:
+            self._known[key] = len(self.tables)
+            self.tables.append({
+                "deprecated_builtin_code": min(number, PLACEHOLDER),
+                "custom_code": custom or None,
+                "version": version,
+                "builtin_code": number,
+            })  # fmt: skip
+        return self._known[key]
+
+
+def options(operation: Operation, subgraphs: dict[str, int], where: str) -> dict[str, Any]:
+    """The fields of an operator table that carry the attributes of *operation*.
+
+    *subgraphs* has the file's subgraph index for each attribute that refers to one.
+    """
+    attributes: dict[str, AttributeValue] = {**operation.attributes, **subgraphs}
+    if operation.type == "CUSTOM":
+        return {"custom_options": attributes.get("custom_options") or None}
+    name = OPTIONS_OF_OPERATOR.get(operation.type)
+    if name is None:
+        return {}
+    fields = TFLITE.table(name).by_name
+    for attribute in attributes:
+        if attribute not in fields and attribute not in INTERMEDIATES:
+            raise NotExportable(
+                f"TFLite's {operation.type} has no attribute {attribute!r}", where=where
+            )
+    values = {k: _value(fields[k], v, where) for k, v in attributes.items() if k in fields}
+    for union, field in (
+        ("BuiltinOptions", "builtin_options"),
+        ("BuiltinOptions2", "builtin_options2"),
+    ):
+        if name in TFLITE.unions[union]:
+            return {f"{field}_type": TFLITE.unions[union].index(name), field: values}
+    raise NotExportable(f"the schema has no options {name}", where=where)
+
+
+def _value(field: Field, value: AttributeValue, where: str) -> Any:
+    if field.enum and field.kind is Kind.SCALAR:
+        number = TFLITE.numbers(field.enum).get(str(value))
+        if number is None:
+            raise NotExportable(f"{field.name} {value!r} is not a {field.enum}", where=where)
+        return number
+    return value

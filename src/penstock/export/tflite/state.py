@@ -1,0 +1,121 @@
+"""How a model's state ports are written: as variable tensors, or as resource variables.
+
+A port whose state goes straight through one recurrent operation, from zeros, is a variable tensor, which is
+how TFLite keeps such state. Every other port is a resource variable: VAR_HANDLE and READ_VARIABLE before the
+first operation, ASSIGN_VARIABLE after the last, and CALL_ONCE of a subgraph that assigns the initial values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.errors import NotExportable
+from penstock.ir.model import Model, StatePort, Variable, constant_bytes
+from penstock.ir.operation import Operation
+from penstock.ir.types import DType
+
+STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
+    "SVDF": (4,),
+    "RNN": (4,),
+    "UNIDIRECTIONAL_SEQUENCE_RNN": (4,),
+    "BIDIRECTIONAL_SEQUENCE_RNN": (4, 8),
+    "LSTM": (18, 19),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": (18, 19),
+    "BIDIRECTIONAL_SEQUENCE_LSTM": (35, 36, 37, 38),
+}
+"""Positions of the state tensors that TFLite's recurrent operators change in place."""
+
+BASIC_LSTM_STATES: Final = (1, 4)
+
+
+def state_positions(operation: Operation) -> tuple[int, ...]:
+    """Positions of the state inputs of a recurrent operation; empty for every other."""
+    if operation.type == "LSTM" and operation.attributes.get("kernel_type") == "BASIC":
+        return BASIC_LSTM_STATES
+    return STATE_INPUTS.get(operation.type, ())
+
+
+@dataclass(slots=True)
+class SubgraphState:
+    """How one subgraph's state is written."""
+
+    variable_tensors: set[int] = field(default_factory=set)
+    """Operands that become variable tensors."""
+    dropped: set[int] = field(default_factory=set)
+    """New-state outputs, which TFLite's operators do not have."""
+    mutated: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Operation index to the positions of the inputs it changes in place."""
+    resources: list[StatePort] = field(default_factory=list)
+
+
+def plan_state(model: Model, index: int) -> SubgraphState:
+    """Decides for subgraph *index*; `NotExportable` for recurrent state that TFLite cannot keep."""
+    subgraph = model.subgraphs[index]
+    plan = SubgraphState()
+    uses = Counter(i for o in subgraph.operations for i in o.inputs)
+    uses.update(subgraph.outputs)
+    ports = {p.output: p for p in subgraph.states if p.output is not None and p.input is not None}
+    shared = Counter(p.variable for s in model.subgraphs for p in s.states)
+    through: set[int] = set()
+    for at, operation in enumerate(subgraph.operations):
+        pairs = _pairs(operation)
+        for position, output in pairs:
+            port = ports.get(output)
+            if port is not None and _fits(model, port, operation, position, uses, shared):
+                plan.variable_tensors.add(operation.inputs[position])
+                through.add(port.variable)
+            elif uses[output]:
+                raise NotExportable(
+                    f"the new state of {operation.type} is used, and TFLite's operator keeps it to itself",
+                    where=f"subgraph {index}, operation {at} ({operation.type})",
+                )
+            plan.dropped.add(output)
+        if pairs:
+            plan.mutated[at] = tuple(position for position, _ in pairs)
+    plan.resources = [p for p in subgraph.states if p.variable not in through]
+    return plan
+
+
+def _pairs(operation: Operation) -> list[tuple[int, int]]:
+    """(position of a state input, operand of its new value) of one operation."""
+    positions = state_positions(operation)
+    if positions:
+        given = [p for p in positions if p < len(operation.inputs)]
+        own = len(operation.outputs) - len(given)
+        if own < 1:
+            raise NotExportable(
+                f"{operation.type} has {len(operation.outputs)} outputs, without its new states"
+            )
+        return list(zip(given, operation.outputs[own:], strict=True))
+    return []
+
+
+def _fits(
+    model: Model,
+    port: StatePort,
+    operation: Operation,
+    position: int,
+    uses: Counter[int],
+    shared: Counter[int],
+) -> bool:
+    return (
+        operation.inputs[position] == port.input
+        and uses[port.input] == 1
+        and port.output is not None
+        and uses[port.output] == 1
+        and shared[port.variable] == 1
+        and starts_at_zero(model, model.variables[port.variable])
+    )
+
+
+def starts_at_zero(model: Model, variable: Variable) -> bool:
+    """Whether TFLite's reset of a variable tensor gives the initial value: zero, for int8 the zero point."""
+    zero = 0
+    if variable.dtype is DType.INT8 and variable.quantization is not None:
+        zero = variable.quantization.zero_point % 256
+    if variable.value is None and variable.location is None:
+        return zero == 0
+    data = constant_bytes(model.pools, variable)
+    return data == bytes([zero]) * len(data)

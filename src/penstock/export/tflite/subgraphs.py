@@ -1,0 +1,231 @@
+"""One subgraph of a model as a table of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from penstock.errors import NotExportable
+from penstock.export.tflite.buffers import Buffers
+from penstock.export.tflite.fields import TFLITE
+from penstock.export.tflite.options import OperatorCodes, options
+from penstock.export.tflite.state import SubgraphState, plan_state
+from penstock.ir.model import Model, StatePort
+from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.operation import Operation
+from penstock.ir.operations import spec_of
+from penstock.ir.types import DType, Quantization
+
+Values: TypeAlias = "dict[str, Any]"
+
+OMITTED: Final = -1
+
+
+class SubgraphWriter:
+    """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph."""
+
+    def __init__(
+        self,
+        model: Model,
+        index: int,
+        numbers: Mapping[int, int],
+        codes: OperatorCodes,
+        buffers: Buffers,
+    ) -> None:
+        self.model, self.index, self.numbers = model, index, numbers
+        self.codes, self.buffers = codes, buffers
+        self.subgraph = model.subgraphs[index]
+        self.state: SubgraphState = plan_state(model, index)
+        self.tensors: list[Values] = []
+        self.operators: list[Values] = []
+        self.known: dict[int, int] = {}
+        self.hashtables: dict[tuple[int, int | None], int] = {}
+
+    @property
+    def has_initial_values(self) -> bool:
+        """Whether some resource variable of this subgraph is given a value before the first run."""
+        return any(has_initial_value(self.model, p) for p in self.state.resources)
+
+    def table(self, init: int | None) -> Values:
+        """The `SubGraph` table; *init* is the subgraph of initial values, entered before anything else."""
+        subgraph = self.subgraph
+        state_inputs = {p.input for p in subgraph.states}
+        inputs = [self.tensor_of(i) for i in subgraph.inputs if i not in state_inputs]
+        if self.has_initial_values and init is not None:
+            self.call_once(init)
+        handles = {port.variable: self.read_variable(port) for port in self.state.resources}
+        for at, operation in enumerate(subgraph.operations):
+            self.operation(at, operation)
+        for port in self.state.resources:
+            if port.output is not None:
+                self.emit(
+                    "ASSIGN_VARIABLE", [handles[port.variable], self.tensor_of(port.output)], []
+                )
+        outputs = [self.tensor_of(i) for i in subgraph.ordinary_outputs]
+        return {
+            "tensors": self.tensors,
+            "inputs": inputs,
+            "outputs": outputs,
+            "operators": self.operators,
+            "name": subgraph.name or None,
+        }
+
+    def tensor_of(self, index: int) -> int:
+        """The tensor for operand *index*, made on first use; -1 for an omitted one."""
+        operand = self.subgraph.operands[index]
+        if operand.lifetime is Lifetime.NO_VALUE:
+            return OMITTED
+        if index not in self.known:
+            self.known[index] = len(self.tensors)
+            variable = index in self.state.variable_tensors
+            self.tensors.append(
+                tensor_table(operand, self.buffers.constant(operand), variable=variable)
+            )
+        return self.known[index]
+
+    def operation(self, at: int, operation: Operation) -> None:
+        where = f"subgraph {self.index}, operation {at} ({operation.type})"
+        if operation.type in ("HASHTABLE_FIND", "HASHTABLE_SIZE"):
+            self.lookup(operation, where)
+            return
+        references = {
+            a.name: self.numbers[operation.attributes.integer(a.name)]
+            for a in spec_of(operation).attributes
+            if a.kind == "subgraph" and operation.attributes.get(a.name, -1) in self.numbers
+        }
+        inputs = [self.tensor_of(i) for i in operation.inputs]
+        mutated = self.state.mutated.get(at, ())
+        values: Values = {
+            "opcode_index": self.codes.index(operation, where),
+            "inputs": inputs,
+            "outputs": [
+                self.tensor_of(i) for i in operation.outputs if i not in self.state.dropped
+            ],
+            **options(operation, references, where),
+        }
+        if mutated:
+            values["mutating_variable_inputs"] = [i in mutated for i in range(len(inputs))]
+        if scales := operation.attributes.get("intermediate_scales"):
+            values["intermediates"] = self.intermediates(
+                scales, operation.attributes.integers("intermediate_zero_points")
+            )
+        self.operators.append(values)
+
+    def emit(self, kind: str, inputs: list[int], outputs: list[int], **fields: Any) -> None:
+        """Appends an operator that the model itself does not have."""
+        self.operators.append({
+            "opcode_index": self.codes.add(kind), "inputs": inputs, "outputs": outputs, **fields
+        })  # fmt: skip
+
+    def add_tensor(self, operand: Operand) -> int:
+        self.tensors.append(tensor_table(operand, 0))
+        return len(self.tensors) - 1
+
+    def call_once(self, init: int) -> None:
+        kind = TFLITE.unions["BuiltinOptions"].index("CallOnceOptions")
+        self.emit(
+            "CALL_ONCE",
+            [],
+            [],
+            builtin_options_type=kind,
+            builtin_options={"init_subgraph_index": init},
+        )
+
+    def handle(self, variable: int) -> int:
+        """A tensor that stands for *variable*."""
+        kind = TFLITE.unions["BuiltinOptions"].index("VarHandleOptions")
+        name = shared_name(self.model, variable)
+        tensor = self.add_tensor(Operand(DType.RESOURCE, (), name=name))
+        fields = {"container": "", "shared_name": name}
+        self.emit("VAR_HANDLE", [], [tensor], builtin_options_type=kind, builtin_options=fields)
+        return tensor
+
+    def read_variable(self, port: StatePort) -> int:
+        handle = self.handle(port.variable)
+        if port.input is not None:
+            self.emit("READ_VARIABLE", [handle], [self.tensor_of(port.input)])
+        return handle
+
+    def lookup(self, operation: Operation, where: str) -> None:
+        """HASHTABLE_FIND and HASHTABLE_SIZE over constants: the table, imported, then the operator."""
+        find = operation.type == "HASHTABLE_FIND"
+        content = operation.inputs[:2] if find else operation.inputs[:1]
+        if not all(self.subgraph.operands[i].is_constant for i in content):
+            raise NotExportable(
+                "TFLite's tables are filled once; these keys or values are not constant",
+                where=where,
+            )
+        keys, values = content[0], content[1] if find else content[0]
+        handle = self.hash_table(keys, values)
+        inputs = [handle, *(self.tensor_of(i) for i in operation.inputs[len(content) :])]
+        self.emit(operation.type, inputs, [self.tensor_of(i) for i in operation.outputs])
+
+    def hash_table(self, keys: int, values: int) -> int:
+        """The handle tensor of the table with these constants."""
+        key = keys, values
+        if key not in self.hashtables:
+            kind = TFLITE.unions["BuiltinOptions"].index("HashtableOptions")
+            types = [
+                TFLITE.number("TensorType", self.subgraph.operands[i].dtype.value.upper())
+                for i in key
+            ]
+            number = self.buffers.table_number(*(self.subgraph.operands[i] for i in key))
+            handle = self.add_tensor(Operand(DType.RESOURCE, (), name=f"table_{number}"))
+            fields = {"table_id": number, "key_dtype": types[0], "value_dtype": types[1]}
+            self.emit("HASHTABLE", [], [handle], builtin_options_type=kind, builtin_options=fields)
+            self.emit(
+                "HASHTABLE_IMPORT", [handle, self.tensor_of(keys), self.tensor_of(values)], []
+            )
+            self.hashtables[key] = handle
+        return self.hashtables[key]
+
+    def intermediates(self, scales: Any, zero_points: tuple[int, ...]) -> list[int]:
+        """Tensors that carry the scales inside an integer LSTM; those of scale 0 carry none."""
+        return [
+            self.add_tensor(
+                Operand(
+                    DType.INT16,
+                    (),
+                    name="intermediate",
+                    quantization=Quantization((scale,), (zero,)) if scale else None,
+                )
+            )
+            for scale, zero in zip(scales, zero_points, strict=True)
+        ]
+
+
+def has_initial_value(model: Model, port: StatePort) -> bool:
+    """Whether the variable of *port* can be given its initial value by a constant."""
+    variable = model.variables[port.variable]
+    known = variable.shape is not None and None not in variable.shape
+    return (known and variable.dtype.bits is not None) or variable.value is not None
+
+
+def shared_name(model: Model, variable: int) -> str:
+    """The name of a variable in the file: its own, made unique."""
+    name = model.variables[variable].name
+    others = (v.name for i, v in enumerate(model.variables) if i != variable)
+    return f"{name}#{variable}" if name in others else name
+
+
+def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Values:
+    """The `Tensor` table of an operand."""
+    shape = operand.shape or ()
+    table: Values = {
+        "shape": [1 if d is None else d for d in shape],
+        "type": TFLITE.number("TensorType", operand.dtype.value.upper()),
+        "buffer": buffer,
+        "name": operand.name or None,
+        "is_variable": variable,
+        "has_rank": operand.shape is not None,
+    }
+    if None in shape:
+        table["shape_signature"] = [-1 if d is None else d for d in shape]
+    q = operand.quantization
+    if q is not None:
+        table["quantization"] = {
+            "scale": q.scales,
+            "zero_point": q.zero_points,
+            "quantized_dimension": q.dimension or 0,
+        }
+    return table

@@ -1,0 +1,110 @@
+"""`write`: any model, or slice of one, as a `.tflite` file (schema v3)."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.errors import NotExportable
+from penstock.export.tflite.buffers import Buffers
+from penstock.export.tflite.encoding import encode
+from penstock.export.tflite.fields import TFLITE
+from penstock.export.tflite.options import OperatorCodes
+from penstock.export.tflite.resources import initial_values
+from penstock.export.tflite.subgraphs import SubgraphWriter, Values
+from penstock.ir.model import Model
+from penstock.ir.validate import subgraph_references
+
+SCHEMA_VERSION: Final = 3
+INLINE_LIMIT: Final = 2**31 - 2**24
+"""FlatBuffers end at 2 GiB; constants that would not fit stand behind."""
+
+ARCHIVE_DATE: Final = (1980, 1, 1, 0, 0, 0)
+
+
+def write(model: Model, *, inline_limit: int = INLINE_LIMIT) -> bytes:
+    """The bytes of a `.tflite` file that computes what *model* does; equal models give equal bytes.
+
+    Constants stand in the FlatBuffer as long as they take *inline_limit* bytes at most, else behind it, which
+    every reader of schema v3.c and later understands. Raises `NotExportable`, naming the operation, for what
+    has no twin in TFLite.
+    """
+    order = _order(model)
+    numbers = {index: at for at, index in enumerate(order)}
+    codes, buffers = OperatorCodes(), Buffers(model)
+    writers = [SubgraphWriter(model, index, numbers, codes, buffers) for index in order]
+    init = len(order) if any(w.has_initial_values for w in writers) else None
+    subgraphs: list[Values] = [w.table(init) for w in writers]
+    if init is not None:
+        subgraphs.append(initial_values(model, writers, codes, buffers))
+    root: dict[str, Any] = {
+        "version": SCHEMA_VERSION,
+        "operator_codes": codes.tables,
+        "subgraphs": subgraphs,
+        "description": "Penstock",
+        "signature_defs": _signatures(model, numbers, writers),
+        "metadata": [
+            {"name": n, "buffer": buffers.blob(content)}
+            for n, content in model.metadata.entries.items()
+        ],
+    }
+    if buffers.nbytes > inline_limit:
+        file = _with_external(root, buffers)
+    else:
+        root["buffers"] = buffers.inline()
+        file = encode(TFLITE, root)
+    return _with_files(file, model.metadata.files)
+
+
+def _order(model: Model) -> list[int]:
+    """The subgraphs that can be entered: main, those of signatures, and what these refer to."""
+    order: list[int] = []
+    pending = [model.main, *(s.subgraph for s in model.signatures.values())]
+    while pending:
+        index = pending.pop(0)
+        if index not in order:
+            order.append(index)
+            pending += [
+                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
+            ]
+    return order
+
+
+def _signatures(
+    model: Model, numbers: Mapping[int, int], writers: list[SubgraphWriter]
+) -> list[Values]:
+    tables: list[Values] = []
+    for name, signature in model.signatures.items():
+        writer = writers[numbers[signature.subgraph]]
+        tables.append({
+            "inputs": [{"name": n, "tensor_index": writer.tensor_of(i)} for n, i in signature.inputs],
+            "outputs": [{"name": n, "tensor_index": writer.tensor_of(i)} for n, i in signature.outputs],
+            "signature_key": name,
+            "subgraph_index": numbers[signature.subgraph],
+        })  # fmt: skip
+    return tables
+
+
+def _with_external(root: dict[str, Any], buffers: Buffers) -> bytes:
+    root["buffers"] = buffers.external(buffers.PLACEHOLDER)
+    length = len(encode(TFLITE, root))
+    root["buffers"] = buffers.external(length)
+    head = encode(TFLITE, root)
+    if len(head) != length:
+        raise NotExportable(
+            f"the graph itself takes {len(head)} bytes, of which {length} were planned"
+        )
+    return b"".join([head, *buffers.tail(length)])
+
+
+def _with_files(file: bytes, files: Mapping[str, bytes]) -> bytes:
+    """*file* with the associated files as a zip archive behind it."""
+    if not files:
+        return file
+    stream = io.BytesIO(file)
+    with zipfile.ZipFile(stream, "a", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name, ARCHIVE_DATE), content, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()

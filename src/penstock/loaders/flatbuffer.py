@@ -1,0 +1,205 @@
+"""A verifying FlatBuffers reader: bytes nobody vouches for become plain Python values, or a named defect.
+
+Driven by a `Schema`; every offset, vtable, vector length and string is checked before use, in integers that
+cannot overflow. Reference: the FlatBuffers binary format ("Internals" in the FlatBuffers documentation).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from penstock.errors import LimitExceeded, ModelError, NotAModel, OffsetOutOfBounds, TruncatedModel
+from penstock.export.tflite.fields import Field, Kind, Schema, Table
+
+MAX_DEPTH: Final = 32
+WORK_PER_BYTE: Final = 2
+WORK_ALLOWANCE: Final = 1 << 14
+TABLE_WORK: Final = 16
+
+Values: TypeAlias = "dict[str, Any]"
+"""One table: field name to value.
+
+Scalars are int, float or bool; strings str; vectors of numbers NumPy arrays that view the file, of `uint8`
+a `Blob`; tables are `Values`, vectors of tables and of strings lists. Absent scalars have their default,
+other absent fields are None. A union is the pair `<name>_type` (the discriminant) and `<name>` (None for
+a discriminant that the schema does not know).
+"""
+
+_U32: Final = struct.Struct("<I")
+_VTABLE: Final = struct.Struct("<HH")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A vector of bytes: *length* bytes at *offset* of the file."""
+
+    offset: int
+    length: int
+
+
+class _Defect(Exception):
+    """A defect on its way up; every level adds its part of the path."""
+
+    def __init__(self, kind: type[ModelError], message: str, offset: int) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.offset = kind, message, offset
+        self.path: list[str] = []
+
+    def error(self) -> ModelError:
+        where = ".".join(reversed(self.path)).replace(".[", "[")
+        return self.kind(self.message, where=where or None, offset=self.offset)
+
+
+class Reader:
+    """Reads one FlatBuffer of *schema* in *data*.
+
+    The work is bounded by a small multiple of the file's size, whatever its offsets say, so that vectors
+    which share their elements cannot make a small file large: `LimitExceeded` when it is used up.
+    """
+
+    def __init__(self, data: memoryview, schema: Schema) -> None:
+        self.data, self.schema, self.size = data, schema, data.nbytes
+        self.work_left = WORK_PER_BYTE * self.size + WORK_ALLOWANCE
+
+    def root(self) -> Values:
+        """The root table, with everything it refers to.
+
+        Raises `NotAModel` for another format, `TruncatedModel` and `OffsetOutOfBounds` for content that
+        lies outside the file, `LimitExceeded`; each with the path of the field and the file offset.
+        """
+        if self.size == 0:
+            raise NotAModel("the file is empty")
+        if self.size < 8:
+            raise TruncatedModel(f"the file has {self.size} bytes, a header takes 8")
+        found, wanted = bytes(self.data[4:8]), self.schema.identifier
+        if found != wanted:
+            raise NotAModel(f"the file identifier is {found!r}, not {wanted!r}", offset=4)
+        try:
+            return self._table(self._target(0), self.schema.table(self.schema.root), 0)
+        except _Defect as defect:
+            raise defect.error() from None
+
+    def bytes_of(self, blob: Blob | None) -> bytes:
+        """A copy of a vector of bytes; empty for an absent one."""
+        return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
+
+    def _spend(self, amount: int, at: int) -> None:
+        self.work_left -= amount
+        if self.work_left < 0:
+            raise _Defect(LimitExceeded, "the file refers to more content than it has room for", at)
+
+    def _target(self, at: int) -> int:
+        """Follows the offset stored at *at*, which lies inside the file."""
+        (distance,) = _U32.unpack_from(self.data, at)
+        target: int = at + distance
+        if not distance or target + 4 > self.size:
+            raise _Defect(
+                OffsetOutOfBounds,
+                f"refers to byte {target} of {self.size}; the file is damaged or truncated",
+                at,
+            )
+        return target
+
+    def _table(self, at: int, table: Table, depth: int) -> Values:
+        data, size = self.data, self.size
+        if depth > MAX_DEPTH:
+            raise _Defect(LimitExceeded, f"tables are nested more than {MAX_DEPTH} deep", at)
+        vtable = at - int.from_bytes(data[at : at + 4], "little", signed=True)
+        if vtable < 0 or vtable + 4 > size:
+            raise _Defect(OffsetOutOfBounds, f"the vtable would be at byte {vtable} of {size}", at)
+        vtable_size, _ = _VTABLE.unpack_from(data, vtable)
+        if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > size:
+            raise _Defect(
+                TruncatedModel, f"a vtable of {vtable_size} bytes at byte {vtable} of {size}", at
+            )
+        count = (vtable_size - 4) >> 1
+        entries = struct.unpack_from(f"<{count}H", data, vtable + 4)
+        self._spend(TABLE_WORK + 4 * min(count, len(table.fields)), at)
+        values = table.defaults.copy()
+        for field in table.fields:
+            if field.slot >= count:
+                break
+            if entries[field.slot]:
+                try:
+                    values[field.name] = self._value(at + entries[field.slot], field, values, depth)
+                except _Defect as defect:
+                    defect.path.append(field.name)
+                    raise
+        return values
+
+    def _value(self, at: int, field: Field, values: Values, depth: int) -> Any:
+        kind = field.kind
+        if kind is Kind.SCALAR:
+            packer = field.packer
+            if at + packer.size > self.size:
+                raise _Defect(
+                    TruncatedModel, f"the file of {self.size} bytes ends inside a number", at
+                )
+            return packer.unpack_from(self.data, at)[0]
+        if at + 4 > self.size:
+            raise _Defect(
+                TruncatedModel, f"the file of {self.size} bytes ends inside an offset", at
+            )
+        target = self._target(at)
+        if kind is Kind.NUMBERS:
+            return self._numbers(target, field)
+        if kind is Kind.STRING:
+            return self._string(target)
+        if kind is Kind.TABLE:
+            return self._table(target, self.schema.table(field.target), depth + 1)
+        if kind is Kind.UNION:
+            members = self.schema.unions[field.target]
+            which = values[f"{field.name}_type"]
+            known = 0 < which < len(members)
+            return (
+                self._table(target, self.schema.table(members[which]), depth + 1) if known else None
+            )
+        return self._elements(target, field, depth)
+
+    def _numbers(self, at: int, field: Field) -> Any:
+        dtype = field.dtype
+        count = self._length(at, dtype.itemsize)
+        self._spend(count * dtype.itemsize, at)
+        if field.scalar == "uint8":
+            return Blob(at + 4, count)
+        if not count:
+            return np.empty(0, dtype)
+        return np.frombuffer(self.data, dtype, count, at + 4)
+
+    def _elements(self, at: int, field: Field, depth: int) -> list[Any]:
+        count = self._length(at, 4)
+        self._spend(4 * count, at)
+        found: list[Any] = []
+        table = self.schema.table(field.target) if field.kind is Kind.TABLES else None
+        try:
+            for place in range(at + 4, at + 4 + 4 * count, 4):
+                target = self._target(place)
+                found.append(
+                    self._string(target) if table is None else self._table(target, table, depth + 1)
+                )
+        except _Defect as defect:
+            defect.path.append(f"[{len(found)}]")
+            raise
+        return found
+
+    def _length(self, at: int, width: int) -> int:
+        (count,) = _U32.unpack_from(self.data, at)
+        if at + 4 + count * width > self.size:
+            raise _Defect(
+                TruncatedModel,
+                f"a vector of {count} elements ends at byte {at + 4 + count * width} of {self.size}",
+                at,
+            )
+        return int(count)
+
+    def _string(self, at: int) -> str:
+        length = self._length(at, 1)
+        end = at + 4 + length
+        if end >= self.size or self.data[end]:
+            raise _Defect(TruncatedModel, f"a string of {length} bytes has no terminator", at)
+        self._spend(length + 4, at)
+        return str(self.data[at + 4 : end], "utf-8", "backslashreplace")

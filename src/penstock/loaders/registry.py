@@ -1,0 +1,58 @@
+"""Picks the loader for a model file by its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import BinaryIO, Final, TypeAlias
+
+from penstock.errors import InputError, NotAModel
+from penstock.ir.model import ConstantPool, Model
+from penstock.loaders import tflite
+from penstock.memory import sealed_file
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO"
+
+Loader: TypeAlias = Callable[[ConstantPool], Model]
+
+LOADERS: Final[tuple[tuple[str, Callable[[memoryview], bool], Loader], ...]] = (
+    ("TensorFlow Lite", tflite.recognizes, tflite.load),
+)
+"""Every format: its name, whether bytes look like it, and its loader."""
+
+
+def load(source: Source, *, map: bool = False) -> Model:  # the public name of the option
+    """The model in *source*: a path, the bytes of a file, or a binary file object, read to its end.
+
+    The content is read once, into memory that nobody else can write, so that later changes of the file
+    change nothing here. With *map* a path is mapped instead: cheaper for a large file, but whoever writes
+    the file changes the model under its users, and truncating it kills them with SIGBUS.
+
+    Raises `ModelError` subclasses that name the defect and its place, `OSError` when the file cannot be
+    read, `InputError` for *map* without a path.
+    """
+    content = _read(source, map)
+    pool = ConstantPool(content.view, content)
+    for _, recognizes, loader in LOADERS:
+        if recognizes(pool.view):
+            return loader(pool)
+    known = ", ".join(name for name, _, _ in LOADERS)
+    if not len(pool):
+        raise NotAModel("the file is empty")
+    raise NotAModel(
+        f"the file begins with {bytes(pool.view[:8])!r}, which is none of the known formats: {known}"
+    )
+
+
+def _read(source: Source, map_file: bool) -> sealed_file.SealedFile:
+    if isinstance(source, str | os.PathLike):
+        return sealed_file.map_path(source) if map_file else sealed_file.read_path(source)
+    if map_file:
+        raise InputError("map=True needs the path of a file")
+    if isinstance(source, bytes | bytearray | memoryview):
+        return sealed_file.seal_bytes(source)
+    if hasattr(source, "read"):
+        return sealed_file.read_file(source)
+    raise InputError(
+        f"a model is loaded from a path, bytes or a binary file, not from {type(source).__name__}"
+    )

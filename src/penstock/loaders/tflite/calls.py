@@ -1,0 +1,278 @@
+"""Which subgraph enters which, and what network state each of them touches.
+
+State in a TFLite file hides in variable tensors and in resource variables (named by VAR_HANDLE). This module
+finds out who reads and writes what, through control flow; `lowering` then makes it explicit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple
+
+from penstock.errors import CyclicModel, InvalidOperand, InvalidOperation, LimitExceeded
+from penstock.ir.operand import Operand
+from penstock.ir.types import Shape
+from penstock.loaders.tflite.operators import RawOperator
+
+
+class Key(NamedTuple):
+    """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
+    *subgraph*, hash table *number*, or whether CALL_ONCE has entered *subgraph*.
+    """
+
+    kind: Literal["resource", "tensor", "table", "once"]
+    container: str = ""
+    name: str = ""
+    subgraph: int = -1
+    number: int = -1
+
+
+MAX_PASSES: Final = 64
+
+STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
+    "SVDF": (4,),
+    "RNN": (4,),
+    "UNIDIRECTIONAL_SEQUENCE_RNN": (4,),
+    "BIDIRECTIONAL_SEQUENCE_RNN": (4, 8),
+    "LSTM": (18, 19),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": (18, 19),
+    "BIDIRECTIONAL_SEQUENCE_LSTM": (35, 36, 37, 38),
+}
+"""Positions of the state tensors that a recurrent operation changes in place."""
+
+BASIC_LSTM_STATES: Final = (1, 4)
+
+
+@dataclass(slots=True)
+class RawSubgraph:
+    """A subgraph before state is lowered: operands by tensor index, operators as in the file."""
+
+    index: int
+    name: str
+    operands: list[Operand]
+    operators: list[RawOperator]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    variables: frozenset[int]
+    """Its variable tensors."""
+    handles: dict[int, Key] = field(default_factory=dict)
+    """Resource tensors: tensor index to the state each one stands for."""
+
+
+def state_inputs(operator: RawOperator) -> tuple[int, ...]:
+    """Positions among the inputs of *operator* of the state it changes in place."""
+    if operator.type == "CUSTOM":
+        return tuple(sorted(i for i in operator.mutated if i < len(operator.inputs)))
+    if operator.type == "LSTM" and operator.attributes.get("kernel_type") == "BASIC":
+        return tuple(i for i in BASIC_LSTM_STATES if i < len(operator.inputs))
+    return tuple(i for i in STATE_INPUTS.get(operator.type, ()) if i < len(operator.inputs))
+
+
+def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
+    """Subgraphs, callers before callees; `CyclicModel` when one enters itself."""
+    targets = [sorted({t for o in s.operators for t in o.targets}) for s in subgraphs]
+    order: list[int] = []
+    done: set[int] = set()
+    for root in range(len(subgraphs)):
+        if root in done:
+            continue
+        stack, path = [(root, iter(targets[root]))], {root}
+        while stack:
+            node, pending = stack[-1]
+            target = next(pending, None)
+            if target is None:
+                stack.pop()
+                path.discard(node)
+                done.add(node)
+                order.append(node)
+            elif target in path:
+                raise CyclicModel(
+                    f"subgraph {target} is entered again from within itself",
+                    where=f"subgraph {node}",
+                )
+            elif target not in done:
+                path.add(target)
+                stack.append((target, iter(targets[target])))
+    return order[::-1]
+
+
+def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
+    """Fills `handles`: follows resource tensors from VAR_HANDLE and HASHTABLE into called subgraphs."""
+    for index in order:
+        subgraph = subgraphs[index]
+        for operator in subgraph.operators:
+            if operator.type == "VAR_HANDLE":
+                container, name = (operator.attributes[k] for k in ("container", "shared_name"))
+                key = Key("resource", str(container), str(name))
+                _bind(subgraph, operator, operator.outputs, [key])
+            elif operator.type == "HASHTABLE":
+                number = operator.attributes["table_id"]
+                key = Key("table", number=number if isinstance(number, int) else 0)
+                _bind(subgraph, operator, operator.outputs, [key])
+            elif operator.targets and operator.type != "CALL_ONCE":
+                arguments = operator.inputs[1:] if operator.type == "IF" else operator.inputs
+                keys = [subgraph.handles.get(i) for i in arguments]
+                if any(k is not None for k in keys):
+                    for target in operator.targets:
+                        _bind(subgraphs[target], operator, subgraphs[target].inputs, keys)
+                    if operator.type == "WHILE":
+                        _bind(subgraph, operator, operator.outputs, keys)
+
+
+def _bind(
+    subgraph: RawSubgraph,
+    operator: RawOperator,
+    tensors: Iterable[int],
+    keys: Sequence[Key | None],
+) -> None:
+    for tensor, key in zip(tensors, keys, strict=False):
+        if key is not None and subgraph.handles.setdefault(tensor, key) != key:
+            raise InvalidOperation(
+                "a resource tensor stands for two resources", where=operator.place
+            )
+
+
+def handle_of(subgraph: RawSubgraph, operator: RawOperator) -> Key:
+    """The state that the operator's first input stands for."""
+    if not operator.inputs or operator.inputs[0] not in subgraph.handles:
+        raise InvalidOperation(
+            "its resource is not made by VAR_HANDLE or HASHTABLE", where=operator.place
+        )
+    return subgraph.handles[operator.inputs[0]]
+
+
+@dataclass(slots=True)
+class StateUse:
+    """The state each subgraph touches and changes, itself or through what it enters, in order of first use."""
+
+    touched: list[dict[Key, None]]
+    written: list[dict[Key, None]]
+
+
+def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
+    """Who uses what. Subgraphs that one operation enters side by side share what they use."""
+    use = StateUse([{} for _ in subgraphs], [{} for _ in subgraphs])
+    for subgraph in subgraphs:
+        _local(subgraph, use.touched[subgraph.index], use.written[subgraph.index])
+    if not any(use.touched):
+        return use
+    for _ in range(MAX_PASSES):
+        before = sum(map(len, use.touched)) + sum(map(len, use.written))
+        for index in reversed(order):
+            for operator in subgraphs[index].operators:
+                if operator.targets:
+                    _spread(use, index, operator)
+        if before == sum(map(len, use.touched)) + sum(map(len, use.written)):
+            return use
+    raise LimitExceeded(
+        f"network state passes through more than {MAX_PASSES} levels of shared subgraphs"
+    )
+
+
+def _local(subgraph: RawSubgraph, touched: dict[Key, None], written: dict[Key, None]) -> None:
+    for operator in subgraph.operators:
+        if operator.type in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+            key = handle_of(subgraph, operator)
+            touched[key] = None
+            if operator.type == "ASSIGN_VARIABLE":
+                written[key] = None
+        if not subgraph.variables:
+            continue
+        for tensor in (*operator.inputs, *operator.outputs):
+            if tensor in subgraph.variables:
+                touched[Key("tensor", subgraph=subgraph.index, number=tensor)] = None
+        changed = {operator.inputs[i] for i in state_inputs(operator)} | set(operator.outputs)
+        written.update(
+            {
+                Key("tensor", subgraph=subgraph.index, number=t): None
+                for t in sorted(changed & subgraph.variables)
+            }
+        )
+    for tensor in subgraph.outputs:
+        if tensor in subgraph.variables:
+            touched[Key("tensor", subgraph=subgraph.index, number=tensor)] = None
+
+
+def _spread(use: StateUse, caller: int, operator: RawOperator) -> None:
+    touched: dict[Key, None] = {}
+    written: dict[Key, None] = {}
+    for target in operator.targets:
+        touched |= use.touched[target]
+        written |= use.written[target]
+    if operator.type == "IF":
+        for target in operator.targets:
+            use.touched[target] |= touched
+            use.written[target] |= written
+    elif operator.type == "WHILE":
+        for target in operator.targets:
+            use.touched[target] |= touched
+        if use.written[operator.targets[0]]:
+            raise InvalidOperation(
+                "the condition of a loop changes network state", where=operator.place
+            )
+    elif operator.type == "CALL_ONCE":
+        if touched:
+            once = Key("once", subgraph=operator.targets[0])
+            touched[once] = None
+            written[once] = None
+    elif touched:
+        raise InvalidOperation(
+            "network state inside what it calls cannot be lowered", where=operator.place
+        )
+    use.touched[caller] |= touched
+    use.written[caller] |= written
+
+
+def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
+    """For every resource variable an operand of its type: as it is read, else as it is assigned.
+
+    Dimensions on which its readers and writers differ are unknown.
+    """
+    types: dict[Key, Operand] = {}
+    read: set[Key] = set()
+    for subgraph in subgraphs:
+        for operator in subgraph.operators:
+            if operator.type not in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+                continue
+            key = handle_of(subgraph, operator)
+            reads = operator.type == "READ_VARIABLE"
+            tensor = value_of(operator)
+            operand = subgraph.operands[tensor]
+            known = types.get(key)
+            if known is None:
+                types[key] = operand
+            elif known.dtype is not operand.dtype:
+                raise InvalidOperand(
+                    f"a variable is {known.dtype.value} elsewhere and {operand.dtype.value} here",
+                    where=operator.place,
+                )
+            else:
+                shape = common_shape(known.shape, operand.shape)
+                first_read = reads and key not in read
+                types[key] = replace(operand if first_read else known, shape=shape)
+            if reads:
+                read.add(key)
+    return types
+
+
+def value_of(operator: RawOperator) -> int:
+    """The tensor that READ_VARIABLE writes or ASSIGN_VARIABLE stores."""
+    if (
+        operator.type == "READ_VARIABLE"
+        and len(operator.inputs) == 1
+        and len(operator.outputs) == 1
+    ):
+        return operator.outputs[0]
+    if operator.type == "ASSIGN_VARIABLE" and len(operator.inputs) == 2 and operator.inputs[1] >= 0:
+        return operator.inputs[1]
+    raise InvalidOperation(
+        "a variable is read or assigned with the wrong number of operands", where=operator.place
+    )
+
+
+def common_shape(a: Shape, b: Shape) -> Shape:
+    """What two shapes agree on; differing dimensions, and then ranks, are unknown."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))

@@ -1,0 +1,78 @@
+"""One opened TFLite file: its decoded tables, and where the bytes of its buffers are."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock.errors import IndexOutOfRange, LimitExceeded, NotAModel, OffsetOutOfBounds
+from penstock.export.tflite.fields import TFLITE
+from penstock.ir.model import ConstantPool
+from penstock.ir.operand import DataLocation
+from penstock.loaders.flatbuffer import Blob, Reader, Values
+
+SCHEMA_VERSION: Final = 3
+
+
+class File:
+    """The root table of a file, verified, with access to buffers by index."""
+
+    def __init__(self, pool: ConstantPool) -> None:
+        self.pool, self.data = pool, pool.view
+        self.reader = Reader(pool.view, TFLITE)
+        self.root: Values = self.reader.root()
+        if self.root["version"] != SCHEMA_VERSION:
+            raise NotAModel(
+                f"the schema version is {self.root['version']}; only {SCHEMA_VERSION} is known"
+            )
+        self._places = [self._place(i, b) for i, b in enumerate(self.root["buffers"] or ())]
+        self._copies_left = len(self.data)
+
+    def tables(self, name: str) -> list[Values]:
+        """A vector of tables of the root; empty when absent."""
+        found: list[Values] = self.root[name] or []
+        return found
+
+    def buffer(self, index: int, user: str) -> DataLocation | None:
+        """Where buffer *index* lies in the file; None for an empty one. *user* names who asks."""
+        if not 0 <= index < len(self._places):
+            raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
+        return self._places[index]
+
+    def bytes_at(self, place: DataLocation) -> memoryview:
+        return self.data[place.offset : place.offset + place.length]
+
+    def copy(self, place: DataLocation | Blob | None, user: str) -> bytes:
+        """A copy of some bytes of the file. All copies together may take as much as the file."""
+        if place is None:
+            return b""
+        self._copies_left -= place.length
+        if self._copies_left < 0:
+            raise LimitExceeded("the file refers to the same bytes too often", where=user)
+        return bytes(self.data[place.offset : place.offset + place.length])
+
+    def outside(self, offset: int, size: int, user: str) -> DataLocation:
+        """A span given by file offset and size, as data beyond 2 GiB is."""
+        if offset + size > len(self.data):
+            raise OffsetOutOfBounds(
+                f"data at [{offset}, {offset + size}) of a file of {len(self.data)} bytes",
+                where=user,
+            )
+        return DataLocation(0, offset, size)
+
+    def _place(self, index: int, buffer: Values) -> DataLocation | None:
+        data: Blob | None = buffer["data"]
+        if data is not None and data.length:
+            return DataLocation(0, data.offset, data.length)
+        if buffer["offset"] > 1 and buffer["size"] > 1:
+            return self.outside(buffer["offset"], buffer["size"], f"buffer {index}")
+        return None
+
+
+def tensor_place(subgraph: int, index: int, tensor: Values) -> str:
+    """How an error names a tensor."""
+    return f"subgraph {subgraph}, tensor {index} ({tensor['name'] or ''})"
+
+
+def integers(vector: Any) -> tuple[int, ...]:
+    """A vector of integers as a tuple; empty when absent."""
+    return () if vector is None else tuple(vector.tolist())

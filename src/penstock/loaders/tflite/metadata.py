@@ -1,0 +1,185 @@
+"""What a file says about itself: metadata buffers, the TFLite metadata FlatBuffer, associated files.
+
+Associated files (label lists) stand in a zip archive appended to the model, as the TFLite metadata guide has it.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+from penstock import knobs
+from penstock.errors import InvalidMetadata, LimitExceeded, ModelError
+from penstock.export.tflite.fields import METADATA
+from penstock.ir.model import NO_METADATA, Metadata, TensorMetadata
+from penstock.loaders.flatbuffer import Reader, Values
+from penstock.loaders.tflite.file import File
+
+ENTRY: Final = "TFLITE_METADATA"
+MIB: Final = 1 << 20
+END_OF_ARCHIVE: Final = b"PK\x05\x06"
+END_SIZE: Final = 22
+MAX_COMMENT: Final = 0xFFFF
+LABEL_TYPES: Final = ("TENSOR_AXIS_LABELS", "TENSOR_VALUE_LABELS")
+CONTENT: Final = {
+    "FeatureProperties": "feature",
+    "ImageProperties": "image",
+    "BoundingBoxProperties": "bounding_box",
+    "AudioProperties": "audio",
+}
+
+_ZIP_ERRORS: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+)
+
+
+def read_metadata(file: File) -> Metadata:
+    """The metadata of *file*; `InvalidMetadata` when what is there cannot be read."""
+    entries: dict[str, bytes] = {}
+    for index, table in enumerate(file.tables("metadata")):
+        where = f"metadata {index} ({table['name'] or ''})"
+        entries[table["name"] or ""] = file.copy(file.buffer(table["buffer"], where), where)
+    files = read_archive(file.data)
+    raw = entries.get(ENTRY)
+    if raw:
+        return _described(raw, entries, files)
+    if not entries and not files:
+        return NO_METADATA
+    return Metadata(entries=entries, files=files)
+
+
+def read_archive(data: memoryview) -> dict[str, bytes]:
+    """The files of the zip archive at the end of *data*; empty when there is none.
+
+    All together may take what the knob metadata_limit_mib allows (`LimitExceeded`).
+    """
+    tail = bytes(data[-(END_SIZE + MAX_COMMENT) :])
+    if END_OF_ARCHIVE not in tail:
+        return {}
+    limit = knobs.metadata_limit_mib() * MIB
+    files: dict[str, bytes] = {}
+    try:
+        with zipfile.ZipFile(_View(data)) as archive:
+            for info in archive.infolist():
+                if info.is_dir():
+                    continue
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise InvalidMetadata(
+                        f"associated file {info.filename!r} is compressed in an unusual way"
+                    )
+                limit -= info.file_size
+                if limit < 0:
+                    raise LimitExceeded(
+                        f"associated file {info.filename!r}: metadata_limit_mib allows no more"
+                    )
+                with archive.open(info) as stream:
+                    files[info.filename] = stream.read(info.file_size)
+    except ModelError:
+        raise
+    except _ZIP_ERRORS as error:
+        raise InvalidMetadata(f"the archive of associated files cannot be read: {error}") from None
+    return files
+
+
+class _View(io.RawIOBase):
+    """A read-only file over a memoryview, without a copy."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
+        if base + offset < 0:
+            raise ValueError("seek before the start")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the only kind it is given
+        part = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+
+def _described(raw: bytes, entries: Mapping[str, bytes], files: Mapping[str, bytes]) -> Metadata:
+    try:
+        root = Reader(memoryview(raw), METADATA).root()
+    except ModelError as error:
+        raise InvalidMetadata(error.message, where=f"{ENTRY}, {error.where or 'header'}") from None
+    subgraphs = root["subgraph_metadata"] or []
+    main: Values = subgraphs[0] if subgraphs else METADATA.table("SubGraphMetadata").defaults
+    return Metadata(
+        root["name"] or "",
+        root["description"] or "",
+        root["version"] or "",
+        root["author"] or "",
+        root["license"] or "",
+        tuple(_tensor(t, files) for t in main["input_tensor_metadata"] or ()),
+        tuple(_tensor(t, files) for t in main["output_tensor_metadata"] or ()),
+        entries,
+        files,
+    )
+
+
+def _tensor(table: Values, files: Mapping[str, bytes]) -> TensorMetadata:
+    content = table["content"] or {}
+    kinds = METADATA.unions["ContentProperties"]
+    number = content.get("content_properties_type", 0)
+    kind = kinds[number] if number < len(kinds) else ""
+    properties = content.get("content_properties") or {}
+    color = METADATA.name("ColorSpaceType", properties.get("color_space", 0)) or ""
+    stats = table["stats"] or {}
+    return TensorMetadata(
+        table["name"] or "",
+        table["description"] or "",
+        CONTENT.get(kind, ""),
+        "" if color == "UNKNOWN" else color,
+        _normalization(table),
+        _floats(stats.get("min")),
+        _floats(stats.get("max")),
+        _labels(table, files),
+    )
+
+
+def _normalization(table: Values) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    wanted = METADATA.unions["ProcessUnitOptions"].index("NormalizationOptions")
+    for unit in table["process_units"] or ():
+        if unit["options_type"] == wanted and unit["options"] is not None:
+            return _floats(unit["options"]["mean"]), _floats(unit["options"]["std"])
+    return None
+
+
+def _labels(table: Values, files: Mapping[str, bytes]) -> tuple[str, ...] | None:
+    for associated in table["associated_files"] or ():
+        if METADATA.name("AssociatedFileType", associated["type"]) not in LABEL_TYPES:
+            continue
+        content = files.get(associated["name"] or "")
+        if content is not None:
+            return tuple(content.decode("utf-8", "replace").splitlines())
+    return None
+
+
+def _floats(vector: object) -> tuple[float, ...]:
+    return () if vector is None else tuple(vector.tolist())  # type: ignore[attr-defined]  # a NumPy vector

@@ -1,0 +1,188 @@
+"""Operators of a file as they stand there: type, operand indexes and attributes, checked against the format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.errors import IndexOutOfRange, InvalidAttribute, UnknownOperator
+from penstock.export.tflite.fields import TFLITE, Field, Kind
+from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.ir.operand import Origin
+from penstock.ir.operation import AttributeValue
+from penstock.ir.operations import OPERATIONS
+from penstock.loaders.flatbuffer import Values
+from penstock.loaders.tflite.file import File, integers
+
+PLACEHOLDER: Final = 127
+"""`deprecated_builtin_code` of operators whose number does not fit a byte."""
+
+SUBGRAPH_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "IF": ("then_subgraph_index", "else_subgraph_index"),
+    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
+    "CALL_ONCE": ("init_subgraph_index",),
+    "CALL": ("subgraph",),
+    "STABLEHLO_COMPOSITE": ("decomposition_subgraph_index",),
+    "STABLEHLO_WHILE": ("cond_subgraph_index", "body_subgraph_index"),
+    "STABLEHLO_REDUCE": ("body_subgraph_index",),
+    "STABLEHLO_REDUCE_WINDOW": ("body_subgraph_index",),
+    "STABLEHLO_SORT": ("comparator_subgraph_index",),
+    "STABLEHLO_SCATTER": ("update_computation_subgraph_index",),
+}
+"""Options that refer to subgraphs, in the order in which the operator enters them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCode:
+    """One entry of the file's operator codes."""
+
+    type: str
+    number: int
+    version: int
+    custom_code: str
+
+
+@dataclass(slots=True)
+class RawOperator:
+    """An operator before network state is lowered; *attributes* are the IR's."""
+
+    type: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attributes: dict[str, AttributeValue]
+    origin: Origin
+    mutated: frozenset[int] = frozenset()
+    """Positions of the inputs that the file marks as changed in place."""
+    intermediates: tuple[int, ...] = ()
+    targets: tuple[int, ...] = field(default=())
+    """The subgraphs it enters."""
+
+    @property
+    def place(self) -> str:
+        return f"subgraph {self.origin.subgraph}, operator {self.origin.index} ({self.type})"
+
+
+def read_codes(file: File) -> list[OperatorCode]:
+    """The operator codes of the file; `UnknownOperator` for a number the schema does not have."""
+    codes = []
+    for index, table in enumerate(file.tables("operator_codes")):
+        deprecated, number = table["deprecated_builtin_code"], table["builtin_code"]
+        if deprecated != PLACEHOLDER:
+            number = max(deprecated, number)
+        name = TFLITE.name("BuiltinOperator", number)
+        if name is None or name == "PLACEHOLDER_FOR_GREATER_OP_CODES":
+            raise UnknownOperator(
+                f"operator code {number} is not in the format", where=f"operator code {index}"
+            )
+        custom = table["custom_code"] or ""
+        if name == "CUSTOM" and not custom:
+            raise UnknownOperator("a custom operator has no name", where=f"operator code {index}")
+        codes.append(OperatorCode(name, number, table["version"], custom))
+    return codes
+
+
+def read_operator(
+    file: File,
+    codes: list[OperatorCode],
+    subgraph: int,
+    index: int,
+    table: Values,
+    tensors: int,
+    subgraphs: int,
+) -> RawOperator:
+    """One operator. *tensors* and *subgraphs* bound its indexes; -1 stands for an omitted input."""
+    place = f"subgraph {subgraph}, operator {index}"
+    opcode = table["opcode_index"]
+    if opcode >= len(codes):
+        raise IndexOutOfRange(f"refers to operator code {opcode} of {len(codes)}", where=place)
+    code = codes[opcode]
+    place = f"{place} ({code.type})"
+    inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
+    for kind, indexes, least in (("input", inputs, -1), ("output", outputs, 0)):
+        if indexes and not (least <= min(indexes) and max(indexes) < tensors):
+            wrong = next(i for i in indexes if not least <= i < tensors)
+            raise IndexOutOfRange(f"{kind} refers to tensor {wrong} of {tensors}", where=place)
+    origin = Origin(subgraph, index, code.number, code.version)
+    if code.type == "CUSTOM":
+        attributes = _custom(file, code, table, place)
+    else:
+        attributes = read_attributes(file, code.type, table, place)
+    flags = table["mutating_variable_inputs"]
+    mutated = frozenset() if flags is None else frozenset(flags.nonzero()[0].tolist())
+    intermediates = integers(table["intermediates"])
+    if any(not -1 <= i < tensors for i in intermediates):
+        raise IndexOutOfRange(
+            f"an intermediate tensor of {intermediates} is not among {tensors}", where=place
+        )
+    targets = _targets(code.type, attributes, subgraphs, place)
+    return RawOperator(
+        code.type, inputs, outputs, attributes, origin, mutated, intermediates, targets
+    )
+
+
+def read_attributes(file: File, kind: str, table: Values, place: str) -> dict[str, AttributeValue]:
+    """The operator's options as attributes of the same names; absent options have the schema's defaults."""
+    expected = OPTIONS_OF_OPERATOR.get(kind)
+    if expected is None:
+        return {}
+    options: Values = TFLITE.table(expected).defaults
+    for name in ("builtin_options", "builtin_options2"):
+        number = table[f"{name}_type"]
+        if not number:
+            continue
+        union = TFLITE.unions["BuiltinOptions" if name == "builtin_options" else "BuiltinOptions2"]
+        found = union[number] if number < len(union) else f"options of kind {number}"
+        if found != expected:
+            raise InvalidAttribute(f"carries {found}, not {expected}", where=place)
+        options = table[name] or options
+    row = OPERATIONS.get(kind)
+    known = None if row is None else {a.name for a in row.attributes}
+    attributes: dict[str, AttributeValue] = {}
+    for description in TFLITE.table(expected).fields:
+        value = _attribute(file, description, options[description.name], place)
+        if known is None or description.name in known:
+            attributes[description.name] = value
+    return attributes
+
+
+def _attribute(file: File, description: Field, value: Any, place: str) -> AttributeValue:
+    if description.enum:
+        if description.kind is Kind.NUMBERS:
+            return integers(value)
+        name = TFLITE.name(description.enum, value)
+        if name is None:
+            raise InvalidAttribute(
+                f"{description.name} {value} is not a {description.enum}", where=place
+            )
+        return name
+    if description.kind is Kind.SCALAR:
+        return value  # type: ignore[no-any-return]  # a scalar the reader unpacked
+    if description.kind is Kind.STRING:
+        return value or ""
+    if description.scalar == "uint8":
+        return file.copy(value, place)
+    return integers(value)
+
+
+def _custom(file: File, code: OperatorCode, table: Values, place: str) -> dict[str, AttributeValue]:
+    options = table["custom_options"]
+    if table["large_custom_options_offset"] > 1 and table["large_custom_options_size"] > 1:
+        options = file.outside(
+            table["large_custom_options_offset"], table["large_custom_options_size"], place
+        )
+    return {"custom_code": code.custom_code, "custom_options": file.copy(options, place)}
+
+
+def _targets(
+    kind: str, attributes: Mapping[str, AttributeValue], subgraphs: int, place: str
+) -> tuple[int, ...]:
+    names = SUBGRAPH_FIELDS.get(kind, ())
+    found = [attributes.get(name) for name in names]
+    if kind == "STABLEHLO_CASE":
+        found = list(attributes.get("branch_subgraph_indices") or ())  # type: ignore[arg-type]  # integers of the schema
+    targets = tuple(t for t in found if isinstance(t, int))
+    for target in targets:
+        if not 0 <= target < subgraphs:
+            raise IndexOutOfRange(f"refers to subgraph {target} of {subgraphs}", where=place)
+    return targets

@@ -1,0 +1,186 @@
+"""A TFLite file to a `Model`: the whole of schema v3."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from penstock import knobs
+from penstock.errors import IndexOutOfRange, InvalidOperand, InvalidSignature, ModelError
+from penstock.export.tflite.schema import FILE_IDENTIFIER
+from penstock.ir.model import ConstantPool, Model, Signature
+from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.operation import AttributeValue
+from penstock.ir.types import NDArray, element_count
+from penstock.loaders.flatbuffer import Values
+from penstock.loaders.tflite.calls import RawSubgraph
+from penstock.loaders.tflite.file import File, integers, tensor_place
+from penstock.loaders.tflite.lowering import Lowered, lower
+from penstock.loaders.tflite.metadata import read_metadata
+from penstock.loaders.tflite.operators import OperatorCode, RawOperator, read_codes, read_operator
+from penstock.loaders.tflite.sparsity import dense_size, densify
+from penstock.loaders.tflite.tensors import read_operand
+
+MIB = 1 << 20
+
+log = logging.getLogger("penstock.loaders")
+log.addHandler(logging.NullHandler())
+
+INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
+
+RETYPING_OPERATORS = frozenset({"ADD", "SUB", "MUL", "DIV", "SQUARED_DIFFERENCE"})
+"""Operators whose output has the type of the second input, whatever the file says (TFLite's kernels)."""
+
+
+def recognizes(content: memoryview) -> bool:
+    """Whether *content* carries TFLite's file identifier."""
+    return bytes(content[4:8]) == FILE_IDENTIFIER
+
+
+def load(pool: ConstantPool) -> Model:
+    """The model in *pool*, whose bytes become the model's first constant pool.
+
+    Raises the `ModelError` subclass of the first defect, with its place in the file.
+    """
+    file = File(pool)
+    tables = file.tables("subgraphs")
+    if not tables:
+        raise IndexOutOfRange("the file has no subgraph")
+    codes = read_codes(file)
+    dense = _Dense(knobs.densify_limit_mib() * MIB)
+    raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(tables)]
+    lowered = lower(raw, file.data, dense.left)
+    pools = (pool, *dense.pools())
+    signatures = _signatures(file, lowered, raw)
+    metadata = read_metadata(file)
+    return Model(tuple(lowered.subgraphs), pools, tuple(lowered.variables), signatures, metadata)
+
+
+class _Dense:
+    """Collects constants made dense; all together may take *left* bytes."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.arrays: list[NDArray] = []
+
+    def add(self, file: File, operand: Operand, tensor: Values, where: str) -> Operand:
+        """The constant operand for a sparse tensor."""
+        place = file.buffer(tensor["buffer"], where)
+        shape = integers(tensor["shape"])
+        try:
+            size = dense_size(operand.dtype, shape, self.left)
+            if place is None:
+                raise InvalidOperand("a sparse tensor has no stored values")
+            array = np.zeros(element_count(shape), operand.dtype.numpy).reshape(shape)
+            densify(file, tensor["sparsity"], file.bytes_at(place), array)
+        except ModelError as error:
+            raise type(error)(error.message, where=where) from None
+        self.left -= size
+        array.flags.writeable = False
+        self.arrays.append(array)
+        location = DataLocation(len(self.arrays), 0, size)
+        return Operand(
+            operand.dtype,
+            shape,
+            Lifetime.CONSTANT_POOL,
+            operand.name,
+            operand.quantization,
+            location=location,
+            origin=operand.origin,
+        )
+
+    def pools(self) -> list[ConstantPool]:
+        return [ConstantPool(a.reshape(-1).view(np.uint8).data, a) for a in self.arrays]
+
+
+def _subgraph(
+    file: File, codes: list[OperatorCode], index: int, table: Values, subgraphs: int, dense: _Dense
+) -> RawSubgraph:
+    tensors: list[Values] = table["tensors"] or []
+    operands = [read_operand(file, index, i, t) for i, t in enumerate(tensors)]
+    for i, tensor in enumerate(tensors):
+        if tensor["sparsity"] is not None:
+            operands[i] = dense.add(file, operands[i], tensor, tensor_place(index, i, tensor))
+    inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
+    for kind, indexes in (("input", inputs), ("output", outputs)):
+        for i in indexes:
+            if not 0 <= i < len(tensors):
+                raise IndexOutOfRange(
+                    f"{kind} refers to tensor {i} of {len(tensors)}", where=f"subgraph {index}"
+                )
+    operators = [
+        read_operator(file, codes, index, i, o, len(tensors), subgraphs)
+        for i, o in enumerate(table["operators"] or ())
+    ]
+    for operator in operators:
+        if operator.type in INTERMEDIATE_OPERATORS:
+            operator.attributes.update(_intermediates(operator, operands))
+        elif operator.type in RETYPING_OPERATORS:
+            _retype(operator, operands)
+    variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"] and i not in inputs)
+    return RawSubgraph(index, table["name"] or "", operands, operators, inputs, outputs, variables)
+
+
+def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[str, AttributeValue]:
+    """Scales and zero points of the values inside an integer LSTM; scale 0 where the file has none."""
+    found = [None if i < 0 else operands[i].quantization for i in operator.intermediates]
+    if not any(found):
+        return {"intermediate_scales": (), "intermediate_zero_points": ()}
+    return {
+        "intermediate_scales": tuple(0.0 if q is None else q.scale for q in found),
+        "intermediate_zero_points": tuple(0 if q is None else q.zero_point for q in found),
+    }
+
+
+def _retype(operator: RawOperator, operands: list[Operand]) -> None:
+    if len(operator.inputs) == 2 and len(operator.outputs) == 1 and operator.inputs[1] >= 0:
+        wanted, output = operands[operator.inputs[1]].dtype, operands[operator.outputs[0]]
+        if output.dtype is not wanted and not output.is_constant:
+            operands[operator.outputs[0]] = replace(output, dtype=wanted)
+
+
+def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[str, Signature]:
+    signatures: dict[str, Signature] = {}
+    for index, table in enumerate(file.tables("signature_defs")):
+        name = table["signature_key"] or ""
+        where = f"signature {index} ({name})"
+        subgraph = table["subgraph_index"]
+        if subgraph >= len(raw):
+            raise IndexOutOfRange(f"refers to subgraph {subgraph} of {len(raw)}", where=where)
+        if name in signatures:
+            raise InvalidSignature("two signatures have this name", where=where)
+        ends = [
+            _ends(table[kind] or [], raw[subgraph], lowered.renamed[subgraph], where)
+            for kind in ("inputs", "outputs")
+        ]
+        target = lowered.subgraphs[subgraph]
+        stray = [n for n, i in ends[0] if i not in target.ordinary_inputs]
+        stray += [n for n, i in ends[1] if i not in target.ordinary_outputs]
+        if stray:
+            # Tools that change a graph's ends leave such signatures behind; the graph itself is sound.
+            log.warning(
+                "%s is left out: %s is no input or output of subgraph %d", where, stray[0], subgraph
+            )
+            continue
+        signatures[name] = Signature(subgraph, *ends)
+    return signatures
+
+
+def _ends(
+    maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int], where: str
+) -> tuple[tuple[str, int], ...]:
+    named: dict[str, int] = {}
+    for entry in maps:
+        tensor, name = entry["tensor_index"], entry["name"] or ""
+        if tensor >= len(raw.operands):
+            raise IndexOutOfRange(
+                f"{name!r} refers to tensor {tensor} of {len(raw.operands)}", where=where
+            )
+        if name in named:
+            raise InvalidSignature(f"two inputs or outputs are named {name!r}", where=where)
+        if tensor not in raw.handles:
+            named[name] = renamed.get(tensor, tensor)
+    return tuple(named.items())

@@ -1,0 +1,136 @@
+"""Sparse constants made dense.
+
+Source: the `SparsityParameters` of the TFLite schema. Levels are walked in traversal order; a dense level
+gives every node as many children as the level has indexes, a compressed one as many as its segments say.
+The leaves are the stored values, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.errors import InvalidSparsity, LimitExceeded
+from penstock.ir.types import PACKED, DType, NDArray, element_count
+from penstock.loaders.flatbuffer import Blob, Values
+from penstock.loaders.tflite.file import File, integers
+
+DENSE: Final = 0
+SPARSE_CSR: Final = 1
+MAX_LEVELS: Final = 32
+
+
+def dense_size(dtype: DType, shape: tuple[int, ...], limit: int) -> int:
+    """Bytes the dense form takes. Raises `InvalidSparsity` or `LimitExceeded`, before anything is allocated."""
+    bits = dtype.bits
+    if bits is None or dtype in PACKED:
+        raise InvalidSparsity(f"a {dtype.value} tensor cannot be sparse")
+    size = element_count(shape) * bits // 8
+    if size > limit:
+        raise LimitExceeded(
+            f"densified it would take {size} bytes; densify_limit_mib allows {limit}"
+        )
+    return size
+
+
+def densify(file: File, sparsity: Values, stored: memoryview, dense: NDArray) -> None:
+    """Fills *dense* (zeros, of the tensor's shape) with the values *stored* as *sparsity* says."""
+    shape = dense.shape
+    values = np.frombuffer(stored[: len(stored) // dense.itemsize * dense.itemsize], dense.dtype)
+    order, blocks = _levels(sparsity, shape)
+    levels = sparsity["dim_metadata"]
+    coordinates: list[NDArray] = []
+    nodes = 1
+    for metadata in levels:
+        parents, index = _expand(file, metadata, nodes, len(file.data))
+        nodes = len(index)
+        coordinates = [c[parents] for c in coordinates]
+        coordinates.append(index)
+    if nodes > len(values):
+        raise InvalidSparsity(f"the index has {nodes} elements, {len(values)} values are stored")
+    place = _places(shape, order, blocks, coordinates, levels)
+    dense.reshape(-1)[place] = values[:nodes]
+
+
+def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    order, blocks = integers(sparsity["traversal_order"]), integers(sparsity["block_map"])
+    levels = sparsity["dim_metadata"] or []
+    rank = len(shape)
+    if (
+        not 0 < len(levels) <= MAX_LEVELS
+        or len(levels) != rank + len(blocks)
+        or len(order) != len(levels)
+    ):
+        raise InvalidSparsity(
+            f"{len(levels)} levels, {len(order)} in traversal order, {len(blocks)} blocks, rank {rank}"
+        )
+    if sorted(order) != list(range(len(levels))):
+        raise InvalidSparsity(f"traversal order {order} is not a permutation")
+    if any(not 0 <= b < rank for b in blocks) or len(set(blocks)) != len(blocks):
+        raise InvalidSparsity(f"block map {blocks} of a rank-{rank} tensor")
+    return order, blocks
+
+
+def _expand(file: File, metadata: Values, nodes: int, limit: int) -> tuple[NDArray, NDArray]:
+    """Parent and index of every node of the next level."""
+    if metadata["format"] == DENSE:
+        size = metadata["dense_size"]
+        if size <= 0 or nodes * size > limit:
+            raise InvalidSparsity(
+                f"a dense level of size {size} under {nodes} nodes needs more values than are stored"
+            )
+        return np.repeat(np.arange(nodes), size), np.tile(np.arange(size), nodes)
+    if metadata["format"] != SPARSE_CSR:
+        raise InvalidSparsity(f"level format {metadata['format']} is not known")
+    segments = _vector(file, metadata, "array_segments")
+    indices = _vector(file, metadata, "array_indices")
+    if len(segments) != nodes + 1 or segments[0] != 0 or segments[-1] != len(indices):
+        raise InvalidSparsity(
+            f"{len(segments)} segments for {nodes} nodes and {len(indices)} indexes"
+        )
+    counts = np.diff(segments)
+    if np.any(counts < 0) or (len(indices) and indices.min() < 0):
+        raise InvalidSparsity("segments or indexes of a compressed level are out of order")
+    return np.repeat(np.arange(nodes), counts), indices
+
+
+def _vector(file: File, metadata: Values, name: str) -> NDArray:
+    table = metadata[name]
+    values: Any = None if table is None else table["values"]
+    if values is None:
+        raise InvalidSparsity(f"a compressed level has no {name}")
+    if isinstance(values, Blob):
+        values = np.frombuffer(file.data, np.uint8, values.length, values.offset)
+    return np.asarray(values, np.int64)
+
+
+def _places(
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    blocks: tuple[int, ...],
+    coordinates: list[NDArray],
+    levels: list[Values],
+) -> NDArray:
+    """The flat dense index of every leaf."""
+    rank = len(shape)
+    level_of = {dimension: level for level, dimension in enumerate(order)}
+    block_size = [1] * rank
+    for at, dimension in enumerate(blocks):
+        metadata = levels[level_of[rank + at]]
+        if metadata["format"] != DENSE or metadata["dense_size"] <= 0:
+            raise InvalidSparsity("a block level must be dense")
+        block_size[dimension] = metadata["dense_size"]
+    flat = np.zeros(len(coordinates[-1]), np.int64)
+    for dimension in range(rank):
+        index = coordinates[level_of[dimension]] * block_size[dimension]
+        for at, blocked in enumerate(blocks):
+            if blocked == dimension:
+                index = index + coordinates[level_of[rank + at]]
+        if len(index) and int(index.max()) >= shape[dimension]:
+            raise InvalidSparsity(
+                f"index {int(index.max())} of dimension {dimension}, which has size {shape[dimension]}"
+            )
+        flat += index * math.prod(shape[dimension + 1 :])
+    return flat

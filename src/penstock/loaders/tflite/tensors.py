@@ -1,0 +1,152 @@
+"""Tensors to operands: types, shapes, quantisation and constant values."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.errors import (
+    InvalidOperand,
+    InvalidQuantization,
+    ModelError,
+    ShapeOverflow,
+    UnknownType,
+)
+from penstock.export.tflite.fields import TFLITE
+from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
+from penstock.ir.types import DType, Quantization, Shape, byte_size, element_count
+from penstock.loaders.flatbuffer import Values
+from penstock.loaders.tflite.file import File, integers, tensor_place
+
+DTYPES: Final = {
+    number: DType(name.lower()) for name, number in TFLITE.numbers("TensorType").items()
+}
+
+QUANTIZED: Final = frozenset(
+    {DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2}
+)
+"""Types whose scale may not be zero; elsewhere a scale of zero says "not quantised"."""
+
+INT32_RANGE: Final = range(-(2**31), 2**31)
+
+
+def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Operand:
+    """The operand for one tensor: a constant when its buffer holds bytes, else a temporary.
+
+    Sparse constants come out as temporaries; `sparsity.densify` gives them their value.
+    """
+    try:
+        dtype = DTYPES.get(tensor["type"])
+        if dtype is None:
+            raise UnknownType(f"tensor type {tensor['type']} is not in the format")
+        if tensor["external_buffer"]:
+            raise InvalidOperand(
+                "its value is in another file (external_buffer), which cannot be loaded"
+            )
+        full = _dimensions(tensor)
+        quantization = read_quantization(tensor["quantization"], dtype, full)
+        place = file.buffer(tensor["buffer"], "")
+        origin = Origin(subgraph, index)
+        name = tensor["name"] or ""
+        if place is None or tensor["sparsity"] is not None:
+            shape = _signature(tensor, full)
+            return Operand(
+                dtype, shape, Lifetime.TEMPORARY_VARIABLE, name, quantization, origin=origin
+            )
+        if tensor["is_variable"]:
+            raise InvalidOperand("a variable tensor cannot have a buffer")
+        place = _trim(file, place, dtype, full)
+    except ModelError as error:
+        raise type(error)(
+            error.message, where=tensor_place(subgraph, index, tensor), offset=error.offset
+        ) from None
+    if place.length <= MAX_COPIED_VALUE:
+        value = bytes(file.bytes_at(place))
+        return Operand(
+            dtype, full, Lifetime.CONSTANT_COPY, name, quantization, value, origin=origin
+        )
+    return Operand(
+        dtype, full, Lifetime.CONSTANT_POOL, name, quantization, location=place, origin=origin
+    )
+
+
+def read_quantization(
+    table: Values | None, dtype: DType, shape: tuple[int, ...]
+) -> Quantization | None:
+    """Quantisation parameters; None when the table has no scales or says "not quantised"."""
+    if table is None:
+        return None
+    if table["details_type"]:
+        kind = TFLITE.unions["QuantizationDetails"]
+        number = table["details_type"]
+        name = kind[number] if number < len(kind) else f"of kind {number}"
+        raise InvalidQuantization(f"{name} is not affine quantisation per tensor or per channel")
+    scales, zero_points, axis = table["scale"], table["zero_point"], table["quantized_dimension"]
+    if scales is None or not len(scales):
+        return None
+    if zero_points is None or len(zero_points) != len(scales):
+        count = 0 if zero_points is None else len(zero_points)
+        raise InvalidQuantization(f"{len(scales)} scales and {count} zero points")
+    if axis < 0 or (shape and axis >= len(shape)):
+        raise InvalidQuantization(f"quantised dimension {axis} of a rank-{len(shape)} tensor")
+    if len(scales) > 1 and shape and len(scales) != shape[axis]:
+        raise InvalidQuantization(
+            f"{len(scales)} scales for dimension {axis} of size {shape[axis]}"
+        )
+    if len(scales) > 1 and not shape:
+        raise InvalidQuantization(f"{len(scales)} scales for a scalar")
+    values: list[float] = scales.tolist()
+    if not any(values):
+        if dtype in QUANTIZED:
+            raise InvalidQuantization(f"the scale of a {dtype.value} tensor is zero")
+        return None
+    points: list[int] = zero_points.tolist()
+    if any(p not in INT32_RANGE for p in points):
+        raise InvalidQuantization("a zero point exceeds 32 bits")
+    return Quantization(tuple(values), tuple(points), axis if len(values) > 1 else None)
+
+
+def _dimensions(tensor: Values) -> tuple[int, ...]:
+    shape = integers(tensor["shape"])
+    for dimension in shape:
+        if dimension < 0:
+            raise ShapeOverflow(f"dimension {dimension} is negative")
+    return shape
+
+
+def _signature(tensor: Values, shape: tuple[int, ...]) -> Shape:
+    """The shape with unknown dimensions where `shape_signature` has -1."""
+    signature = tensor["shape_signature"]
+    if signature is None or len(signature) != len(shape):
+        element_count(shape)
+        return shape
+    merged = tuple(None if s < 0 else d for s, d in zip(signature.tolist(), shape, strict=True))
+    element_count(d for d in merged if d is not None)
+    return merged
+
+
+def _trim(file: File, place: DataLocation, dtype: DType, shape: tuple[int, ...]) -> DataLocation:
+    """The bytes of a constant: as many as its shape takes, all of them for strings."""
+    size = byte_size(dtype, shape)
+    if size is None:
+        if dtype is not DType.STRING:
+            raise InvalidOperand(f"a {dtype.value} tensor cannot have a value in the file")
+        check_strings(file.bytes_at(place), element_count(shape))
+        return place
+    if size > place.length:
+        raise InvalidOperand(
+            f"{dtype.value} of shape {shape} takes {size} bytes, its buffer has {place.length}"
+        )
+    return DataLocation(0, place.offset, size)
+
+
+def check_strings(data: memoryview, count: int) -> None:
+    """Raises `InvalidOperand` unless *data* holds *count* strings in TFLite's string-tensor layout."""
+    header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
+    if not header.size or header[0] != count or header.size < count + 2:
+        found = int(header[0]) if header.size else 0
+        raise InvalidOperand(f"a string tensor of {count} elements holds {found} strings")
+    ends = header[1 : count + 2].astype(np.int64)
+    if ends[0] < 0 or ends[-1] > len(data) or np.any(np.diff(ends) < 0):
+        raise InvalidOperand("string offsets lie outside the tensor's buffer")
