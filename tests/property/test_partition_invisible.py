@@ -20,10 +20,12 @@ from penstock.ir import (
     SubgraphBuilder,
 )
 from penstock.partitioning import ExecutionPlan, place
+from penstock.runtime import compile_model
 from tests.support_devices import NumpyDevice, evaluate, run_plan
 
 GRAPHS: Final = 720
 BATCHES: Final = 12
+COMPILED_SHARE: Final = 3
 BASE: Final = (4, 6)
 FLOAT, INT = DType.FLOAT32, DType.INT32
 BINARY: Final = ("ADD", "SUB", "MUL", "MAXIMUM")
@@ -240,6 +242,30 @@ def test_partitioned_equals_unpartitioned(batch: int) -> None:
             assert one.dtype == other.dtype, context
             assert one.shape == other.shape, context
             assert one.tobytes() == other.tobytes(), context
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_compiled_model_equals_unpartitioned(batch: int) -> None:
+    """The same through `penstock.compile`: two runs, the second on the state that the first left."""
+    for seed in range(batch, GRAPHS // COMPILED_SHARE, BATCHES):
+        case = random_case(seed)
+        entry = case.model.entry
+        count = len(entry.ordinary_inputs)
+        given, state = (
+            case.graph.arrays[:count],
+            [np.zeros_like(a) for a in case.graph.arrays[count:]],
+        )
+        with compile_model(case.model, devices=case.devices) as compiled:
+            for run in range(2):
+                expected = evaluate(case.model, [*given, *state])
+                outputs = compiled.run(given)
+                ordinary = expected[: len(entry.ordinary_outputs)]
+                state = expected[len(entry.ordinary_outputs) :]
+                context = f"seed {seed}, run {run}\n{compiled.plan.show()}"
+                assert len(outputs) == len(ordinary), context
+                for one, other in zip(outputs, ordinary, strict=True):
+                    assert (one.dtype, one.shape) == (other.dtype, other.shape), context
+                    assert one.tobytes() == other.tobytes(), context
 
 
 def test_the_graphs_are_hard_enough() -> None:
