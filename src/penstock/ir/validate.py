@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
-from penstock.ir.types import byte_size, is_static
+from penstock.ir.types import Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
     from penstock.ir.model import Model, Subgraph, Variable
@@ -184,22 +184,13 @@ def _check_operand(model: Model, operand: Operand, where: str) -> None:
         for dimension in operand.shape:
             if dimension is not None and dimension < 0:
                 raise ShapeOverflow(f"dimension {dimension} is negative", where=where)
-    quantization = operand.quantization
-    if (
-        quantization is not None
-        and quantization.dimension is not None
-        and operand.shape is not None
-    ):
-        axis, rank = quantization.dimension, len(operand.shape)
-        if not 0 <= axis < rank:
-            raise InvalidQuantization(
-                f"quantised dimension {axis} of a rank-{rank} operand", where=where
-            )
-        if operand.shape[axis] not in (None, len(quantization.scales)):
-            raise InvalidQuantization(
-                f"{len(quantization.scales)} scales for dimension {axis} of size {operand.shape[axis]}",
-                where=where,
-            )
+        if is_static(operand.shape):
+            try:
+                byte_size(operand.dtype, operand.shape)
+            except ModelError as error:
+                raise type(error)(error.message, where=where) from None
+    if operand.quantization is not None:
+        _check_quantization(operand, operand.quantization, where)
     if operand.is_constant:
         if (operand.value is None) == (operand.lifetime is Lifetime.CONSTANT_COPY):
             raise InvalidOperand(
@@ -208,6 +199,29 @@ def _check_operand(model: Model, operand: Operand, where: str) -> None:
         _check_item(model, operand, where)
     elif operand.value is not None or operand.location is not None:
         raise InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value", where=where)
+
+
+def _check_quantization(operand: Operand, quantization: Quantization, where: str) -> None:
+    axis, shape, dtype = quantization.dimension, operand.shape, operand.dtype
+    if axis is not None and shape is not None:
+        if not 0 <= axis < len(shape):
+            raise InvalidQuantization(
+                f"quantised dimension {axis} of a rank-{len(shape)} operand", where=where
+            )
+        if shape[axis] not in (None, len(quantization.scales)):
+            raise InvalidQuantization(
+                f"{len(quantization.scales)} scales for dimension {axis} of size {shape[axis]}",
+                where=where,
+            )
+    if dtype.is_integer and dtype.bits is not None and dtype.bits <= 16:
+        low = -(1 << (dtype.bits - 1)) if dtype.value.startswith("int") else 0
+        high = low + (1 << dtype.bits) - 1
+        for zero_point in quantization.zero_points:
+            if not low <= zero_point <= high:
+                raise InvalidQuantization(
+                    f"zero point {zero_point} is outside [{low}, {high}] of {dtype.value}",
+                    where=where,
+                )
 
 
 def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
