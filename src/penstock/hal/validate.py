@@ -5,6 +5,7 @@ A driver calls them first in `prepare_model` and `execute`: whoever calls it may
 
 from __future__ import annotations
 
+import math
 import time
 
 from penstock.errors import InvalidArgument, MissedDeadlinePersistent
@@ -25,7 +26,7 @@ from penstock.hal.request import (
     TokenArgument,
 )
 from penstock.ir import DType, Lifetime, Model, Operand
-from penstock.ir.types import byte_size, is_static
+from penstock.ir.types import is_static
 
 
 def validate_prepare(model: Model, config: PrepareConfig) -> None:
@@ -87,6 +88,7 @@ def _check(
             array.shape == operand.shape
             and array.dtype == operand.dtype.numpy
             and array.flags.c_contiguous
+            and (kind == "input" or array.flags.writeable)
         ):
             return
         _check_host(operand, argument, kind, position)
@@ -108,6 +110,8 @@ def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int
     array, place = argument.array, f"{kind} {position} ({operand.name})"
     if not array.flags.c_contiguous:
         raise InvalidArgument(f"{place}: host memory must be C-contiguous")
+    if kind == "output" and not array.flags.writeable:
+        raise InvalidArgument(f"{place}: host memory of an output must be writeable")
     flat = array.ndim == 1 and array.dtype == "uint8"
     if operand.dtype is DType.STRING:
         if not flat:
@@ -145,7 +149,7 @@ def _check_pool(
         if kind == "input" and operand.dtype is not DType.STRING:
             raise InvalidArgument(f"{place}: the shape of an input must be complete")
         return
-    needed = byte_size(operand.dtype, dimensions) or 0
+    needed = math.prod(d or 0 for d in dimensions) * operand.dtype.numpy.itemsize
     wrong = (
         at.length != needed if kind == "input" else at.length < needed and is_static(operand.shape)
     )
@@ -155,6 +159,8 @@ def _check_pool(
 
 def _check_dimensions(operand: Operand, given: tuple[int, ...], place: str) -> None:
     shape = operand.shape
+    if min(given, default=0) < 0:
+        raise InvalidArgument(f"{place}: shape {given} has a negative dimension")
     if shape is None:
         return
     if len(shape) != len(given) or any(
