@@ -192,7 +192,8 @@ def _check_operand(model: Model, operand: Operand, where: str) -> None:
     if operand.quantization is not None:
         _check_quantization(operand, operand.quantization, where)
     if operand.is_constant:
-        if (operand.value is None) == (operand.lifetime is Lifetime.CONSTANT_COPY):
+        copied = operand.lifetime is Lifetime.CONSTANT_COPY
+        if (operand.value is None) == copied or (operand.location is None) != copied:
             raise InvalidOperand(
                 "a constant_copy has a value, a constant_pool a location, never both", where=where
             )
