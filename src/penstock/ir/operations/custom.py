@@ -1,23 +1,224 @@
-"""Rows of custom operators."""
+"""Rows of custom operators.
+
+A row named `CUSTOM:<code>` stands for every operator that LiteRT runs without further registration:
+TFLite's own, and MediaPipe's three, which XNNPACK knows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from penstock.ir.operations.rules import declared
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port
+from penstock.ir.operand import Operand
+from penstock.ir.operation import Attributes, Operation
+from penstock.ir.operations.custom_options import (
+    audio_spectrogram,
+    detection_post_process,
+    mfcc,
+    numeric_verify,
+    transpose_conv_bias,
+    windowed_pool,
+)
+from penstock.ir.operations.rules import (
+    Dimension,
+    agree,
+    agree_shapes,
+    bounded,
+    declared,
+    dimension,
+    fill,
+    like,
+    ranked,
+    window,
+)
+from penstock.ir.operations.spec import (
+    AttributeSpec,
+    OperationSpec,
+    Port,
+    Requirement,
+    ShapeContext,
+    ShapeRule,
+)
+from penstock.ir.operations.types import ACTIVATION, FLOAT, FLOAT32, INT32, QUANT
+from penstock.ir.types import DType, Shape
+
+
+def readable(parse: Callable[[Attributes], object]) -> Requirement:
+    """The requirement that *parse* accepts the options."""
+
+    def require(operation: Operation, *_: Sequence[Operand]) -> None:
+        parse(operation.attributes)
+
+    return require
+
+
+def _detections(context: ShapeContext) -> Sequence[Shape]:
+    """One image; as many places as detections may be, each repeated for its best classes."""
+    boxes, scores = ranked(context, 0, 3), ranked(context, 1, 3)
+    anchors = ranked(context, 2, 2)
+    agree(dimension(boxes, 0), 1, "number of images")
+    places = agree(dimension(boxes, 1), dimension(scores, 1), "boxes and scores")
+    agree(places, dimension(anchors, 0), "boxes and anchors")
+    options = detection_post_process(context.attributes)
+    count = bounded(options.max_detections * options.max_classes_per_detection)
+    return fill(context, (1, count, 4), (1, count), (1, count), (1,))
+
+
+def _transposed(size: Dimension, extent: Dimension, stride: int, padding: str) -> Dimension:
+    if size is None or extent is None:
+        return None
+    cut = max(extent - (size - 1) % stride - 1, 0) if padding == "SAME" else 0
+    return bounded(stride * (size - 1) + extent - cut)
+
+
+def _transpose_conv(context: ShapeContext) -> Sequence[Shape]:
+    image, filters = ranked(context, 0, 4), ranked(context, 1, 4)
+    agree(dimension(image, 3), dimension(filters, 3), "input and filter channels")
+    outputs = agree(
+        dimension(filters, 0), dimension(ranked(context, 2, 1), 0), "filters and bias length"
+    )
+    options = transpose_conv_bias(context.attributes)
+    height = _transposed(
+        dimension(image, 1), dimension(filters, 1), options.stride_h, options.padding
+    )
+    width = _transposed(
+        dimension(image, 2), dimension(filters, 2), options.stride_w, options.padding
+    )
+    return ((dimension(image, 0), height, width, outputs),)
+
+
+def _pool_argmax(context: ShapeContext) -> Sequence[Shape]:
+    image, options = ranked(context, 0, 4), windowed_pool(context.attributes)
+    height = window(
+        dimension(image, 1), options.filter_height, options.stride_h, 1, options.padding
+    )
+    width = window(dimension(image, 2), options.filter_width, options.stride_w, 1, options.padding)
+    return fill(context, *[(dimension(image, 0), height, width, dimension(image, 3))] * 2)
+
+
+def _unpool(context: ShapeContext) -> Sequence[Shape]:
+    image = agree_shapes(ranked(context, 0, 4), ranked(context, 1, 4), "values and indices")
+    options = windowed_pool(context.attributes)
+    if image is None:
+        return ((None,) * 4,)
+    batch, height, width, channels = image
+    height, width = (
+        None if size is None else bounded(size * extent)
+        for size, extent in ((height, options.filter_height), (width, options.filter_width))
+    )
+    return ((batch, height, width, channels),)
+
+
+def _spectrogram(context: ShapeContext) -> Sequence[Shape]:
+    """Samples [time, channels] to power [channels, frames, frequencies]."""
+    shape, options = ranked(context, 0, 2), audio_spectrogram(context.attributes)
+    samples = dimension(shape, 0)
+    frames = (
+        None
+        if samples is None
+        else max(samples - options.window_size + options.stride, 0) // options.stride
+    )
+    return ((dimension(shape, 1), frames, options.fft_length // 2 + 1),)
+
+
+def _mfcc(context: ShapeContext) -> Sequence[Shape]:
+    shape, options = ranked(context, 0, 3), mfcc(context.attributes)
+    return ((dimension(shape, 0), dimension(shape, 1), options.dct_coefficient_count),)
+
+
+def _custom(
+    code: str,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    infer: ShapeRule,
+    parse: Callable[[Attributes], object],
+    doc: str,
+) -> OperationSpec:
+    return OperationSpec(
+        f"CUSTOM:{code}",
+        tuple(inputs),
+        tuple(outputs),
+        infer,
+        (CODE, OPTIONS),
+        require=readable(parse),
+        vocabulary="custom",
+        doc=doc,
+    )
+
 
 CODE: Final = AttributeSpec("custom_code", "str", "")
 OPTIONS: Final = AttributeSpec("custom_options", "bytes", b"")
+POOLED: Final = (Port("output", FLOAT32), Port("indices", FLOAT32))
 
 ROWS: Final = (
     OperationSpec(
         "CUSTOM",
-        (Port("inputs", variadic=True, optional=True),),
+        (Port("inputs", variadic=True),),
         (Port("results", variadic=True),),
         declared,
         (CODE, OPTIONS),
         vocabulary="custom",
         doc="An operator outside the vocabulary, by name; shapes are those the model declares.",
+    ),
+    _custom(
+        "TFLite_Detection_PostProcess",
+        (Port("boxes", ACTIVATION), Port("scores", ACTIVATION), Port("anchors", ACTIVATION)),
+        (
+            Port("detection_boxes", FLOAT32),
+            Port("detection_classes", FLOAT32),
+            Port("detection_scores", FLOAT32),
+            Port("detection_count", FLOAT32),
+        ),
+        _detections,
+        detection_post_process,
+        "Anchor boxes of one image decoded and suppressed to the best detections.",
+    ),
+    _custom(
+        "Convolution2DTransposeBias",
+        (Port("input", FLOAT), Port("filter", FLOAT), Port("bias", FLOAT)),
+        (Port("output", FLOAT),),
+        _transpose_conv,
+        transpose_conv_bias,
+        "TRANSPOSE_CONV with a bias, its output's shape derived from the input's (MediaPipe).",
+    ),
+    _custom(
+        "MaxPoolingWithArgmax2D",
+        (Port("input", FLOAT32),),
+        POOLED,
+        _pool_argmax,
+        windowed_pool,
+        "The maximum of each window and, as a float, its place in the window, row by row (MediaPipe).",
+    ),
+    _custom(
+        "MaxUnpooling2D",
+        (Port("input", FLOAT32), Port("indices", FLOAT32)),
+        POOLED[:1],
+        _unpool,
+        windowed_pool,
+        "Zeros with each input element at the place in its window that the indices say (MediaPipe).",
+    ),
+    _custom(
+        "AudioSpectrogram",
+        (Port("samples", FLOAT32),),
+        (Port("spectrogram", FLOAT32),),
+        _spectrogram,
+        audio_spectrogram,
+        "The magnitudes, or their squares, of the windowed Fourier transforms of sound.",
+    ),
+    _custom(
+        "Mfcc",
+        (Port("spectrogram", FLOAT32), Port("sample_rate", INT32)),
+        (Port("coefficients", FLOAT32),),
+        _mfcc,
+        mfcc,
+        "Mel-frequency cepstral coefficients of a squared spectrogram.",
+    ),
+    _custom(
+        "NumericVerify",
+        (Port("quantized", QUANT | {DType.FLOAT16}), Port("reference", FLOAT32)),
+        (Port("difference", FLOAT32, optional=True),),
+        like(0),
+        numeric_verify,
+        "The dequantised input less a float reference, for debugging a quantised model.",
     ),
 )

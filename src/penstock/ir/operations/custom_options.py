@@ -1,0 +1,248 @@
+"""What the options of custom operators say.
+
+Options are bytes of the file: a FlexBuffers map (TFLite's own operators), or the C structure of a
+built-in operator (MediaPipe's three). Each function reads those of one operator from an operation's
+attributes, for shape rules and drivers alike, and raises `InvalidAttribute` where they cannot be read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.errors import InvalidAttribute
+from penstock.ir.operation import Attributes
+from penstock.ir.operations.attributes import ACTIVATIONS
+from penstock.ir.operations.rules import MAX_DIMENSION
+
+MAX_OPTIONS: Final = 1 << 16
+"""Longer options are refused: those of the operators here take some hundred bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionPostProcess:
+    """Options of TFLite_Detection_PostProcess (TFLite's kernel of that name)."""
+
+    max_detections: int
+    max_classes_per_detection: int
+    detections_per_class: int
+    use_regular_nms: bool
+    nms_score_threshold: float
+    nms_iou_threshold: float
+    num_classes: int
+    y_scale: float
+    x_scale: float
+    h_scale: float
+    w_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeConvBias:
+    """Options of Convolution2DTransposeBias: the structure TfLiteTransposeConvParams."""
+
+    padding: str
+    stride_w: int
+    stride_h: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedPool:
+    """Options of MaxPoolingWithArgmax2D and MaxUnpooling2D: the structure TfLitePoolParams."""
+
+    padding: str
+    stride_w: int
+    stride_h: int
+    filter_width: int
+    filter_height: int
+    fused_activation_function: str
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSpectrogram:
+    """Options of AudioSpectrogram; *window_size* and *stride* in samples."""
+
+    window_size: int
+    stride: int
+    magnitude_squared: bool
+
+    @property
+    def fft_length(self) -> int:
+        """The window size rounded up to a power of two."""
+        return 1 << (self.window_size - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class Mfcc:
+    """Options of Mfcc; frequencies in Hz."""
+
+    upper_frequency_limit: float
+    lower_frequency_limit: float
+    filterbank_channel_count: int
+    dct_coefficient_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumericVerify:
+    """Options of NumericVerify: differences beyond *tolerance* quantisation steps count as errors."""
+
+    tolerance: float
+    log_if_failed: bool
+
+
+class _Options:
+    """The map that custom options hold, read key by key, so that hostile nesting costs nothing."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._code = attributes.text("custom_code")
+        data = attributes.blob("custom_options")
+        if len(data) > MAX_OPTIONS:
+            raise InvalidAttribute(f"{self._code} has {len(data)} bytes of options")
+        self._map: Any = self._guarded("map", lambda: flexbuffers().GetRoot(data).AsMap)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A number of 0 or more that fits 32 bits."""
+        value = self._number(name, default)
+        if not 0 <= value <= MAX_DIMENSION or value != int(value):
+            raise InvalidAttribute(f"option {name!r} of {self._code} cannot be {value}")
+        return int(value)
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        if (value := self.integer(name, default)) == 0:
+            raise InvalidAttribute(f"option {name!r} of {self._code} cannot be 0")
+        return value
+
+    def real(self, name: str, default: float | None = None) -> float:
+        return float(self._number(name, default))
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return bool(self._number(name, default))
+
+    def _number(self, name: str, default: float | None) -> float:
+        value = self._guarded(name, lambda: self._read(name))
+        if value is None:
+            value = default
+        if not isinstance(value, bool | int | float):
+            raise InvalidAttribute(f"options of {self._code} have no number {name!r}")
+        return value
+
+    def _read(self, name: str) -> object:
+        try:
+            found = self._map[name]
+        except KeyError:
+            return None
+        return found.Value if found.IsBool or found.IsInt or found.IsFloat else None
+
+    def _guarded(self, what: str, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except Exception as error:
+            # FlexBuffers' reader trusts its input: whatever it trips over is a defect of the file.
+            raise InvalidAttribute(f"options of {self._code} have no readable {what}") from error
+
+
+def flexbuffers() -> Any:
+    from flatbuffers import flexbuffers
+
+    return flexbuffers
+
+
+def _structure(attributes: Attributes, names: Sequence[str], least: int) -> dict[str, int]:
+    """The leading int32 fields of a C structure; fields beyond the first *least* may be missing."""
+    data, code = attributes.blob("custom_options"), attributes.text("custom_code")
+    count = min(len(data) // 4, len(names))
+    if count < least:
+        raise InvalidAttribute(f"options of {code} have {len(data)} bytes, {4 * least} are needed")
+    return dict(zip(names, struct.unpack_from(f"<{count}i", data), strict=False))
+
+
+def _enumerated(code: str, name: str, value: int, choices: Mapping[int, str]) -> str:
+    if value not in choices:
+        raise InvalidAttribute(f"option {name!r} of {code} cannot be {value}")
+    return choices[value]
+
+
+def _window_field(code: str, fields: Mapping[str, int], name: str) -> int:
+    if fields[name] < 1:
+        raise InvalidAttribute(f"option {name!r} of {code} cannot be {fields[name]}")
+    return fields[name]
+
+
+C_PADDINGS: Final = {1: "SAME", 2: "VALID"}
+"""TfLitePadding by number."""
+
+C_ACTIVATIONS: Final = dict(enumerate((*ACTIVATIONS[:4], "TANH", "SIGN_BIT", "SIGMOID")))
+"""TfLiteFusedActivation by number."""
+
+
+def detection_post_process(attributes: Attributes) -> DetectionPostProcess:
+    """Options of TFLite_Detection_PostProcess."""
+    options = _Options(attributes)
+    return DetectionPostProcess(
+        max_detections=options.integer("max_detections"),
+        max_classes_per_detection=options.integer("max_classes_per_detection"),
+        detections_per_class=options.integer("detections_per_class", 100),
+        use_regular_nms=options.flag("use_regular_nms", default=False),
+        nms_score_threshold=options.real("nms_score_threshold"),
+        nms_iou_threshold=options.real("nms_iou_threshold"),
+        num_classes=options.integer("num_classes"),
+        y_scale=options.real("y_scale"),
+        x_scale=options.real("x_scale"),
+        h_scale=options.real("h_scale"),
+        w_scale=options.real("w_scale"),
+    )
+
+
+def transpose_conv_bias(attributes: Attributes) -> TransposeConvBias:
+    """Options of Convolution2DTransposeBias."""
+    code = attributes.text("custom_code")
+    fields = _structure(attributes, ("padding", "stride_w", "stride_h"), 3)
+    return TransposeConvBias(
+        _enumerated(code, "padding", fields["padding"], C_PADDINGS),
+        _window_field(code, fields, "stride_w"),
+        _window_field(code, fields, "stride_h"),
+    )
+
+
+def windowed_pool(attributes: Attributes) -> WindowedPool:
+    """Options of MaxPoolingWithArgmax2D and MaxUnpooling2D."""
+    code = attributes.text("custom_code")
+    names = ("padding", "stride_w", "stride_h", "filter_width", "filter_height", "activation")
+    fields = _structure(attributes, names, 5)
+    return WindowedPool(
+        padding=_enumerated(code, "padding", fields["padding"], C_PADDINGS),
+        stride_w=_window_field(code, fields, "stride_w"),
+        stride_h=_window_field(code, fields, "stride_h"),
+        filter_width=_window_field(code, fields, "filter_width"),
+        filter_height=_window_field(code, fields, "filter_height"),
+        fused_activation_function=_enumerated(
+            code, "activation", fields.get("activation", 0), C_ACTIVATIONS
+        ),
+    )
+
+
+def audio_spectrogram(attributes: Attributes) -> AudioSpectrogram:
+    """Options of AudioSpectrogram."""
+    options = _Options(attributes)
+    window_size, stride = options.positive("window_size"), options.positive("stride")
+    if window_size < 2:
+        raise InvalidAttribute("a spectrogram's window has two samples or more")
+    return AudioSpectrogram(window_size, stride, options.flag("magnitude_squared", default=False))
+
+
+def mfcc(attributes: Attributes) -> Mfcc:
+    """Options of Mfcc."""
+    options = _Options(attributes)
+    return Mfcc(
+        options.real("upper_frequency_limit"),
+        options.real("lower_frequency_limit"),
+        options.positive("filterbank_channel_count"),
+        options.positive("dct_coefficient_count"),
+    )
+
+
+def numeric_verify(attributes: Attributes) -> NumericVerify:
+    """Options of NumericVerify."""
+    options = _Options(attributes)
+    return NumericVerify(options.real("tolerance"), options.flag("log_if_failed", default=False))
