@@ -1,0 +1,183 @@
+"""LOGISTIC, TANH, ELU and GELU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.ops.error_function import complementary_error_function
+from penstock.drivers.reference.ops.kernel import (
+    Kernel,
+    Site,
+    kernel,
+    require,
+    tensor_quantization,
+)
+from penstock.drivers.reference.ops.tables import (
+    QUANTIZED_8,
+    tabulated,
+    tabulated_reals,
+)
+from penstock.ir import DType, NDArray
+
+RealFunction = Callable[[NDArray], NDArray]
+
+_SQRT_2_OVER_PI: Final = np.float32(math.sqrt(2 / math.pi))
+
+
+@kernel("LOGISTIC")
+def logistic(site: Site) -> Kernel:
+    """1 / (1 + exp(-x)). Quantised outputs have the scale 1/256, int16 ones 1/32768."""
+    if site.input(0).dtype is DType.INT16:
+        require(_scale(site) == 2.0**-15, "LOGISTIC to int16 of another scale than 1/32768")
+        return tabulated(site, lambda stored: _logistic_16(*_multiplier(site, 0), stored))
+    if site.input(0).dtype in QUANTIZED_8:
+        require(_scale(site) == 2.0**-8, "LOGISTIC to 8 bits of another scale than 1/256")
+    return _by_type(site, _logistic, _logistic_rounded)
+
+
+@kernel("TANH")
+def tanh(site: Site) -> Kernel:
+    """The hyperbolic tangent. int16 outputs have the scale 1/32768."""
+    if site.input(0).dtype is DType.INT16:
+        require(_scale(site) == 2.0**-15, "TANH to int16 of another scale than 1/32768")
+        return tabulated(site, lambda stored: _tanh_16(*_multiplier(site, 1), stored))
+    return _by_type(site, np.tanh, _rounded(np.tanh))
+
+
+@kernel("ELU")
+def elu(site: Site) -> Kernel:
+    """`x` where it is not negative, `exp(x) - 1` elsewhere."""
+    if site.input(0).dtype is DType.UINT8:
+        raise site.unsupported_types()
+    return _by_type(site, _elu, _elu)
+
+
+@kernel("GELU")
+def gelu(site: Site) -> Kernel:
+    """`x` times the normal distribution function of x, or its tanh approximation."""
+    function = _gelu_approximate if site.attributes.flag("approximate") else _gelu
+    return _by_type(site, function, function)
+
+
+def _by_type(site: Site, function: RealFunction, rounded: RealFunction) -> Kernel:
+    """The kernel for float32, int8 and uint8; *rounded* is *function* as C's mathematical library
+    computes it: each step to the nearest float32.
+    """
+    given = site.input(0).dtype
+    if given is not site.output().dtype:
+        raise site.unsupported_types()
+    if given in QUANTIZED_8:
+        return tabulated_reals(site, rounded)
+    if given is not DType.FLOAT32:
+        raise site.unsupported_types()
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        with np.errstate(all="ignore"):
+            return (function(np.asarray(inputs[0])),)
+
+    return run
+
+
+def _rounded(function: RealFunction) -> RealFunction:
+    return lambda x: function(x.astype(np.float64)).astype(np.float32)
+
+
+_exp = _rounded(np.exp)
+
+
+def _logistic(x: NDArray) -> NDArray:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, np.float32(1), small) / (np.float32(1) + small)
+
+
+def _logistic_rounded(x: NDArray) -> NDArray:
+    result: NDArray = np.float32(1) / (np.float32(1) + _exp(-x))
+    return result
+
+
+def _elu(x: NDArray) -> NDArray:
+    return np.where(x < 0, _rounded(np.expm1)(np.minimum(x, np.float32(0))), x)
+
+
+def _gelu(x: NDArray) -> NDArray:
+    scaled = x * np.float32(-math.sqrt(0.5))
+    tail = complementary_error_function(scaled).astype(np.float32)
+    result: NDArray = np.float32(0.5) * x * tail
+    return result
+
+
+def _gelu_approximate(x: NDArray) -> NDArray:
+    inner = _SQRT_2_OVER_PI * (x + np.float32(0.044715) * x * x * x)
+    result: NDArray = np.float32(0.5) * x * (np.float32(1) + _rounded(np.tanh)(inner))
+    return result
+
+
+def _scale(site: Site) -> float:
+    made = tensor_quantization(site.output(), "the output")
+    given = tensor_quantization(site.input(0), "the input")
+    if site.input(0).dtype is DType.INT16:
+        require(made.zero_point == given.zero_point == 0, "int16 with a zero point other than 0")
+    return made.scale
+
+
+def _multiplier(site: Site, most_shift: int) -> tuple[int, int]:
+    """(multiplier, right shift) that bring int16 values to 3 * 4096 steps a unit.
+
+    Scales that are a power of two, with a shift of 0 to *most_shift*, are multiplied by 3 exactly.
+    """
+    scale = np.float32(tensor_quantization(site.input(0), "the input").scale)
+    power = np.log(scale) * (np.float32(1) / np.log(np.float32(2)))
+    left = 12 + round(float(power))
+    if abs(float(power) - round(float(power))) < 1e-3 and 0 <= left <= most_shift:
+        return 3 << left, 0
+    multiplier, right = float(scale) * 4096.0 * 3.0, 0
+    while multiplier <= 32767.0 / 2.0 and right <= 30:
+        multiplier, right = multiplier * 2.0, right + 1
+    return int(multiplier), right
+
+
+@cache
+def _logistic_points() -> NDArray:
+    """logistic(i / 24) in Q0.16 for i = 0 .. 255, each corrected by half the error that straight lines
+    between the points make in the middle; the last is the greatest value there is.
+    """
+    exact = 65536.0 / (1.0 + np.exp(np.arange(0.0, 256.5, 0.5) / -24.0))
+    starts, middles, ends = exact[:-1:2], exact[1::2], exact[2::2]
+    points = np.rint(starts - ((starts + ends) / 2 - middles) / 2)
+    points[-1] = 65535.0
+    return points.astype(np.int64)
+
+
+def _steps(multiplier: int, shift: int, stored: NDArray) -> NDArray:
+    half = 1 << (shift - 1) if shift > 0 else 0
+    result: NDArray = (stored * multiplier + half) >> shift
+    return result
+
+
+def _interpolated(size: NDArray, bits: int) -> NDArray:
+    """The table at *size* / 2**bits, times 2**bits; what is beyond the table is given by its users."""
+    points, index = _logistic_points(), np.minimum(size >> bits, 254)
+    low = points[index]
+    result: NDArray = (low << bits) + (size & ((1 << bits) - 1)) * (points[index + 1] - low)
+    return result
+
+
+def _logistic_16(multiplier: int, shift: int, stored: NDArray) -> NDArray:
+    x = _steps(multiplier, shift, stored)
+    size = np.abs(x)
+    value = np.where(size >> 9 >= 255, 0x7FFF << 10, _interpolated(size, 9))
+    value = np.where(x >= 0, value + (1 << 9), (1 << 25) - value + (1 << 9) - 1)
+    return value >> 10
+
+
+def _tanh_16(multiplier: int, shift: int, stored: NDArray) -> NDArray:
+    x = _steps(multiplier, shift, stored)
+    size = np.abs(x)
+    value = np.where(size >> 8 >= 255, 0xFFFF << 8, _interpolated(size, 8))
+    value = np.where(x >= 0, value - (1 << 23) + (1 << 7), -value + (1 << 23) + (1 << 7) - 1)
+    return value >> 8
