@@ -1,0 +1,363 @@
+"""The application: options anywhere, errors as one line, exit codes, and the commands on a small model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import penstock
+from penstock.cli.failures import FileError, UsageError, exit_code, message
+from penstock.cli.main import app, hoist
+from penstock.errors import (
+    GeneralFailure,
+    InputError,
+    NotAvailable,
+    PlacementError,
+    TruncatedModel,
+    UnknownSignature,
+)
+from penstock.export import tflite
+from penstock.ir import DType, ModelBuilder
+from penstock.knobs import KNOBS
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("TERM", "dumb")
+    return lambda *args: CliRunner().invoke(app, [str(a) for a in args])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """y = relu(x + [1, 2]), x: float32[1, 2]."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 2), "x")
+    one = builder.constant(np.array([1, 2], np.float32), "one")
+    (sum_,) = builder.operation("ADD", [x, one], [(DType.FLOAT32, (1, 2))])
+    (y,) = builder.operation("RELU", [sum_], [(DType.FLOAT32, (1, 2))])
+    path = tmp_path / "add.tflite"
+    path.write_bytes(tflite.write(builder.build([y])))
+    return path
+
+
+def one_line(result: Result, code: int) -> str:
+    """The error line of a failed command, which must be all there is."""
+    assert result.exit_code == code, result.output
+    assert result.stderr.startswith("penstock: error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    return result.stderr
+
+
+def parsed(result: Result) -> Any:
+    """The one JSON object of a `--json` command."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_options_of_the_root_may_stand_anywhere() -> None:
+    assert hoist(["run", "m", "--json", "x", "--debug", "--json"]) == [
+        "--json",
+        "--debug",
+        "run",
+        "m",
+        "x",
+    ]
+
+
+def test_what_follows_two_dashes_is_left_alone() -> None:
+    assert hoist(["run", "--", "--json"]) == ["run", "--", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 2),
+        (NotAvailable("x"), 2),
+        (UnknownSignature("x"), 2),
+        (FileError("f", "x"), 3),
+        (TruncatedModel("x"), 3),
+        (InputError("x"), 1),
+        (PlacementError("x"), 1),
+        (GeneralFailure("x"), 1),
+        (ZeroDivisionError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_messages_are_one_line_and_bugs_are_named() -> None:
+    assert (
+        message(PlacementError("no device", {"a": "broken", "b": "gone"}))
+        == "no device; a: broken; b: gone"
+    )
+    assert message(ZeroDivisionError("x\ny")) == "internal error: ZeroDivisionError: x; y"
+    assert message(InputError()) == "InputError"
+
+
+def test_without_arguments_help_is_printed(run: Run) -> None:
+    result = run()
+    assert result.exit_code == 0
+    assert "Exit codes" in result.stdout
+    for command in (
+        "run",
+        "inspect",
+        "plan",
+        "dump",
+        "bench",
+        "devices",
+        "doctor",
+        "knobs",
+        "cache",
+    ):
+        assert command in result.stdout
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout.startswith("penstock ")
+    assert set(parsed(run("--version", "--json"))) == {"version"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bogus"],
+        ["run"],
+        ["run", "m.tflite", "--top", "0"],
+        ["run", "m.tflite", "--task", "guess"],
+        ["run", "m.tflite", "--normalise", "guess"],
+        ["plan", "m.tflite", "--dot", "a", "--svg", "b"],
+        ["dump", "m.tflite"],
+        ["dump", "m.tflite", "--after", "lunch"],
+        ["inspect", "m.tflite", "--nonsense"],
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, arguments: list[str]) -> None:
+    one_line(run(*arguments), 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "m.tflite"],
+        ["replay", "f"],
+        ["cache"],
+        ["cache", "ls", "--all"],
+        ["bench", "m.tflite", "--tune"],
+        ["doctor", "--last-crash"],
+        ["doctor", "--capsule", "f"],
+    ],
+)
+def test_what_is_not_there_yet_says_so(run: Run, arguments: list[str]) -> None:
+    assert "not available yet" in one_line(run(*arguments), 2)
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "plan", "bench"])
+def test_a_missing_model_is_a_bad_file(run: Run, tmp_path: Path, command: str) -> None:
+    assert "missing.tflite: No such file" in one_line(run(command, tmp_path / "missing.tflite"), 3)
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "plan", "bench"])
+def test_a_file_that_is_no_model_is_a_bad_file(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "x.tflite").write_bytes(b"this is not a model")
+    line = one_line(run(command, tmp_path / "x.tflite"), 3)
+    assert "x.tflite" in line
+
+
+def test_a_directory_is_a_bad_file(run: Run, tmp_path: Path) -> None:
+    assert "directory" in one_line(run("inspect", tmp_path), 3)
+
+
+def test_debug_adds_the_traceback_and_keeps_the_line(run: Run, tmp_path: Path) -> None:
+    for arguments in (
+        ["--debug", "inspect", tmp_path / "x"],
+        ["inspect", tmp_path / "x", "--debug"],
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 3
+        assert "Traceback (most recent call last)" in result.stderr
+        assert result.stderr.splitlines()[-1].startswith("penstock: error: ")
+
+
+def test_json_errors_are_one_object_too(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.tflite").write_bytes(b"")
+    result = run("inspect", tmp_path / "x.tflite", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["error"]["type"] == "NotAModel"
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_unexpected_error_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode() -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(penstock, "devices", explode)
+    assert "internal error: RuntimeError: boom" in one_line(run("devices"), 1)
+
+
+def test_knobs_lists_every_knob(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "3")
+    every = {k["name"]: k for k in parsed(run("knobs", "--json"))["knobs"]}
+    assert set(every) == set(KNOBS)
+    assert every["num_threads"]["value"] == 3
+    assert every["num_threads"]["source"] == "environment PENSTOCK_NUM_THREADS"
+    assert "num_threads" in run("knobs").stdout
+
+
+def test_a_knob_of_the_wrong_type_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "many")
+    assert "num_threads" in one_line(run("knobs"), 1)
+
+
+def test_devices_have_a_reason_when_they_are_not_usable(run: Run) -> None:
+    found = {d["name"]: d for d in parsed(run("devices", "--json"))["devices"]}
+    assert {"null", "sample", "reference"} <= set(found)
+    assert all(d["usable"] or d["reason"] for d in found.values())
+    assert "reference" in run("devices").stdout
+
+
+def test_doctor_lists_packages_devices_limits_and_changed_knobs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ALLOW_FALLBACK", "off")
+    data = parsed(run("doctor", "--json"))
+    assert data["packages"]["numpy"] == np.__version__
+    assert data["limits"]["threads"] >= 1
+    assert [(k["name"], k["value"]) for k in data["knobs"]] == [("allow_fallback", False)]
+    text = run("doctor").stdout
+    assert "numpy" in text
+    assert "allow_fallback" in text
+
+
+def test_inspect_describes_the_model(run: Run, model: Path) -> None:
+    data = parsed(run("inspect", model, "--json"))
+    assert [i["shape"] for i in data["inputs"]] == [[1, 2]]
+    assert data["operations"] == {"ADD": 1, "RELU": 1}
+    assert data["nbytes"] == model.stat().st_size
+    text = run("inspect", model).stdout
+    assert "float32[1, 2]" in text
+    assert "RELU" in text
+
+
+def test_plan_shows_where_each_operation_runs_and_why_not_elsewhere(run: Run, model: Path) -> None:
+    plan = parsed(run("plan", model, "--device", "sample", "--json"))["plan"]
+    assert [o["device"] for o in plan["operations"]] == ["sample", "sample"]
+    assert "sample" in run("plan", model, "--device", "sample").stdout
+
+
+def test_a_device_nobody_has_fails_with_the_known_ones(run: Run, model: Path) -> None:
+    line = one_line(run("plan", model, "--device", "quantum"), 1)
+    assert "quantum" in line
+    assert "reference" in line
+
+
+def test_plan_writes_dot_and_svg(run: Run, model: Path, tmp_path: Path) -> None:
+    for option, beginning in (("--dot", "digraph"), ("--svg", "<svg")):
+        result = run("plan", model, "--device", "sample", option, tmp_path / "plan")
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / "plan").read_text("utf-8").startswith(beginning)
+
+
+def test_a_plan_that_cannot_be_written_is_a_bad_file(run: Run, model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "nowhere" / "plan.dot"
+    one_line(run("plan", model, "--device", "sample", "--dot", target), 3)
+
+
+@pytest.mark.parametrize("stage", ["load", "partition", "compile"])
+def test_dump_prints_the_value_of_each_stage(run: Run, model: Path, stage: str) -> None:
+    text = run("dump", model, "--after", stage, "--device", "sample").stdout
+    assert ("ADD" if stage == "load" else "sample") in text
+    data = parsed(run("dump", model, "--after", stage, "--device", "sample", "--json"))
+    assert data["stage"] == stage
+    assert data[stage]
+
+
+def test_run_answers_and_says_how(run: Run, model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[-5, 3]], np.float32))
+    data = parsed(
+        run(
+            "run",
+            model,
+            tmp_path / "x.npy",
+            "--device",
+            "sample",
+            "--json",
+            "--out",
+            tmp_path / "y.npz",
+        )
+    )
+    assert data["task"] == "outputs"
+    assert (data["values"][0]["min"], data["values"][0]["max"]) == (0.0, 5.0)
+    assert data["outputs"] == [
+        {"name": data["outputs"][0]["name"], "dtype": "float32", "shape": [1, 2]}
+    ]
+    assert data["receipt"]["steps"][0]["device"] == "sample"
+    assert data["plan"]["devices"] == ["sample"]
+    assert set(data["seconds"]) == {"load", "compile", "run"}
+    with np.load(tmp_path / "y.npz", allow_pickle=False) as written:
+        assert [written[k].tolist() for k in written.files] == [[[0.0, 5.0]]]
+
+
+def test_run_prints_the_plan_and_the_time(run: Run, model: Path) -> None:
+    text = run("run", model, "random", "--device", "sample").stdout
+    assert "plan: 1 step, 2 operations (sample 2)" in text
+    assert "time: load " in text
+
+
+def test_run_writes_a_chrome_trace(run: Run, model: Path, tmp_path: Path) -> None:
+    result = run("run", model, "random", "--device", "sample", "--trace", tmp_path / "t.json")
+    assert result.exit_code == 0, result.output
+    events = json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
+    assert {"load", "compile", "run", "run step 0"} <= {e["name"] for e in events}
+
+
+def test_a_wrong_shape_and_a_wrong_dtype_are_bad_files(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "shape.npy", np.zeros((1, 3), np.float32))
+    np.save(tmp_path / "dtype.npy", np.zeros((1, 2), np.float64))
+    assert "float32[1, 3]" in one_line(run("run", model, tmp_path / "shape.npy"), 3)
+    assert "float64[1, 2]" in one_line(run("run", model, tmp_path / "dtype.npy"), 3)
+
+
+def test_a_missing_label_file_is_a_bad_file(run: Run, model: Path, tmp_path: Path) -> None:
+    line = one_line(run("run", model, "random", "--labels", tmp_path / "l.txt"), 3)
+    assert "l.txt: No such file" in line
+
+
+def test_out_of_something_that_cannot_be_drawn_is_wrong_usage(run: Run, model: Path) -> None:
+    line = one_line(run("run", model, "random", "--device", "sample", "--out", "x.png"), 2)
+    assert ".npz" in line
+
+
+def test_an_unknown_signature_is_wrong_usage(run: Run, model: Path) -> None:
+    assert "'other'" in one_line(run("run", model, "random", "--signature", "other"), 2)
+
+
+def test_bench_measures_the_given_number_of_runs(run: Run, model: Path) -> None:
+    data = parsed(
+        run("bench", model, "--device", "sample", "--runs", "7", "--warmup", "1", "--json")
+    )
+    assert data["runs"] == 7
+    assert data["min_ns"] <= data["median_ns"] <= data["p90_ns"] <= data["p99_ns"] <= data["max_ns"]
+    assert data["runs_per_second"] > 0
+    assert data["load_ns"] > 0
+    assert data["compile_ns"] > 0
+    text = run("bench", model, "--device", "sample", "--runs", "2").stdout
+    for word in ("median", "p90", "p99", "throughput", "peak memory"):
+        assert word in text
+
+
+def test_bench_stops_when_its_time_is_over(run: Run, model: Path) -> None:
+    data = parsed(run("bench", model, "--device", "sample", "--seconds", "0", "--json"))
+    assert data["runs"] == 1
