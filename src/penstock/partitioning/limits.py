@@ -84,16 +84,23 @@ def _complaint(
     guests.sort(key=lambda p: len(p.operations))
     small = [p for p in guests if len(p.operations) < least]
     if small:
-        movable = [p for p in small if _can_move(table, p)]
         complaint = f"{len(small)} partitions have fewer than min_partition_size={least} operations"
         reason = f"its partition there would be smaller than min_partition_size={least}"
-        return complaint, reason, [p for p in movable if p.device == movable[0].device]
+        return complaint, reason, _of_one_device([p for p in small if _can_move(table, p)])
     if most is not None and len(partitions) > most:
         complaint = f"{len(partitions)} partitions, where max_partitions={most}"
         reason = f"its partition there is one more than max_partitions={most} allows"
         batch = max(1, (len(partitions) - most) // 4)
         return complaint, reason, [p for p in guests if _can_move(table, p)][:batch]
     return "", "", []
+
+
+def _of_one_device(partitions: Sequence[Partition]) -> list[Partition]:
+    """Those of the device that would lose the fewest operations: the others may grow together then."""
+    sizes: dict[int, int] = {}
+    for partition in partitions:
+        sizes[partition.device] = sizes.get(partition.device, 0) + len(partition.operations)
+    return [p for p in partitions if p.device == min(sizes, key=sizes.__getitem__)]
 
 
 def _can_move(table: SupportTable, partition: Partition) -> bool:

@@ -1,0 +1,187 @@
+"""Who may run what: answers of devices, feature levels, accuracy, shapes, the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.errors import InputError
+from penstock.hal import Capabilities, InvalidDevice, Support
+from penstock.ir import DType, Model, Operand
+from penstock.partitioning import Policy
+from penstock.partitioning.support import collect_support
+from tests.support_devices import NumpyDevice
+from tests.unit.partitioning.models import SHAPE, Net, chain
+
+
+def answers(model: Model, device: NumpyDevice, policy: Policy | None = None) -> list[bool]:
+    table = collect_support(model, [device], policy or Policy())
+    return [answer.supported for answer in table.candidates[0].answers]
+
+
+def reasons(model: Model, device: NumpyDevice, policy: Policy | None = None) -> list[str]:
+    table = collect_support(model, [device], policy or Policy())
+    return [table.refusals(index).get(device.name, "") for index in range(len(model.operations))]
+
+
+def test_refusals_carry_the_device_s_reason() -> None:
+    device = NumpyDevice("a", lambda kind, _: "needs a larger table" if kind == "RELU" else True)
+    assert reasons(chain(["ADD", "RELU"]), device) == ["", "needs a larger table"]
+
+
+def test_a_refusal_without_a_reason_says_so() -> None:
+    device = NumpyDevice("a", lambda *_: "")
+    assert reasons(chain(["ADD"]), device) == ["the device gives no reason"]
+
+
+class Broken(NumpyDevice):
+    def __init__(self, answer: Callable[[Model], Any]) -> None:
+        super().__init__("broken")
+        self.answer = answer
+
+    def supported_operations(self, model: Model) -> list[Support]:
+        result: list[Support] = self.answer(model)
+        return result
+
+
+def _raise(_: Model) -> Any:
+    raise ZeroDivisionError("driver bug")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_raise, "cannot be asked: ZeroDivisionError: driver bug"),
+        (
+            lambda _: [Support(supported=True)],
+            "cannot be asked: ValueError: supported_operations gave 1 answers for 2 operations",
+        ),
+        (
+            lambda _: [True, True],
+            "cannot be asked: ValueError: supported_operations gave something other than hal.Support",
+        ),
+        (lambda _: None, "cannot be asked: TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_a_broken_answer_is_a_refusal_of_everything(
+    answer: Callable[[Model], Any], reason: str
+) -> None:
+    assert reasons(chain(["ADD", "RELU"]), Broken(answer)) == [reason, reason]
+
+
+def test_a_device_that_loses_its_capabilities_is_a_refusal() -> None:
+    class Lost(NumpyDevice):
+        @property
+        def capabilities(self) -> Capabilities:
+            raise OSError("device unplugged")
+
+        @capabilities.setter
+        def capabilities(self, value: Capabilities) -> None: ...
+
+    assert reasons(chain(["ADD"]), Lost("lost")) == ["cannot be asked: OSError: device unplugged"]
+
+
+def test_an_invalid_device_gives_its_reason() -> None:
+    table = collect_support(chain(["ADD"]), [InvalidDevice("gone", "host died")], Policy())
+    assert table.refusals(0) == {"gone": "host died"}
+
+
+def test_a_device_sees_only_its_feature_level() -> None:
+    """NNAPI's SliceModel: MAXIMUM and NEG came with level 3, SUB with 2, ADD and RELU with 1."""
+    device = NumpyDevice("old", level=1)
+    model = chain(["ADD", "MAXIMUM", "RELU", "SUB"])
+    assert answers(model, device) == [True, False, True, False]
+    assert reasons(model, device)[1] == "needs feature level 3; the device has 1"
+    seen = device.asked[0]
+    assert [operation.type for operation in seen.operations] == ["ADD", "RELU"]
+    assert [operand.name for operand in seen.inputs] == ["x", "v1"]
+    assert [operand.name for operand in seen.outputs] == ["v0", "v2"]
+
+
+def test_a_device_below_every_operation_is_not_asked() -> None:
+    """NNAPI's SliceModelToEmpty."""
+    device = NumpyDevice("old", level=1)
+    assert answers(chain(["MAXIMUM", "SUB"]), device) == [False, False]
+    assert device.asked == []
+
+
+def test_operations_without_a_level_are_shown_to_every_device() -> None:
+    net = Net()
+    x = net.source("x")
+    parts = [Operand(DType.FLOAT32, SHAPE[1:], name=f"part{k}") for k in range(2)]
+    indexes = net.operation("UNPACK", [x], parts, {"num": 2, "axis": 0})
+    assert answers(net.build(indexes), NumpyDevice("old", level=1)) == [True]
+
+
+@pytest.mark.parametrize(
+    ("offered", "asked", "supported"),
+    [
+        ("exact", "exact", True),
+        ("faithful", "exact", False),
+        ("faithful", "faithful", True),
+        ("relaxed", "faithful", False),
+        ("relaxed", "relaxed", True),
+        ("exact", "relaxed", True),
+    ],
+)
+def test_accuracy_class(offered: Any, asked: Any, supported: bool) -> None:
+    device = NumpyDevice("a", accuracy=offered)
+    assert answers(chain(["ADD"]), device, Policy(accuracy=asked)) == [supported]
+    expected = "" if supported else f"its accuracy there is {offered}; the policy asks for {asked}"
+    assert reasons(chain(["ADD"]), device, Policy(accuracy=asked)) == [expected]
+
+
+def test_unknown_shapes_only_where_the_device_takes_them() -> None:
+    model = chain(["ADD", "RELU"])
+    entry = model.entry
+    operands = tuple(replace(o, shape=(None, 3)) if o.name == "v0" else o for o in entry.operands)
+    model = replace(model, subgraphs=(replace(entry, operands=operands),))
+    reason = "the shape of an output is known at run time only, which the device does not take"
+    assert reasons(model, NumpyDevice("a", dynamic_outputs=False)) == [reason, ""]
+    assert reasons(model, NumpyDevice("a", dynamic_outputs=True)) == ["", ""]
+
+
+def test_forbid_by_type_by_name_and_everywhere() -> None:
+    model, device = chain(["ADD", "RELU", "RELU"]), NumpyDevice("a")
+    assert answers(model, device, Policy(forbid={"RELU": "a"})) == [True, False, False]
+    assert answers(model, device, Policy(forbid={"v1": "a"})) == [True, False, True]
+    assert answers(model, device, Policy(forbid={"*": ["a", "b"]})) == [False, False, False]
+    assert answers(model, device, Policy(forbid={"*": "b"})) == [True, True, True]
+    assert reasons(model, device, Policy(forbid={"v0": "a"}))[0] == "the policy forbids it"
+
+
+def test_require_by_type_by_name_and_everywhere() -> None:
+    model, device = chain(["ADD", "RELU", "RELU"]), NumpyDevice("a")
+    assert answers(model, device, Policy(require={"RELU": "b"})) == [True, False, False]
+    assert answers(model, device, Policy(require={"*": "b", "v1": "a"})) == [False, True, False]
+    policy = Policy(require={"v0": ["b", "c"]})
+    assert reasons(model, device, policy)[0] == "the policy requires b or c"
+
+
+def test_the_device_s_own_refusal_comes_before_the_policy_s() -> None:
+    device = NumpyDevice("a", {"RELU"})
+    assert reasons(chain(["ADD"]), device, Policy(forbid={"*": "a"})) == ["a has no ADD"]
+
+
+@pytest.mark.parametrize(
+    ("label", "policy"),
+    [
+        ("require", Policy(require={"ADDD": "a"})),
+        ("forbid", Policy(forbid={"ADDD": "a"})),
+    ],
+)
+def test_a_key_that_means_nothing_is_an_error(label: str, policy: Policy) -> None:
+    with pytest.raises(InputError, match=f"policy {label}: 'ADDD' is neither"):
+        answers(chain(["ADD"]), NumpyDevice("a"), policy)
+
+
+def test_a_type_that_the_model_does_not_use_is_a_fine_key() -> None:
+    assert answers(chain(["ADD"]), NumpyDevice("a"), Policy(forbid={"SOFTMAX": "a"})) == [True]
+
+
+def test_two_devices_of_one_name_are_an_error() -> None:
+    with pytest.raises(InputError, match="two devices are named 'a'"):
+        collect_support(chain(["ADD"]), [NumpyDevice("a"), NumpyDevice("a")], Policy())
