@@ -5,6 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import activation_bounds, clamp_in_place
+from penstock.drivers.reference.ops.hybrid import (
+    MAGNITUDE,
+    NARROW,
+    HybridFinish,
+    is_per_channel,
+    quantize_rows,
+    weight_scales,
+    weight_values,
+)
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.padding import Axis, Steps, pad, patches
 from penstock.drivers.reference.ops.products import Columns, Finish, multiply_rows, tiles
@@ -27,6 +36,8 @@ def conv_2d(site: Site) -> Kernel:
         return layer_kernel(site, _float_layer(site))
     if source.dtype in QUANTIZED and target.dtype is source.dtype:
         return layer_kernel(site, _quantized_layer(site))
+    if source.dtype is target.dtype is DType.FLOAT32 and filters.dtype in NARROW:
+        return layer_kernel(site, _hybrid_layer(site))
     raise site.unsupported_types()
 
 
@@ -136,6 +147,36 @@ def _quantized_layer(site: Site) -> Prepare:
             out = _output(image, window, filters, dtype)
             padded = pad(signed.signed(image), *window, signed.zero_point)
             convolve(padded, columns.values, extents, window, out, finish)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _hybrid_layer(site: Site) -> Prepare:
+    """Inputs are quantised symmetrically, but asymmetrically where channels differ in scale."""
+    steps = Steps.of(site.attributes)
+    activation = site.attributes.text("fused_activation_function")
+    activation_bounds(activation)
+    operand = site.input(1)
+    scaling = weight_scales(operand, axis=0)
+    asymmetric = is_per_channel(operand)
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+        weights = weight_values(filters, operand).reshape(len(filters), -1)
+        columns = Columns(weights, 2 * MAGNITUDE)
+        extents = _extents(filters)
+
+        def layer(image: NDArray) -> NDArray:
+            window = steps.over(image.shape, extents)
+            out = _output(image, window, filters, DType.FLOAT32)
+            rows = quantize_rows(image.reshape(len(image), -1), asymmetric=asymmetric)
+            for index, values in enumerate(rows.values.reshape(image.shape)):
+                scale, offset = rows.scales[index], rows.offsets[index]
+                finish = HybridFinish(columns.sums, scaling, bias, activation, scale, offset)
+                padded = pad(values[None], *window, int(offset))
+                convolve(padded, columns.values, extents, window, out[index : index + 1], finish)
             return out
 
         return layer

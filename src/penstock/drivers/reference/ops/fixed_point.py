@@ -44,6 +44,16 @@ def round_half_away(real: float) -> float:
     return math.copysign(whole + (abs(real) - whole >= 0.5), real)
 
 
+def round_half_away_from_zero(values: NDArray) -> NDArray:
+    """Floats to the nearest integers, halves away from zero, in the same type.
+
+    The number added is the greatest below one half: adding one half itself would carry 0.49999997 to 1.
+    """
+    half = np.nextafter(values.dtype.type(0.5), values.dtype.type(0))
+    result: NDArray = values + np.copysign(half, values)
+    return np.trunc(result, out=result)
+
+
 def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:
     """a * b / 2**31 to the nearest, halves up, for int32 values in int64 arrays.
 

@@ -16,6 +16,7 @@ from penstock.drivers.reference.ops.fixed_point import (
     multiply_by_quantized_multiplier,
     multiply_wide_by_quantized_multiplier,
     quantize_multipliers,
+    round_half_away_from_zero,
 )
 from penstock.ir import DType, NDArray
 
@@ -164,3 +165,25 @@ class Requantizer:
         scaled += self._zero_point
         np.clip(scaled, *self._limits, out=scaled)
         np.copyto(out, scaled, casting="unsafe")
+
+
+class RealRequantizer:
+    """Scales in float64 and rounds once, halves away from zero, as FULLY_CONNECTED does.
+
+    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel.
+    """
+
+    def __init__(
+        self, multipliers: NDArray, zero_point: int, limits: tuple[int, int], bias: NDArray
+    ) -> None:
+        self._multipliers, self._bias = multipliers, bias.astype(np.float64)
+        self._zero_point, self._limits = zero_point, limits
+
+    def __call__(self, accumulators: NDArray, out: NDArray) -> None:
+        """Fills *out* [rows, channels] from *accumulators* of the same shape, which hold integers."""
+        real = np.add(accumulators, self._bias, dtype=np.float64)
+        np.multiply(real, self._multipliers, out=real)
+        real = round_half_away_from_zero(real)
+        np.add(real, self._zero_point, out=real)
+        np.clip(real, *self._limits, out=real)
+        np.copyto(out, real, casting="unsafe")

@@ -17,13 +17,10 @@ from penstock.drivers.reference.ops.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.ops.products import SignedInput
-from penstock.drivers.reference.ops.requantize import Requantizer
+from penstock.drivers.reference.ops.requantize import RealRequantizer, Requantizer
 from penstock.ir import DType, NDArray, Operand
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
-NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
-"""Types of weights that a hybrid layer may have."""
-
 Layer = Callable[[NDArray], NDArray]
 """One layer with its weights: input to output."""
 
@@ -71,17 +68,17 @@ def centred(values: NDArray, operand: Operand) -> NDArray:
     return wide
 
 
-def channel_scales(operand: Operand, axis: int, channels: int) -> NDArray:
-    """The weights' scales, float64: one, or one a channel along *axis*."""
+def channel_scales(operand: Operand, axis: int) -> NDArray:
+    """The weights' scales, float64: one, or one a channel along *axis*; `Unsupported` for other axes."""
     quantization = operand.quantization
     if quantization is None:
         raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
     scales = np.array(quantization.scales, np.float64)
-    if scales.size > 1:
-        require(
-            quantization.dimension == axis and scales.size == channels,
-            f"{scales.size} scales along dimension {quantization.dimension} of the weights "
-            f"for {channels} channels",
+    channels = None if operand.shape is None else operand.shape[axis]
+    if scales.size > 1 and (quantization.dimension != axis or channels not in {None, scales.size}):
+        raise Unsupported(
+            f"{scales.size} scales along dimension {quantization.dimension} of weights of shape "
+            f"{operand.shape}, where one or one a channel of dimension {axis} is needed"
         )
     return scales
 
@@ -113,13 +110,11 @@ class Scaling:
             *inputs,
             site.output(),
             axis,
-            site.attributes.text("fused_activation_function"),
+            str(site.attributes.get("fused_activation_function", "NONE")),
             inputs[0].dtype is DType.INT16 and offset is DType.INT64,
         )
-        tensor_quantization(scaling.source, "an input")
-        quantization = tensor_quantization(scaling.target, "an output")
-        quantized_range(scaling.activation, scaling.target.dtype, quantization)
-        require(scaling.filters.quantization is not None, "weights without a scale")
+        scaling.multipliers(single=False)
+        quantized_range(scaling.activation, scaling.target.dtype, scaling.target.quantization)
         return scaling
 
     @property
@@ -127,15 +122,15 @@ class Scaling:
         zero_point = tensor_quantization(self.source, "an input").zero_point
         return SignedInput(self.source.dtype, zero_point)
 
-    def multipliers(self, channels: int) -> NDArray:
+    def multipliers(self, *, single: bool) -> NDArray:
         """Input scale * filter scale / output scale, for all channels or a channel.
 
-        Kernels of uint8 take the product in float32, the others in float64.
+        *single* takes the product in float32, as kernels do that know one scale only.
         """
         source = tensor_quantization(self.source, "an input").scale
         target = tensor_quantization(self.target, "an output").scale
-        scales = channel_scales(self.filters, self.axis, channels)
-        if self.source.dtype is DType.UINT8:
+        scales = channel_scales(self.filters, self.axis)
+        if single:
             product = (np.float32(source) * scales.astype(np.float32)).astype(np.float64)
         else:
             product = source * scales
@@ -147,15 +142,34 @@ class Scaling:
         *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero point
         of the input takes its share off the bias.
         """
-        correction = -self.signed_input.zero_point * sums.astype(np.int64)
-        quantization = tensor_quantization(self.target, "an output")
         return Requantizer(
-            self.multipliers(bound.size),
+            self.multipliers(single=self.source.dtype is DType.UINT8),
             bound.size,
             bound,
             self.target.dtype,
-            quantization.zero_point,
-            quantized_range(self.activation, self.target.dtype, quantization),
-            correction if bias is None else correction + bias.reshape(-1).astype(np.int64),
+            self._zero_point,
+            self._limits,
+            self._offsets(sums, bias),
             wide=self.wide,
         )
+
+    def real_requantizer(self, sums: NDArray, bias: NDArray | None) -> RealRequantizer:
+        """As `requantizer`, for kernels that scale in float64."""
+        return RealRequantizer(
+            self.multipliers(single=False),
+            self._zero_point,
+            self._limits,
+            self._offsets(sums, bias),
+        )
+
+    @property
+    def _zero_point(self) -> int:
+        return tensor_quantization(self.target, "an output").zero_point
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return quantized_range(self.activation, self.target.dtype, self.target.quantization)
+
+    def _offsets(self, sums: NDArray, bias: NDArray | None) -> NDArray:
+        correction: NDArray = -self.signed_input.zero_point * sums
+        return correction if bias is None else correction + bias.reshape(-1).astype(np.int64)

@@ -1,0 +1,114 @@
+"""FULLY_CONNECTED: rows of inputs times weights [units, depth]."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.drivers.reference.ops.activation_range import activation_bounds
+from penstock.drivers.reference.ops.convolution import float_finish
+from penstock.drivers.reference.ops.hybrid import (
+    MAGNITUDE,
+    NARROW,
+    HybridFinish,
+    quantize_rows,
+    weight_scales,
+    weight_values,
+)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.products import Columns, multiply_rows
+from penstock.drivers.reference.ops.weights import (
+    QUANTIZED,
+    Layer,
+    Prepare,
+    Scaling,
+    centred,
+    layer_kernel,
+)
+from penstock.ir import DType, NDArray
+
+
+@kernel("FULLY_CONNECTED")
+def fully_connected(site: Site) -> Kernel:
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
+    source, weights, target = site.input(0), site.input(1), site.output()
+    layout = site.attributes.text("weights_format")
+    require(layout == "DEFAULT" and len(site.outputs) == 1, f"weights in the format {layout}")
+    if source.dtype.is_float and weights.dtype is source.dtype is target.dtype:
+        return layer_kernel(site, _float_layer(site))
+    if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
+        return layer_kernel(site, _quantized_layer(site))
+    if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in NARROW:
+        return layer_kernel(site, _hybrid_layer(site))
+    raise site.unsupported_types()
+
+
+def _output(source: NDArray, weights: NDArray, site: Site) -> NDArray:
+    units, depth = weights.shape
+    leading = source.shape[:-1] if site.attributes.flag("keep_num_dims") else (-1,)
+    if leading == (-1,):
+        leading = (source.size // depth,) if depth else (0,)
+    return np.empty((*leading, units), site.output().dtype.numpy)
+
+
+def _float_layer(site: Site) -> Prepare:
+    activation = site.attributes.text("fused_activation_function")
+    activation_bounds(activation)
+
+    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
+        units, depth = weights.shape
+        columns = weights.astype(np.float32, copy=False)
+        finish = float_finish(bias, activation)
+
+        def layer(source: NDArray) -> NDArray:
+            out = _output(source, weights, site)
+            multiply_rows(source.reshape(-1, depth), columns, out.reshape(-1, units), finish)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _quantized_layer(site: Site) -> Prepare:
+    scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
+    operand = site.input(1)
+    signed = scaling.signed_input
+
+    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
+        units, depth = weights.shape
+        columns = Columns(centred(weights, operand), signed.magnitude)
+        finish = scaling.real_requantizer(columns.sums, bias)
+
+        def layer(source: NDArray) -> NDArray:
+            out = _output(source, weights, site)
+            rows = signed.signed(source).reshape(-1, depth)
+            multiply_rows(rows, columns.values, out.reshape(-1, units), finish)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _hybrid_layer(site: Site) -> Prepare:
+    activation = site.attributes.text("fused_activation_function")
+    activation_bounds(activation)
+    asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
+    operand = site.input(1)
+    scaling = weight_scales(operand, axis=0)
+
+    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
+        units, depth = weights.shape
+        columns = Columns(weight_values(weights, operand), 2 * MAGNITUDE)
+
+        def layer(source: NDArray) -> NDArray:
+            out = _output(source, weights, site)
+            rows = quantize_rows(source.reshape(-1, depth), asymmetric=asymmetric)
+            sums = np.matmul(rows.values.astype(columns.values.dtype), columns.values.T)
+            finish = HybridFinish(columns.sums, scaling, bias, activation, rows.scales, rows.offsets)
+            finish(sums, out.reshape(-1, units))
+            return out
+
+        return layer
+
+    return prepare
