@@ -52,6 +52,7 @@ from penstock.hal.request import (
 )
 from penstock.hal.validate import (
     check_deadline,
+    validate_fenced,
     validate_prepare,
     validate_prepare_config,
     validate_request,
@@ -109,6 +110,7 @@ __all__ = [
     "Timing",
     "TokenArgument",
     "check_deadline",
+    "validate_fenced",
     "validate_prepare",
     "validate_prepare_config",
     "validate_request",

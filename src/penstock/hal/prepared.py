@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-from penstock.errors import DriverError, GeneralFailure
+import msgspec
+
+from penstock.errors import DriverError, GeneralFailure, MissedDeadlineTransient
 from penstock.hal.config import ExecutionConfig
 from penstock.hal.fence import EventFence, Fence, remaining_ns
 from penstock.hal.request import ExecutionResult, Request
+from penstock.hal.validate import validate_fenced
+from penstock.ir import Model
+
+CANCEL_POLL_NS: Final = 10_000_000
+"""How often a wait for a fence looks at its cancel token."""
 
 
 class Burst(Protocol):
@@ -78,6 +87,9 @@ class PreparedModel(Protocol):
 class PreparedModelBase:
     """The optional methods of `PreparedModel`; a driver's class inherits it and adds `execute`."""
 
+    model: Model
+    """The model it was prepared from. Optional; the default `execute_fenced` looks at its outputs."""
+
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """Required."""
         raise GeneralFailure(f"{type(self).__name__} has no execute")
@@ -90,15 +102,20 @@ class PreparedModelBase:
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
         """Optional. The default waits in the calling thread, executes, and returns a signalled fence."""
+        if hasattr(self, "model"):
+            validate_fenced(self.model)
         done = EventFence()
         for fence in wait_for:
-            if not fence.wait(remaining_ns(config.deadline_ns)) or fence.error() is not None:
-                done.signal(
-                    GeneralFailure(
-                        "a fence this execution waits for failed or did not signal in time"
-                    )
-                )
+            if not _wait(fence, config):
+                done.signal(MissedDeadlineTransient("a fence did not signal before the deadline"))
                 return done
+            if (failure := fence.error()) is not None:
+                done.signal(GeneralFailure(f"a fence this execution waits for failed: {failure}"))
+                return done
+        if timeout_after_fence_ns is not None:
+            latest = time.monotonic_ns() + timeout_after_fence_ns
+            deadline = latest if config.deadline_ns is None else min(latest, config.deadline_ns)
+            config = msgspec.structs.replace(config, deadline_ns=deadline)
         try:
             self.execute(request, config)
         except DriverError as error:
@@ -124,16 +141,15 @@ class DefaultBurst:
 
     def __init__(self, prepared: PreparedModelBase) -> None:
         self._prepared = prepared
-        self._busy = False
+        self._running = threading.Lock()
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        if self._busy:
+        if not self._running.acquire(blocking=False):
             raise GeneralFailure("this burst is executing already")
-        self._busy = True
         try:
             return self._prepared.execute(request, config)
         finally:
-            self._busy = False
+            self._running.release()
 
     def close(self) -> None:
         """Nothing to release."""
@@ -150,3 +166,16 @@ class DefaultExecution:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _wait(fence: Fence, config: ExecutionConfig) -> bool:
+    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
+    if config.cancel is None:
+        return fence.wait(remaining_ns(config.deadline_ns))
+    while True:
+        config.cancel.check()
+        left = remaining_ns(config.deadline_ns)
+        if fence.wait(CANCEL_POLL_NS if left is None else min(left, CANCEL_POLL_NS)):
+            return True
+        if left == 0:
+            return False

@@ -79,6 +79,17 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
         check_deadline(config.deadline_ns)
 
 
+def validate_fenced(model: Model) -> None:
+    """Checks that *model* may be executed fenced: the shapes of its outputs are known (NNAPI section 5.2)."""
+    entry = model.entry
+    for position, index in enumerate(entry.outputs):
+        operand = entry.operands[index]
+        if not is_static(operand.shape):
+            raise InvalidArgument(
+                f"output {position} ({operand.name}) has an unknown shape; fenced execution needs it known"
+            )
+
+
 def _check(
     operand: Operand, argument: RequestArgument, request: Request, kind: str, position: int
 ) -> None:

@@ -44,14 +44,14 @@ class NullPreparedModel(PreparedModelBase):
     """Checks requests; unknown dimensions of its outputs are reported as 0."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self._result = model, DONE
+        self.model, self._result = model, DONE
         shapes = [model.operands[i].shape for i in model.entry.outputs]
         if not all(map(is_static, shapes)):
             sizes = (tuple(d or 0 for d in s or ()) for s in shapes)
             self._result = ExecutionResult(tuple(map(OutputShape, sizes)))
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self._model, request, config)
+        validate_request(self.model, request, config)
         return self._result
 
 

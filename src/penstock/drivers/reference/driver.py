@@ -59,14 +59,14 @@ class PreparedReference(PreparedModelBase):
     """A program and the model it was made from."""
 
     def __init__(self, model: Model, program: Program) -> None:
-        self._model, self._program = model, program
+        self.model, self._program = model, program
         entry = model.entry
         self._inputs = [entry.operands[i] for i in entry.inputs]
         self._outputs = [entry.operands[i] for i in entry.outputs]
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         began = time.perf_counter_ns()
-        validate_request(self._model, request, config)
+        validate_request(self.model, request, config)
         if not request.pools:
             return self._execute(request, config, [], began)
         with mapped_pools(request) as regions:

@@ -62,7 +62,7 @@ class SampleDevice(DeviceBase):
         validate_prepare(model, config)
         for index, answer in enumerate(self.supported_operations(model)):
             if not answer.supported:
-                raise InvalidArgument(
+                raise GeneralFailure(
                     f"operation {index} ({model.operations[index].type}): {answer.reason}"
                 )
         return SamplePreparedModel(model)
@@ -72,7 +72,7 @@ class SamplePreparedModel(PreparedModelBase):
     """The constants of a model as arrays, and its operations; nothing in it changes after that."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self.model = model
         self._constants = {
             index: model.constant(operand)
             for index, operand in enumerate(model.operands)
@@ -80,12 +80,12 @@ class SamplePreparedModel(PreparedModelBase):
         }
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        validate_request(self._model, request, config)
+        validate_request(self.model, request, config)
         begun = time.perf_counter_ns()
         with ExitStack() as mapped:
             pools = [mapped.enter_context(map_memory(memory)).array for memory in request.pools]
             values = dict(self._constants)
-            for index, argument in zip(self._model.entry.inputs, request.inputs, strict=True):
+            for index, argument in zip(self.model.entry.inputs, request.inputs, strict=True):
                 values[index] = self._input(index, argument, pools)
             self._run(values, config)
             shapes = self._deliver(request, values, pools)
@@ -95,7 +95,7 @@ class SamplePreparedModel(PreparedModelBase):
 
     def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
         """Every operation in the model's order, looking between them whether to stop."""
-        for index, operation in enumerate(self._model.operations):
+        for index, operation in enumerate(self.model.operations):
             if config.cancel is not None:
                 config.cancel.check()
             if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
@@ -108,7 +108,7 @@ class SamplePreparedModel(PreparedModelBase):
             values[operation.outputs[0]] = result
 
     def _input(self, index: int, argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray:
-        operand = self._model.operands[index]
+        operand = self.model.operands[index]
         region = _region(argument, pools)
         if region is None or not isinstance(argument, PoolArgument):
             raise InvalidArgument(f"input {operand.name!r} must lie in a pool of the request")
@@ -120,7 +120,7 @@ class SamplePreparedModel(PreparedModelBase):
         self, request: Request, values: Mapping[int, NDArray], pools: Sequence[NDArray]
     ) -> tuple[OutputShape, ...]:
         """Writes the results, or nothing at all when one of them does not fit."""
-        results = [np.ascontiguousarray(values[i]) for i in self._model.entry.outputs]
+        results = [np.ascontiguousarray(values[i]) for i in self.model.entry.outputs]
         regions = [_region(argument, pools) for argument in request.outputs]
         pairs = list(zip(results, regions, strict=True))
         fits = [region is None or result.nbytes <= region.nbytes for result, region in pairs]
