@@ -1,0 +1,61 @@
+"""IF, WHILE and composites: kernels that run subgraphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, kernel
+from penstock.errors import GeneralFailure, MissedDeadlineTransient
+from penstock.hal import MAXIMUM_LOOP_TIMEOUT_NS
+from penstock.ir import NDArray
+
+
+@kernel("IF")
+def if_else(site: Site) -> Kernel:
+    """One of two subgraphs of the inputs after the condition, whose first element decides."""
+    then = site.subgraphs(site.attributes.integer("then_subgraph_index"))
+    otherwise = site.subgraphs(site.attributes.integer("else_subgraph_index"))
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        branch = then if _truth(inputs[0]) else otherwise
+        return branch(inputs[1:])
+
+    return run
+
+
+@kernel("WHILE")
+def while_loop(site: Site) -> Kernel:
+    """The body's outputs become its next inputs while the condition subgraph says so.
+
+    The time is looked at after each evaluation of the condition: past the loop timeout of the
+    execution (at most 15 s) it is `MissedDeadlineTransient` (NNAPI section 4.5).
+    """
+    condition = site.subgraphs(site.attributes.integer("cond_subgraph_index"))
+    body = site.subgraphs(site.attributes.integer("body_subgraph_index"))
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        config = EXECUTION.get()
+        limit = time.monotonic_ns() + min(config.loop_timeout_ns, MAXIMUM_LOOP_TIMEOUT_NS)
+        values = [v for v in inputs if v is not None]
+        while _truth(condition(values)[0]):
+            if time.monotonic_ns() >= limit:
+                raise MissedDeadlineTransient("a WHILE ran longer than its loop timeout")
+            if config.cancel is not None:
+                config.cancel.check()
+            values = list(body(values))
+        return values
+
+    return run
+
+
+@kernel("STABLEHLO_COMPOSITE")
+def composite(site: Site) -> Kernel:
+    """A composite is computed by its decomposition."""
+    return site.subgraphs(site.attributes.integer("decomposition_subgraph_index"))
+
+
+def _truth(value: NDArray | None) -> bool:
+    if value is None or value.size == 0:
+        raise GeneralFailure("a condition has no element")
+    return bool(value.reshape(-1)[0])
