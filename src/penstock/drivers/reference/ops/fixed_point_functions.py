@@ -20,6 +20,12 @@ _SQRT_HALF = 1518500250
 _FOURTH_ROOT_HALF = 1805811301
 
 
+def power_of_two(scale: float) -> int | None:
+    """The exponent of a scale that is a power of two, to 1e-3 of its logarithm; None for others."""
+    power = float(np.log(np.float32(scale)) * (np.float32(1) / np.log(np.float32(2))))
+    return round(power) if abs(power - round(power)) < 1e-3 else None
+
+
 def shift_left_saturating(x: NDArray, exponent: NDArray | int) -> NDArray:
     """`x * 2**exponent`, clamped to int32; *exponent* >= 0."""
     result: NDArray = np.clip(x << np.asarray(exponent, np.int64), INT32_MIN, INT32_MAX)

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.error_function import complementary_error_function
+from penstock.drivers.reference.ops.fixed_point_functions import power_of_two
 from penstock.drivers.reference.ops.kernel import (
     Kernel,
     Site,
@@ -130,12 +131,11 @@ def _multiplier(site: Site, most_shift: int) -> tuple[int, int]:
 
     Scales that are a power of two, with a shift of 0 to *most_shift*, are multiplied by 3 exactly.
     """
-    scale = np.float32(tensor_quantization(site.input(0), "the input").scale)
-    power = np.log(scale) * (np.float32(1) / np.log(np.float32(2)))
-    left = 12 + round(float(power))
-    if abs(float(power) - round(float(power))) < 1e-3 and 0 <= left <= most_shift:
-        return 3 << left, 0
-    multiplier, right = float(scale) * 4096.0 * 3.0, 0
+    scale = tensor_quantization(site.input(0), "the input").scale
+    power = power_of_two(scale)
+    if power is not None and 0 <= 12 + power <= most_shift:
+        return 3 << (12 + power), 0
+    multiplier, right = scale * 4096.0 * 3.0, 0
     while multiplier <= 32767.0 / 2.0 and right <= 30:
         multiplier, right = multiplier * 2.0, right + 1
     return int(multiplier), right
