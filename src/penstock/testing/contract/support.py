@@ -1,0 +1,157 @@
+"""What a device says about itself, and about models."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final
+
+from penstock.errors import DriverError, GeneralFailure, InvalidArgument
+from penstock.hal import ACCURACY_RANK, HAL_VERSION, Device, DeviceType, PrepareConfig, Support
+from penstock.ir import DType, Model, ModelBuilder
+from penstock.testing.contract.cases import every_case, renamed, supported_cases
+from penstock.testing.contract.promise import Check, NotCovered, require
+
+UNHEARD_OF: Final = "penstock-contract-unheard-of"
+
+
+def check_name_and_version(device: Device) -> None:
+    """Both are strings that are not empty, and stay what they are."""
+    for label in ("name", "version"):
+        value = getattr(device, label)
+        require(isinstance(value, str) and value, f"{label} is {value!r}")
+        require(getattr(device, label) == value, f"{label} changes from call to call")
+
+
+def check_type_and_levels(device: Device) -> None:
+    """A `DeviceType`, a feature level of 1 to 8, and the HAL version of this Penstock."""
+    require(isinstance(device.type, DeviceType), f"type is {device.type!r}")
+    level = device.feature_level
+    require(level in range(1, 9), f"feature level is {level!r}")
+    require(device.hal_version == HAL_VERSION, f"HAL version is {device.hal_version!r}")
+
+
+def check_capabilities(device: Device) -> None:
+    """Costs are positive and named by element types; alignments are powers of two."""
+    claims = device.capabilities
+    names = {d.value for d in DType}
+    for name, cost in claims.performance.items():
+        require(name in names, f"performance of {name!r}, which is no element type")
+        require(cost.execution_time > 0 and cost.power_usage > 0, f"performance of {name}: {cost}")
+    others = (claims.default_performance, claims.if_performance, claims.while_performance)
+    for other in others:
+        require(
+            other is None or (other.execution_time > 0 and other.power_usage > 0),
+            f"a cost is not positive: {other}",
+        )
+    for label, size in (("alignment", claims.alignment), ("padding", claims.padding)):
+        require(size > 0 and size & (size - 1) == 0, f"{label} {size} is not a power of two")
+    require(device.capabilities == claims, "capabilities change from call to call")
+
+
+def check_memory_kinds(device: Device) -> None:
+    """Every driver maps `ashmem` and `mmap_fd`."""
+    missing = {"ashmem", "mmap_fd"} - set(device.capabilities.memory_kinds)
+    require(not missing, f"memory kinds do not have {', '.join(sorted(missing))}")
+
+
+def check_check_gives_a_reason(device: Device) -> None:
+    """`check()` is None, or a sentence."""
+    reason = device.check()
+    require(reason is None or reason.strip(), f"check() gave {reason!r}")
+
+
+def check_support_has_one_answer_per_operation(device: Device) -> None:
+    for case in every_case():
+        answers = device.supported_operations(case.model)
+        require(
+            len(answers) == len(case.model.operations),
+            f"{case.name}: {len(answers)} answers for {len(case.model.operations)} operations",
+        )
+        for answer in answers:
+            require(isinstance(answer, Support), f"{case.name}: the answer {answer!r}")
+
+
+def check_support_gives_reasons(device: Device) -> None:
+    """A no has a reason; a yes has none, and names an accuracy class."""
+    for model in [*(c.model for c in every_case()), unheard_of()]:
+        for answer in device.supported_operations(model):
+            require(answer.supported or answer.reason, "a no without a reason")
+            require(not answer.supported or not answer.reason, f"a yes with {answer.reason!r}")
+            require(answer.accuracy in ACCURACY_RANK, f"accuracy {answer.accuracy!r}")
+
+
+def check_support_is_pure(device: Device) -> None:
+    """Equal models, however named, get equal answers, and stay as they are."""
+    for case in every_case():
+        digest = case.model.digest
+        first = list(device.supported_operations(case.model))
+        require(first == list(device.supported_operations(case.model)), f"{case.name}: two answers")
+        again = device.supported_operations(renamed(case.model, "other_"))
+        same = [(a.supported, a.accuracy) for a in first] == [
+            (a.supported, a.accuracy) for a in again
+        ]
+        require(same, f"{case.name}: an equal model gets another answer")
+        require(replace(case.model).digest == digest, f"{case.name}: the model was changed")
+
+
+def check_support_from_many_threads(device: Device) -> None:
+    """Answers do not depend on who else asks."""
+    models = [case.model for case in every_case()]
+    alone = [list(device.supported_operations(m)) for m in models]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda m: list(device.supported_operations(m)), models * 8))
+    require(together == alone * 8, "answers differ when threads ask at once")
+
+
+def check_supported_models_prepare(device: Device) -> None:
+    """A model whose every operation has a yes is prepared."""
+    for case in supported_cases(device):
+        try:
+            device.prepare_model(case.model, PrepareConfig()).close()
+        except DriverError as error:
+            require(False, f"{case.name}: said yes, then {type(error).__name__}: {error}")
+
+
+def check_refused_models_do_not_prepare(device: Device) -> None:
+    """A model with a no is refused, and the refusal names the operation."""
+    refusing = 0
+    for model in [*(c.model for c in every_case()), unheard_of()]:
+        answers = device.supported_operations(model)
+        wanted = [o for o, a in zip(model.operations, answers, strict=True) if not a.supported]
+        if not wanted:
+            continue
+        refusing += 1
+        try:
+            device.prepare_model(model, PrepareConfig()).close()
+        except (InvalidArgument, GeneralFailure) as error:
+            names = {o.type for o in wanted}
+            named = any(n in str(error) for n in names)
+            require(named, f"the refusal of {', '.join(sorted(names))} does not name it: {error}")
+        else:
+            require(False, f"{wanted[0].type} was refused by its answer, and then prepared")
+    if not refusing:
+        raise NotCovered("it supports everything")
+
+
+def unheard_of() -> Model:
+    """A model of one custom operation that nobody implements."""
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (2,), "x")
+    shape = (DType.FLOAT32, (2,))
+    return b.build(b.operation("CUSTOM", [x], [shape], {"custom_code": UNHEARD_OF}))
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_name_and_version,
+    check_type_and_levels,
+    check_capabilities,
+    check_memory_kinds,
+    check_check_gives_a_reason,
+    check_support_has_one_answer_per_operation,
+    check_support_gives_reasons,
+    check_support_is_pure,
+    check_support_from_many_threads,
+    check_supported_models_prepare,
+    check_refused_models_do_not_prepare,
+)

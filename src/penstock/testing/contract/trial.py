@@ -1,0 +1,239 @@
+"""One execution tried on a device: memory with sentinels around every output, and the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias
+
+import numpy as np
+
+from penstock.hal import (
+    Device,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    PoolArgument,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+    RequestArgument,
+)
+from penstock.ir import DataLocation, NDArray, Operand
+from penstock.ir.types import is_static
+from penstock.memory import MemoryPool
+from penstock.testing.contract.cases import Case
+from penstock.testing.contract.promise import describe_array, require
+
+Kind: TypeAlias = Literal["host", "pool", "mixed"]
+
+GUARD: Final = 64
+"""Sentinel bytes on either side of an output."""
+SENTINEL: Final = 0xA5
+UNWRITTEN: Final = 0x5A
+PLAIN: Final = ExecutionConfig()
+PREPARE: Final = PrepareConfig()
+
+
+def kinds(device: Device) -> tuple[Kind, ...]:
+    """The kinds of argument that *device* takes."""
+    return ("pool", "host", "mixed") if device.capabilities.accepts_host_memory else ("pool",)
+
+
+class Trial:
+    """The memory of one request for *case*: copies of its inputs, outputs filled with `UNWRITTEN`.
+
+    *capacities* are the bytes given to each output (default: what the answer takes), *skew* how far
+    from a multiple of 64 bytes the arguments start. Arguments lie between sentinels; `check_memory`
+    says whether those, and the inputs, are as they were.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        kind: Kind = "pool",
+        *,
+        inputs: Sequence[NDArray] | None = None,
+        capacities: Sequence[int] | None = None,
+        skew: int = 0,
+    ) -> None:
+        entry = case.model.entry
+        self.case, self.kind = case, kind
+        self.inputs = [np.ascontiguousarray(a) for a in inputs or case.inputs]
+        self.operands: list[Operand] = [entry.operands[i] for i in entry.outputs]
+        sizes = list(capacities) if capacities is not None else [a.nbytes for a in case.outputs]
+        self._lengths = [a.nbytes for a in self.inputs] + sizes
+        self._offsets, total = _lay_out(self._lengths, skew)
+        self._pool = MemoryPool.anonymous(total)
+        self._content = self._pool.view(np.uint8, total)
+        self._host = np.empty(total, np.uint8)
+        self.fill()
+        given = [self._input(i) for i in range(len(self.inputs))]
+        wanted = [self._output(len(given) + i, o) for i, o in enumerate(self.operands)]
+        self.request = Request(tuple(given), tuple(wanted), (self._pool.memory,))
+
+    def run(self, prepared: PreparedModel, config: ExecutionConfig = PLAIN) -> list[NDArray]:
+        """Executes once, checks the memory, and returns copies of the outputs."""
+        result = prepared.execute(self.request, config)
+        self.check_memory()
+        return self.outputs(result)
+
+    def outputs(self, result: ExecutionResult) -> list[NDArray]:
+        """Copies of the outputs, in the shapes that *result* reports or the model declares.
+
+        Checks what a result may say (NNAPI section 4.7).
+        """
+        reported = result.output_shapes
+        require(
+            len(reported) in {0, len(self.operands)},
+            f"{self.case.name}: {len(reported)} output shapes for {len(self.operands)} outputs",
+        )
+        found = []
+        for index, operand in enumerate(self.operands):
+            name = f"{self.case.name}, output {index}"
+            shape = operand.shape
+            if reported:
+                require(reported[index].is_sufficient, f"{name}: insufficient, and yet a success")
+                shape = reported[index].dimensions
+            require(is_static(shape), f"{name}: its shape was unknown and is not reported")
+            known = tuple(d or 0 for d in shape or ())
+            require(_refines(known, operand), f"{name}: {known} reported for {operand.shape}")
+            nbytes = int(np.prod(known)) * operand.dtype.numpy.itemsize
+            place = len(self.inputs) + index
+            require(nbytes <= self._lengths[place], f"{name}: reported larger than its memory")
+            data = self._bytes(place)[:nbytes].copy()
+            found.append(data.view(operand.dtype.numpy).reshape(known))
+        return found
+
+    def check_memory(self, spare: int | None = None) -> None:
+        """Inputs are byte-identical and nothing outside an output was written; argument *spare* may be."""
+        for place, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
+            memory = self._memory(place)
+            guards = (memory[offset - GUARD : offset], memory[offset + length :][:GUARD])
+            what = f"{self.case.name} ({self.kind})"
+            for side, guard in zip(("before", "behind"), guards, strict=True):
+                require(
+                    bool((guard == SENTINEL).all()),
+                    f"{what}: bytes {side} argument {place} were written",
+                )
+            if place < len(self.inputs) and place != spare:
+                same = self._bytes(place).tobytes() == self.inputs[place].tobytes()
+                require(same, f"{what}: input {place} was changed")
+
+    def check_unwritten(self, moment: str) -> None:
+        """No output byte was written yet."""
+        for place in range(len(self.inputs), len(self._lengths)):
+            require(
+                bool((self._bytes(place) == UNWRITTEN).all()),
+                f"{self.case.name}: output {place - len(self.inputs)} was written {moment}",
+            )
+
+    def snapshot(self) -> bytes:
+        """All memory of the trial."""
+        return self._content.tobytes() + self._host.tobytes()
+
+    def with_argument(self, index: int, argument: RequestArgument) -> Request:
+        """The request with argument *index* (inputs first) replaced."""
+        arguments = [*self.request.inputs, *self.request.outputs]
+        arguments[index] = argument
+        count = len(self.inputs)
+        return Request(tuple(arguments[:count]), tuple(arguments[count:]), self.request.pools)
+
+    def fill(self) -> None:
+        """Puts inputs, sentinels and `UNWRITTEN` in their places."""
+        for memory in (self._content, self._host):
+            memory[:] = SENTINEL
+            for place, (offset, length) in enumerate(
+                zip(self._offsets, self._lengths, strict=True)
+            ):
+                target = memory[offset : offset + length]
+                if place < len(self.inputs):
+                    target[:] = self.inputs[place].reshape(-1).view(np.uint8)
+                else:
+                    target[:] = UNWRITTEN
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _in_pool(self, place: int) -> bool:
+        return self.kind == "pool" or (self.kind == "mixed" and place % 2 == 0)
+
+    def _memory(self, place: int) -> NDArray:
+        return self._content if self._in_pool(place) else self._host
+
+    def _bytes(self, place: int) -> NDArray:
+        offset = self._offsets[place]
+        return self._memory(place)[offset : offset + self._lengths[place]]
+
+    def _input(self, place: int) -> RequestArgument:
+        array = self.inputs[place]
+        if self._in_pool(place):
+            location = DataLocation(0, self._offsets[place], self._lengths[place])
+            return PoolArgument(location, array.shape)
+        return HostMemory(self._bytes(place).view(array.dtype).reshape(array.shape))
+
+    def _output(self, place: int, operand: Operand) -> RequestArgument:
+        if self._in_pool(place):
+            return PoolArgument(DataLocation(0, self._offsets[place], self._lengths[place]))
+        data = self._bytes(place)
+        shape = operand.shape
+        if shape is None or not is_static(shape):
+            return HostMemory(data)
+        return HostMemory(data.view(operand.dtype.numpy).reshape(tuple(d or 0 for d in shape)))
+
+
+def prepare(device: Device, case: Case, config: PrepareConfig = PREPARE) -> PreparedModel:
+    """*case*'s model, prepared."""
+    return device.prepare_model(case.model, config)
+
+
+def compare(
+    device: Device, case: Case, found: Sequence[NDArray], wanted: Sequence[NDArray], what: str
+) -> None:
+    """*found* must be *wanted*: to the bit, or within a hundredth where the device answers `relaxed`."""
+    answers = device.supported_operations(case.model)
+    relaxed = any(a.accuracy == "relaxed" for a in answers)
+    require(len(found) == len(wanted), f"{case.name}: {len(found)} outputs {what}")
+    for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        near = bool(
+            a.shape == b.shape
+            and a.dtype == b.dtype
+            and (
+                np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=1e-2, atol=1e-2)
+                if relaxed
+                else np.array_equal(a, b)
+            )
+        )
+        require(
+            near,
+            f"{case.name}, output {index} {what}: {describe_array(a)}, not {describe_array(b)}",
+        )
+
+
+def _lay_out(lengths: Sequence[int], skew: int) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for length in lengths:
+        start = -(-(end + GUARD) // GUARD) * GUARD + skew
+        offsets.append(start)
+        end = start + length + GUARD
+    return offsets, end
+
+
+def _refines(shape: tuple[int, ...], operand: Operand) -> bool:
+    declared = operand.shape
+    return declared is None or (
+        len(declared) == len(shape)
+        and all(d is None or d == s for d, s in zip(declared, shape, strict=True))
+    )

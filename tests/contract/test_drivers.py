@@ -1,0 +1,60 @@
+"""Every built-in driver against every contract check: plain, and with each HAL message encoded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from penstock.hal import Device
+from penstock.testing.contract import SUITES, VALUE_CHECKS, Check, NotCovered, computes
+from penstock.testing.devices import find_devices
+
+GAPS: Final[dict[tuple[str, str], str]] = {}
+"""(driver, check) -> why it fails; a gap that no longer fails is an error (strict xfail)."""
+
+DRIVERS: Final = ("null", "sample", "reference")
+COMPUTES_NOTHING: Final = ("null",)
+
+WRAPPERS: Final[dict[str, Callable[[Device], Device]]] = {"plain": lambda device: device}
+
+
+def grid() -> list[ParameterSet]:
+    """One test for every wrapper, driver and check; the checks of values only where some are computed."""
+    made = []
+    for wrapper, driver in itertools.product(WRAPPERS, DRIVERS):
+        for suite, checks in SUITES.items():
+            for check in checks:
+                if driver in COMPUTES_NOTHING and check.__name__ in VALUE_CHECKS:
+                    continue
+                gap = GAPS.get((driver, check.__name__))
+                marks = [pytest.mark.xfail(strict=True, reason=gap)] if gap else []
+                name = f"{wrapper}-{driver}-{suite}-{check.__name__}"
+                made.append(pytest.param(wrapper, driver, check, id=name, marks=marks))
+    return made
+
+
+@pytest.mark.parametrize(("wrapper", "driver", "check"), grid())
+def test_promise(wrapper: str, driver: str, check: Check) -> None:
+    (device,) = find_devices(driver)
+    wrapped = WRAPPERS[wrapper](device)
+    try:
+        check(wrapped)
+    except NotCovered as reason:
+        pytest.skip(str(reason))
+    finally:
+        wrapped.close()
+
+
+def test_gaps_name_drivers_and_checks_that_exist() -> None:
+    names = {c.__name__ for checks in SUITES.values() for c in checks}
+    assert all(driver in DRIVERS and check in names for driver, check in GAPS)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_only_what_computes_nothing_claims_no_performance(driver: str) -> None:
+    (device,) = find_devices(driver)
+    assert computes(device) is (driver not in COMPUTES_NOTHING)
