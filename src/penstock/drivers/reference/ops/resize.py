@@ -1,0 +1,145 @@
+"""RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR over [batch, height, width, channels]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.errors import InvalidArgument
+from penstock.ir import DType, NDArray
+
+FRACTION_BITS: Final = 10
+"""Fixed-point bits of a position when int8 and int16 pictures are interpolated."""
+
+ONE: Final = 1 << FRACTION_BITS
+
+
+class Axis(NamedTuple):
+    """For each position of the output along one dimension: the two input positions it lies between, and
+    how far it is from the lower one.
+    """
+
+    lower: NDArray
+    upper: NDArray
+    weight: NDArray
+
+
+@kernel("RESIZE_BILINEAR")
+def resize_bilinear(site: Site) -> Kernel:
+    """Interpolates between the four nearest pixels. uint8 goes through float32 and rounds half up; int8 and
+    int16 through positions of 10 fraction bits.
+    """
+    dtype = site.input(0).dtype
+    align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
+    require(not (align and half), "corners aligned and pixel centres halved at once")
+    require(
+        dtype in (DType.FLOAT32, DType.UINT8, DType.INT8, DType.INT16), f"pictures of {dtype.value}"
+    )
+    require(site.output().dtype is dtype, "a resize that changes the type")
+    fixed = dtype in (DType.INT8, DType.INT16)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        picture, (height, width) = _arguments(inputs)
+        make = _fixed_axis if fixed else _float_axis
+        rows = make(picture.shape[1], height, align=align, half=half)
+        columns = make(picture.shape[2], width, align=align, half=half)
+        mixed = _mix_fixed(picture, rows, columns) if fixed else _mix_float(picture, rows, columns)
+        if dtype is DType.UINT8:
+            mixed = mixed + np.float32(0.5)
+        return [mixed.astype(picture.dtype)]
+
+    return run
+
+
+@kernel("RESIZE_NEAREST_NEIGHBOR")
+def resize_nearest_neighbor(site: Site) -> Kernel:
+    """Each output pixel is the input pixel it falls on."""
+    align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
+    require(site.output().dtype is site.input(0).dtype, "a resize that changes the type")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        picture, (height, width) = _arguments(inputs)
+        rows = _nearest(picture.shape[1], height, align=align, half=half)
+        columns = _nearest(picture.shape[2], width, align=align, half=half)
+        return [picture[:, rows][:, :, columns]]
+
+    return run
+
+
+def _arguments(inputs: Sequence[NDArray | None]) -> tuple[NDArray, tuple[int, int]]:
+    picture, size = inputs
+    if picture is None or size is None or picture.ndim != 4 or size.size != 2:
+        raise InvalidArgument("a resize needs a picture of four dimensions and two sizes")
+    height, width = (int(n) for n in size.reshape(-1))
+    if height < 1 or width < 1:
+        raise InvalidArgument(f"a picture cannot have {height} rows of {width} pixels")
+    return picture, (height, width)
+
+
+def _scale(size: int, out: int, *, align: bool) -> np.float32:
+    if align and out > 1:
+        return np.float32(size - 1) / np.float32(out - 1)
+    return np.float32(size) / np.float32(out)
+
+
+def _float_axis(size: int, out: int, *, align: bool, half: bool) -> Axis:
+    positions = np.arange(out, dtype=np.float32)
+    scale = _scale(size, out, align=align)
+    if half:
+        at = (positions + np.float32(0.5)) * scale - np.float32(0.5)
+    else:
+        at = positions * scale
+    lower = np.maximum(np.floor(at).astype(np.int64), 0)
+    upper = np.minimum(np.ceil(at).astype(np.int64), size - 1)
+    return Axis(lower, upper, at - lower.astype(np.float32))
+
+
+def _fixed_axis(size: int, out: int, *, align: bool, half: bool) -> Axis:
+    if align and out > 1:
+        scale = (ONE * (size - 1) + (out - 1) // 2) // (out - 1)
+    else:
+        scale = (ONE * size + out // 2) // out
+    at = np.arange(out, dtype=np.int64) * scale
+    if half:
+        at += scale // 2 - ONE // 2
+    lower = np.maximum(at >> FRACTION_BITS, 0)
+    upper = np.minimum((at + ONE - 1) >> FRACTION_BITS, size - 1)
+    return Axis(lower, upper, at - lower * ONE)
+
+
+def _mix_float(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
+    values = picture.astype(np.float32, copy=False)
+    top, bottom = values[:, rows.lower], values[:, rows.upper]
+    down = rows.weight[:, None, None]
+    right = columns.weight[:, None]
+    one = np.float32(1)
+    result: NDArray = top[:, :, columns.lower] * (one - down) * (one - right)
+    result += bottom[:, :, columns.lower] * down * (one - right)
+    result += top[:, :, columns.upper] * (one - down) * right
+    result += bottom[:, :, columns.upper] * down * right
+    return result
+
+
+def _mix_fixed(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
+    values = picture.astype(np.int64)
+    top, bottom = values[:, rows.lower], values[:, rows.upper]
+    down = rows.weight[:, None, None]
+    right = columns.weight[:, None]
+    total = top[:, :, columns.lower] * ((ONE - down) * (ONE - right))
+    total += bottom[:, :, columns.lower] * (down * (ONE - right))
+    total += top[:, :, columns.upper] * ((ONE - down) * right)
+    total += bottom[:, :, columns.upper] * (down * right)
+    # Half away from zero, as C's truncating division after adding half the divisor with the sign.
+    magnitude = (np.abs(total) + (1 << (2 * FRACTION_BITS - 1))) >> (2 * FRACTION_BITS)
+    result: NDArray = np.sign(total) * magnitude
+    return result
+
+
+def _nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
+    offset = np.float32(0.5 if half else 0)
+    at = (np.arange(out, dtype=np.float32) + offset) * _scale(size, out, align=align)
+    index = np.floor(at + np.float32(0.5)) if align else np.floor(at)
+    return np.clip(index.astype(np.int64), 0, size - 1)
