@@ -1,0 +1,93 @@
+"""Runs the benchmarks on one core and prints a table; `--json F` writes the same as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def main() -> int:
+    """0 when every limit holds, 1 when one does not, 2 for a name that is no benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="only these: reference, import, load, overhead")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
+    arguments = parser.parse_args()
+    use_one_core()
+    return run(arguments.names, quick=arguments.quick, target=arguments.json)
+
+
+def use_one_core() -> None:
+    """Before NumPy is imported, which reads the variables once."""
+    for name in THREADS:
+        os.environ[name] = "1"
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def run(names: list[str], *, quick: bool, target: Path | None) -> int:
+    from benchmarks import importing, loading, overhead, reference
+
+    every = {m.NAME: m.rows for m in (reference, importing, loading, overhead)}
+    if unknown := set(names) - set(every):
+        print(
+            f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(every)}",
+            file=sys.stderr,
+        )
+        return 2
+    rows = []
+    for name in names or every:
+        found = every[name](quick=quick)
+        if not found:
+            print(f"{name}: skipped, no test corpus (PENSTOCK_CORPUS)", file=sys.stderr)
+        for row in found:
+            print(line(row), flush=True)
+        rows += found
+    if target is not None:
+        target.write_text(
+            json.dumps({"machine": machine(), "rows": [r.to_dict() for r in rows]}, indent=2) + "\n"
+        )
+    return 1 if any(r.met is False for r in rows) else 0
+
+
+def line(row: Any) -> str:
+    """One row of the table."""
+    limit = (
+        ""
+        if row.limit is None
+        else f"at most {row.limit:g} {row.unit}: {'met' if row.met else 'NOT MET'}"
+    )
+    return f"{row.benchmark:<10} {row.measure:<58.58} {row.value:>9.3f} {row.unit:<3} {limit or row.note}".rstrip()
+
+
+def machine() -> dict[str, str | None]:
+    from importlib.metadata import version
+
+    return {
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "platform": platform.platform(),
+        "processor": processor(),
+    }
+
+
+def processor() -> str | None:
+    """The processor's name where the system tells."""
+    try:
+        for text in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if text.startswith("model name"):
+                return text.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

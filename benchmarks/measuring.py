@@ -1,0 +1,64 @@
+"""What every benchmark needs: alternating measurement, and rows of results."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measure: its median *value* and what it must not exceed (None: nothing is asked of it)."""
+
+    benchmark: str
+    measure: str
+    value: float
+    unit: str
+    limit: float | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the limit holds; None without one."""
+        return None if self.limit is None else self.value <= self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "met": self.met}
+
+
+def interleaved(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Each subject's value in each of *rounds*; within a round they take turns, each round starting with
+    the next one, so that whatever else the machine does hits all alike.
+    """
+    names = list(subjects)
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for position in range(len(names)):
+            name = names[(turn + position) % len(names)]
+            values[name].append(subjects[name]())
+    return values
+
+
+def medians(values: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(v) for name, v in values.items()}
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """How long one call takes."""
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def corpus_model(name: str) -> Path | None:
+    """A network of the test corpus, or None where there is no corpus."""
+    corpus = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
+    path = corpus / "models" / "networks" / f"{name}.tflite"
+    return path if path.is_file() else None

@@ -1,0 +1,42 @@
+"""The program as a user starts it: another process, its two streams and its exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TIMEOUT_SECONDS = 300
+
+
+@pytest.fixture(scope="session")
+def program() -> Program:
+    """Runs `python -m penstock` with these arguments, from the project's root."""
+
+    def start(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *map(str, arguments)],
+            check=False,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=TIMEOUT_SECONDS,
+            cwd=ROOT,
+            env=clean | environment,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def digits() -> Path:
+    return ROOT / "examples" / "digits"
