@@ -30,6 +30,7 @@ a discriminant that the schema does not know).
 """
 
 _U32: Final = struct.Struct("<I")
+_I32: Final = struct.Struct("<i")
 _VTABLE: Final = struct.Struct("<HH")
 
 
@@ -63,6 +64,7 @@ class Reader:
 
     def __init__(self, data: memoryview, schema: Schema) -> None:
         self.data, self.schema, self.size = data, schema, data.nbytes
+        self._vtables: dict[int, tuple[int, ...]] = {}
         self.work_left = WORK_PER_BYTE * self.size + WORK_ALLOWANCE
 
     def root(self) -> Values:
@@ -90,7 +92,10 @@ class Reader:
     def _spend(self, amount: int, at: int) -> None:
         self.work_left -= amount
         if self.work_left < 0:
-            raise _Defect(LimitExceeded, "the file refers to more content than it has room for", at)
+            raise self._exhausted(at)
+
+    def _exhausted(self, at: int) -> _Defect:
+        return _Defect(LimitExceeded, "the file refers to more content than it has room for", at)
 
     def _target(self, at: int) -> int:
         """Follows the offset stored at *at*, which lies inside the file."""
@@ -108,43 +113,59 @@ class Reader:
         data, size = self.data, self.size
         if depth > MAX_DEPTH:
             raise _Defect(LimitExceeded, f"tables are nested more than {MAX_DEPTH} deep", at)
-        vtable = at - int.from_bytes(data[at : at + 4], "little", signed=True)
-        if vtable < 0 or vtable + 4 > size:
-            raise _Defect(OffsetOutOfBounds, f"the vtable would be at byte {vtable} of {size}", at)
-        vtable_size, _ = _VTABLE.unpack_from(data, vtable)
-        if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > size:
-            raise _Defect(
-                TruncatedModel, f"a vtable of {vtable_size} bytes at byte {vtable} of {size}", at
-            )
-        count = (vtable_size - 4) >> 1
-        entries = struct.unpack_from(f"<{count}H", data, vtable + 4)
-        self._spend(TABLE_WORK + 4 * min(count, len(table.fields)), at)
+        vtable = at - _I32.unpack_from(data, at)[0]
+        entries = self._vtables.get(vtable) or self._vtable(vtable, at)
+        count = len(entries)
+        self.work_left -= TABLE_WORK + 4 * count
+        if self.work_left < 0:
+            raise self._exhausted(at)
         values = table.defaults.copy()
         for field in table.fields:
-            if field.slot >= count:
+            slot = field.slot
+            if slot >= count:
                 break
-            if entries[field.slot]:
-                try:
-                    values[field.name] = self._value(at + entries[field.slot], field, values, depth)
-                except _Defect as defect:
-                    defect.path.append(field.name)
-                    raise
+            if not entries[slot]:
+                continue
+            place = at + entries[slot]
+            try:
+                if field.kind is Kind.SCALAR:
+                    packer = field.packer
+                    if place + packer.size > size:
+                        raise _Defect(
+                            TruncatedModel, f"the file of {size} bytes ends inside a number", place
+                        )
+                    values[field.name] = packer.unpack_from(data, place)[0]
+                else:
+                    if place + 4 > size:
+                        raise _Defect(
+                            TruncatedModel, f"the file of {size} bytes ends inside an offset", place
+                        )
+                    values[field.name] = self._referred(self._target(place), field, values, depth)
+            except _Defect as defect:
+                defect.path.append(field.name)
+                raise
         return values
 
-    def _value(self, at: int, field: Field, values: Values, depth: int) -> Any:
-        kind = field.kind
-        if kind is Kind.SCALAR:
-            packer = field.packer
-            if at + packer.size > self.size:
-                raise _Defect(
-                    TruncatedModel, f"the file of {self.size} bytes ends inside a number", at
-                )
-            return packer.unpack_from(self.data, at)[0]
-        if at + 4 > self.size:
+    def _vtable(self, vtable: int, at: int) -> tuple[int, ...]:
+        """The field offsets in a vtable, checked once however many tables share it."""
+        if vtable < 0 or vtable + 4 > self.size:
             raise _Defect(
-                TruncatedModel, f"the file of {self.size} bytes ends inside an offset", at
+                OffsetOutOfBounds, f"the vtable would be at byte {vtable} of {self.size}", at
             )
-        target = self._target(at)
+        length, _ = _VTABLE.unpack_from(self.data, vtable)
+        if length < 4 or length % 2 or vtable + length > self.size:
+            raise _Defect(
+                TruncatedModel, f"a vtable of {length} bytes at byte {vtable} of {self.size}", at
+            )
+        self._spend(length, at)
+        entries: tuple[int, ...] = struct.unpack_from(
+            f"<{(length - 4) >> 1}H", self.data, vtable + 4
+        )
+        self._vtables[vtable] = entries
+        return entries
+
+    def _referred(self, target: int, field: Field, values: Values, depth: int) -> Any:
+        kind = field.kind
         if kind is Kind.NUMBERS:
             return self._numbers(target, field)
         if kind is Kind.STRING:

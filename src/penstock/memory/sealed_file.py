@@ -7,17 +7,19 @@ descriptor and still cannot change a byte; elsewhere it is a private `bytes` obj
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import stat
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 CHUNK: Final = 1 << 22
+HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 
 _lock = threading.Lock()
 _open: set[int] = set()
@@ -73,6 +75,8 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
 
 def read_file(file: BinaryIO) -> SealedFile:
     """Reads *file* from where it stands to its end, in chunks."""
+    if HAS_MEMFD and isinstance(file, io.FileIO):
+        return _sealed(lambda fd: _send(file, fd))
     return _gather(iter(lambda: file.read(CHUNK), b""))
 
 
@@ -85,12 +89,37 @@ def seal_bytes(content: bytes | bytearray | memoryview) -> SealedFile:
 
 
 def _gather(chunks: Iterator[bytes | memoryview]) -> SealedFile:
-    if hasattr(os, "memfd_create"):
-        return _sealed(chunks)
+    if HAS_MEMFD:
+        return _sealed(lambda fd: _write(chunks, fd))
     return SealedFile(memoryview(b"".join(chunks)))
 
 
-def _sealed(chunks: Iterator[bytes | memoryview]) -> SealedFile:
+def _write(chunks: Iterator[bytes | memoryview], fd: int) -> int:
+    """Writes all *chunks* and returns how many bytes they were."""
+    size = 0
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest.nbytes:
+            written = os.write(fd, rest)
+            size, rest = size + written, rest[written:]
+    return size
+
+
+def _send(file: io.FileIO, fd: int) -> int:
+    """Copies the rest of *file* inside the kernel; pipes, which cannot be sent from, through memory."""
+    size = 0
+    try:
+        while sent := os.sendfile(fd, file.fileno(), None, CHUNK):
+            size += sent
+    except OSError as error:
+        if size or error.errno != errno.EINVAL:
+            raise
+        size = _write(iter(lambda: file.read(CHUNK) or b"", b""), fd)
+    return size
+
+
+def _sealed(fill: Callable[[int], int]) -> SealedFile:
+    """The sealed memfd that *fill* writes into; it returns the number of bytes."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "sealed files are Linux's")
     import fcntl
@@ -98,12 +127,7 @@ def _sealed(chunks: Iterator[bytes | memoryview]) -> SealedFile:
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fd = os.memfd_create("penstock-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        size = 0
-        for chunk in chunks:
-            rest = memoryview(chunk)
-            while rest.nbytes:
-                written = os.write(fd, rest)
-                size, rest = size + written, rest[written:]
+        size = fill(fd)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
         mapping = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) if size else b""

@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
     UNION = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
     """One field of a table.
 
@@ -54,11 +54,12 @@ class Field:
     target: str = ""
     default: bool | int | float | None = None
 
-    @property
+    @cached_property
     def packer(self) -> struct.Struct:
+        """Packs one SCALAR."""
         return _PACKERS[self.scalar]
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """Little-endian NumPy dtype of SCALAR and NUMBERS."""
         return _DTYPES[self.scalar]

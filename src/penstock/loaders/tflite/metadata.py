@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import struct
-import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -31,19 +29,6 @@ CONTENT: Final = {
     "BoundingBoxProperties": "bounding_box",
     "AudioProperties": "audio",
 }
-
-_ZIP_ERRORS: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    OSError,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    IndexError,
-    OverflowError,
-)
 
 
 def read_metadata(file: File) -> Metadata:
@@ -69,6 +54,11 @@ def read_archive(data: memoryview) -> dict[str, bytes]:
     tail = bytes(data[-(END_SIZE + MAX_COMMENT) :])
     if END_OF_ARCHIVE not in tail:
         return {}
+    import zipfile
+    import zlib
+
+    # What zipfile and zlib raise on damaged archives, besides their own errors.
+    damaged = (EOFError, OSError, ValueError, IndexError, OverflowError, NotImplementedError)
     limit = knobs.metadata_limit_mib() * MIB
     files: dict[str, bytes] = {}
     try:
@@ -89,7 +79,7 @@ def read_archive(data: memoryview) -> dict[str, bytes]:
                     files[info.filename] = stream.read(info.file_size)
     except ModelError:
         raise
-    except _ZIP_ERRORS as error:
+    except (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, *damaged) as error:
         raise InvalidMetadata(f"the archive of associated files cannot be read: {error}") from None
     return files
 

@@ -101,9 +101,9 @@ def read_quantization(
         if dtype in QUANTIZED:
             raise InvalidQuantization(f"the scale of a {dtype.value} tensor is zero")
         return None
-    points: list[int] = zero_points.tolist()
-    if any(p not in INT32_RANGE for p in points):
+    if zero_points.min() < INT32_RANGE[0] or zero_points.max() > INT32_RANGE[-1]:
         raise InvalidQuantization("a zero point exceeds 32 bits")
+    points: list[int] = zero_points.tolist()
     return Quantization(tuple(values), tuple(points), axis if len(values) > 1 else None)
 
 
