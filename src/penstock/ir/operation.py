@@ -108,5 +108,5 @@ class Operation:
     def key(self) -> str:
         """The row of the operation table: the type, or CUSTOM:<code>."""
         if self.type == "CUSTOM":
-            return f"CUSTOM:{self.attributes.get('custom_code')}"
+            return f"CUSTOM:{self.attributes.text('custom_code')}"
         return self.type

@@ -111,7 +111,8 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype in _ML_DTYPES:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, dtype.value))
+        custom: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.value))
+        return custom
     return np.dtype(dtype.value)
 
 

@@ -88,10 +88,8 @@ def _scale(size: int, out: int, *, align: bool) -> np.float32:
 def _float_axis(size: int, out: int, *, align: bool, half: bool) -> Axis:
     positions = np.arange(out, dtype=np.float32)
     scale = _scale(size, out, align=align)
-    if half:
-        at = (positions + np.float32(0.5)) * scale - np.float32(0.5)
-    else:
-        at = positions * scale
+    offset = np.float32(0.5 if half else 0)
+    at = (positions + offset) * scale - offset
     lower = np.maximum(np.floor(at).astype(np.int64), 0)
     upper = np.minimum(np.ceil(at).astype(np.int64), size - 1)
     return Axis(lower, upper, at - lower.astype(np.float32))
@@ -142,4 +140,5 @@ def _nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
     offset = np.float32(0.5 if half else 0)
     at = (np.arange(out, dtype=np.float32) + offset) * _scale(size, out, align=align)
     index = np.floor(at + np.float32(0.5)) if align else np.floor(at)
-    return np.clip(index.astype(np.int64), 0, size - 1)
+    result: NDArray = np.clip(index.astype(np.int64), 0, size - 1)
+    return result
