@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import pytest
 
+from penstock.errors import PlacementError
 from penstock.hal import Preference
 from penstock.ir import (
     DType,
@@ -19,7 +20,7 @@ from penstock.ir import (
     Shape,
     SubgraphBuilder,
 )
-from penstock.partitioning import ExecutionPlan, place
+from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.runtime import compile_model
 from tests.support_devices import NumpyDevice, evaluate, run_plan
 
@@ -266,6 +267,40 @@ def test_compiled_model_equals_unpartitioned(batch: int) -> None:
                 for one, other in zip(outputs, ordinary, strict=True):
                     assert (one.dtype, one.shape) == (other.dtype, other.shape), context
                     assert one.tobytes() == other.tobytes(), context
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_limits_are_kept_and_stay_invisible(batch: int) -> None:
+    kept = refused = 0
+    for seed in range(batch, GRAPHS // COMPILED_SHARE, BATCHES):
+        case = random_case(seed)
+        size, most = 1 + seed % 4, 1 + seed % 5
+        try:
+            plan = place(
+                case.model, case.devices, Policy(min_partition_size=size, max_partitions=most)
+            )
+        except PlacementError:
+            refused += 1
+            continue
+        kept += 1
+        assert len(plan.steps) <= most
+        sizes = [len(step.operations) for step in plan.steps if step.device != "reference"]
+        assert all(length >= size for length in sizes), plan.show()
+        expected = evaluate(case.model, case.graph.arrays)
+        outputs = run_plan(plan, case.devices, case.graph.arrays)
+        assert [o.tobytes() for o in outputs] == [e.tobytes() for e in expected], plan.show()
+    assert kept >= 2
+    assert refused >= 2
+
+
+def test_a_device_that_takes_nothing_changes_nothing() -> None:
+    for seed in range(0, GRAPHS, 8):
+        case = random_case(seed)
+        idle = NumpyDevice("idle", lambda *_: "out of order")
+        plan = place(case.model, [idle, *case.devices])
+        without = place(case.model, case.devices)
+        assert (plan.steps, plan.temporaries) == (without.steps, without.temporaries)
+        assert all(placement.reasons["idle"] == "out of order" for placement in plan.operations)
 
 
 def test_the_graphs_are_hard_enough() -> None:

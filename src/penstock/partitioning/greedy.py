@@ -4,22 +4,20 @@ then partitions by draining one queue of ready operations after another.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-from penstock.hal import Capabilities, PerformanceInfo, Preference
-from penstock.ir import Model, Operation
-from penstock.ir.validate import subgraph_references
+from penstock.hal import Preference
+from penstock.ir import DType, Model
+from penstock.partitioning.cost import Costs
 from penstock.partitioning.support import SupportTable
 
-Costs: TypeAlias = "tuple[tuple[float, ...], ...]"
-"""Cost of each operation on each candidate, relative to the reference; `inf` where none is declared."""
-
-IF_SHARE: Final = 0.5
-"""Each branch of an IF counts as taken half of the time."""
+HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
+"""Types whose values mean nothing outside the engine that made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +26,6 @@ class Partition:
 
     device: int
     operations: tuple[int, ...]
-
-
-def measure(table: SupportTable, preference: Preference) -> Costs:
-    """The performance value of every operation on every candidate: the power usage that its
-    capabilities declare for "low_power", else the execution time, by the element type of the first input.
-    """
-    columns = [_Pricing(table.model, c.capabilities, preference).entry() for c in table.candidates]
-    return tuple(zip(*columns, strict=True))
 
 
 def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:
@@ -88,13 +78,10 @@ def partitions_of(model: Model, assignment: Sequence[int], candidates: int) -> l
     is not empty opens a partition and drains its queue, what becomes ready meanwhile included: earlier
     candidates get more chances to gather inputs.
     """
-    readers: dict[int, list[int]] = {}
+    followers = _followers(model)
     waiting = [0] * len(model.operations)
-    written = {operand for operation in model.operations for operand in operation.outputs}
-    for index, operation in enumerate(model.operations):
-        for operand in written.intersection(operation.inputs):
-            readers.setdefault(operand, []).append(index)
-            waiting[index] += 1
+    for index in itertools.chain.from_iterable(followers):
+        waiting[index] += 1
     queues: list[deque[int]] = [deque() for _ in range(candidates)]
     for index, count in enumerate(waiting):
         if count == 0:
@@ -106,66 +93,36 @@ def partitions_of(model: Model, assignment: Sequence[int], candidates: int) -> l
         while queues[device]:
             index = queues[device].popleft()
             drained.append(index)
-            for operand in model.operations[index].outputs:
-                for reader in readers.get(operand, ()):
-                    waiting[reader] -= 1
-                    if waiting[reader] == 0:
-                        queues[assignment[reader]].append(reader)
+            for later in followers[index]:
+                waiting[later] -= 1
+                if waiting[later] == 0:
+                    queues[assignment[later]].append(later)
         partitions.append(Partition(device, tuple(drained)))
     return partitions
 
 
-class _Pricing:
-    """Costs of one model on one device; the sum over each referenced subgraph is worked out once."""
-
-    def __init__(self, model: Model, capabilities: Capabilities, preference: Preference) -> None:
-        self._model, self._capabilities = model, capabilities
-        self._power = preference == "low_power"
-        self._sums: dict[int, float] = {}
-
-    def entry(self) -> list[float]:
-        for index in _callees_first(self._model):
-            if index != self._model.main:
-                self._sums[index] = math.fsum(self._operations(index))
-        return self._operations(self._model.main)
-
-    def _operations(self, subgraph: int) -> list[float]:
-        return [
-            self._operation(subgraph, operation)
-            for operation in self._model.subgraphs[subgraph].operations
-        ]
-
-    def _operation(self, subgraph: int, operation: Operation) -> float:
-        inner = math.fsum(self._sums[target] for target in subgraph_references(operation))
-        if operation.type == "IF":
-            return self._value(self._capabilities.if_performance) + IF_SHARE * inner
-        if operation.type == "WHILE":
-            return self._value(self._capabilities.while_performance) + inner
-        ports = operation.inputs or operation.outputs
-        if not ports:
-            return self._value(self._capabilities.default_performance)
-        dtype = self._model.subgraphs[subgraph].operands[ports[0]].dtype
-        return self._value(self._capabilities.performance_of(dtype.value))
-
-    def _value(self, performance: PerformanceInfo | None) -> float:
-        if performance is None:
-            return math.inf
-        value = performance.power_usage if self._power else performance.execution_time
-        return value if value > 0 else math.inf
+def handle_users(model: Model) -> list[int]:
+    """The operations of the entry subgraph that touch a handle. What they do to each other shows in no
+    value, so they keep the model's order and stay together.
+    """
+    opaque = {index for index, operand in enumerate(model.operands) if operand.dtype in HANDLES}
+    return [
+        index
+        for index, operation in enumerate(model.operations)
+        if opaque and not opaque.isdisjoint((*operation.inputs, *operation.outputs))
+    ]
 
 
-def _callees_first(model: Model) -> list[int]:
-    """The subgraphs reachable from the entry, each after everything it refers to."""
-    order: list[int] = []
-    pending = [(model.main, False)]
-    seen = set()
-    while pending:
-        index, finished = pending.pop()
-        if finished:
-            order.append(index)
-        elif index not in seen:
-            seen.add(index)
-            pending.append((index, True))
-            operations = model.subgraphs[index].operations
-            pending += [(target, False) for o in operations for target in subgraph_references(o)]
-    return order
+def _followers(model: Model) -> list[list[int]]:
+    """For each operation those that must wait for it."""
+    writer = {
+        o: index for index, operation in enumerate(model.operations) for o in operation.outputs
+    }
+    followers: list[list[int]] = [[] for _ in model.operations]
+    for index, operation in enumerate(model.operations):
+        for earlier in {writer[operand] for operand in operation.inputs if operand in writer}:
+            followers[earlier].append(index)
+    users = handle_users(model)
+    for earlier, index in itertools.pairwise(users):
+        followers[earlier].append(index)
+    return followers

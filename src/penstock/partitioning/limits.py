@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from penstock.errors import PlacementError
-from penstock.ir import DType
-from penstock.partitioning.greedy import Costs, Partition, best_device, partitions_of
+from penstock.partitioning.cost import Costs
+from penstock.partitioning.greedy import Partition, best_device, handle_users, partitions_of
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import SupportTable
-
-OPAQUE: Final = frozenset({DType.RESOURCE, DType.VARIANT})
-"""Types whose values are handles inside one engine and mean nothing to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> lis
     if homeless:
         message = f"{place_of(table, homeless[0])}: no device may run it"
         if len(homeless) > 1:
-            message += f", nor {len(homeless) - 1} further operations"
+            message += f" (the first of {len(homeless)} such operations)"
         if not table.candidates:
             message += "; no device is given"
         raise PlacementError(message, table.refusals(homeless[0]))
@@ -77,18 +73,18 @@ def _complaint(
     """What is wrong with *partitions* (empty: nothing), the reason to refuse some of them for it, and
     those to refuse: none where none can move.
     """
-    if crossing := _opaque_crossing(table, partitions):
-        return crossing, "its handles cannot pass to another device", []
+    if apart := _handles_apart(table, partitions):
+        return apart, "operations that share handles must run together", []
     least, most = policy.min_partition_size, policy.max_partitions
     guests = [p for p in partitions if not table.candidates[p.device].is_reference]
     guests.sort(key=lambda p: len(p.operations))
     small = [p for p in guests if len(p.operations) < least]
     if small:
-        complaint = f"{len(small)} partitions have fewer than min_partition_size={least} operations"
+        complaint = f"{len(small)} of {len(partitions)} partitions are smaller than min_partition_size={least}"
         reason = f"its partition there would be smaller than min_partition_size={least}"
         return complaint, reason, _of_one_device([p for p in small if _can_move(table, p)])
     if most is not None and len(partitions) > most:
-        complaint = f"{len(partitions)} partitions, where max_partitions={most}"
+        complaint = f"the plan has {len(partitions)} partitions, max_partitions={most}"
         reason = f"its partition there is one more than max_partitions={most} allows"
         batch = max(1, (len(partitions) - most) // 4)
         return complaint, reason, [p for p in guests if _can_move(table, p)][:batch]
@@ -107,21 +103,14 @@ def _can_move(table: SupportTable, partition: Partition) -> bool:
     return all(len(table.takers(index)) > 1 for index in partition.operations)
 
 
-def _opaque_crossing(table: SupportTable, partitions: Sequence[Partition]) -> str:
-    model = table.model
-    home = {index: at for at, p in enumerate(partitions) for index in p.operations}
-    writers = {
-        operand: home[index]
-        for index, operation in enumerate(model.operations)
-        for operand in operation.outputs
-        if model.operands[operand].dtype in OPAQUE
-    }
-    for index, operation in enumerate(model.operations):
-        for operand in operation.inputs:
-            if writers.get(operand, home[index]) != home[index]:
-                kind = model.operands[operand].dtype.value
-                return f"{place_of(table, index)} would take a {kind} from another device"
-    return ""
+def _handles_apart(table: SupportTable, partitions: Sequence[Partition]) -> str:
+    users = frozenset(handle_users(table.model))
+    homes = [users.intersection(partition.operations) for partition in partitions]
+    homes = [home for home in homes if home]
+    if len(homes) < 2:
+        return ""
+    places = " and ".join(place_of(table, min(home)) for home in homes[:2])
+    return f"{places} share handles and would run apart"
 
 
 def _on_one_device(
@@ -135,7 +124,7 @@ def _on_one_device(
         if small or not all(answer.supported for answer in candidate.answers):
             continue
         cost = sum(costs[index][position] for index in everything)
-        if best is None or cost <= best[0]:
+        if best is None or cost < best[0] or (candidate.is_reference and cost == best[0]):
             best = cost, position
     if best is None:
         reasons = {

@@ -10,7 +10,8 @@ from penstock.errors import InputError, PlacementError
 from penstock.hal import PREFERENCES, Device, Preference
 from penstock.ir import Model
 from penstock.memory.arena import ArenaLayout
-from penstock.partitioning.greedy import Costs, Partition, explain, measure
+from penstock.partitioning.cost import Costs, measure
+from penstock.partitioning.greedy import Partition, explain
 from penstock.partitioning.limits import Arrangement, arrange
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy

@@ -128,7 +128,7 @@ def _refusals(plan: ExecutionPlan) -> list[str]:
         grouped: dict[str, list[Placement]] = {}
         for placement in plan.operations:
             if (reason := placement.reasons.get(device)) is not None:
-                grouped.setdefault(reason, []).append(placement)
+                grouped.setdefault(" ".join(reason.split()), []).append(placement)
         if grouped:
             lines.append(f"not on {device}:")
             lines += [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from penstock.errors import InputError
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
@@ -16,6 +18,9 @@ from penstock.partitioning.split import Cutter
 
 REFERENCE_DEVICE: Final = "reference"
 """The device of last resort, by name: NNAPI's CPU path."""
+
+MAX_ALIGNMENT: Final = 1 << 16
+"""Alignment and padding in bytes that a device may prefer; a page of any machine fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ def _check_keys(model: Model, policy: Policy) -> None:
 def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
     count = len(model.operations)
     try:
-        capabilities, level = device.capabilities, device.feature_level
+        capabilities, level = _checked(device.capabilities), device.feature_level
         answers = _ask(model, device, level)
     except Exception as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
         refusal = Support(
@@ -119,6 +124,17 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
     return Candidate(device, device.name, capabilities, judged)
 
 
+def _checked(capabilities: Capabilities) -> Capabilities:
+    """*capabilities* with every type checked; raises `ValueError` for what nobody can work with."""
+    checked = msgspec.convert(msgspec.to_builtins(capabilities), Capabilities)
+    for label, value in (("alignment", checked.alignment), ("padding", checked.padding)):
+        if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
+            raise ValueError(
+                f"capabilities declare {label} {value}, not a power of two up to {MAX_ALIGNMENT}"
+            )
+    return checked
+
+
 def _ask(model: Model, device: Device, level: int) -> list[Support]:
     """The device's own answers; raises whatever it raises, and `ValueError` for what is no answer."""
     above = {
@@ -128,12 +144,12 @@ def _ask(model: Model, device: Device, level: int) -> list[Support]:
     }
     below = [index for index in range(len(model.operations)) if index not in above]
     part = Cutter(model).cut(below).model if above and below else model
-    given = list(device.supported_operations(part)) if below else []
+    given: list[Any] = list(device.supported_operations(part)) if below else []
     if len(given) != len(below):
         raise ValueError(
             f"supported_operations gave {len(given)} answers for {len(below)} operations"
         )
-    if not all(isinstance(answer, Support) for answer in given):
+    if not all(isinstance(answer, Support) and isinstance(answer.reason, str) for answer in given):
         raise ValueError("supported_operations gave something other than hal.Support")
     answers = dict(zip(below, given, strict=True))
     return [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from penstock.errors import PlacementError
@@ -74,10 +72,10 @@ def test_one_device_that_can_is_found_at_last() -> None:
 @pytest.mark.parametrize(
     ("policy", "complaint"),
     [
-        (Policy(max_partitions=2), "3 partitions, where max_partitions=2"),
+        (Policy(max_partitions=2), "the plan has 3 partitions, max_partitions=2"),
         (
             Policy(min_partition_size=2),
-            "3 partitions have fewer than min_partition_size=2 operations",
+            "3 of 3 partitions are smaller than min_partition_size=2",
         ),
     ],
 )
@@ -129,19 +127,42 @@ def handles() -> Model:
     return builder.build([z])
 
 
-def only(*kinds: str) -> Sequence[str]:
-    return kinds
-
-
-def test_handles_stay_on_one_device() -> None:
-    everything = only("ADD", "VAR_HANDLE", "READ_VARIABLE")
-    split = [NumpyDevice("maker", {"VAR_HANDLE"}, other=(0.1, 0.1)), NumpyDevice("all", everything)]
-    plan = place(handles(), split)
+def test_operations_that_share_handles_run_together() -> None:
+    everything = {"ADD", "VAR_HANDLE", "READ_VARIABLE"}
+    maker = NumpyDevice("maker", {"VAR_HANDLE"}, other=(0.1, 0.1))
+    plan = place(handles(), [maker, NumpyDevice("all", everything)])
     assert layout(plan) == [("all", 4)]
-    expected = "its handles cannot pass to another device"
-    assert plan.operations[1].reasons["maker"] == expected
-    rest = NumpyDevice("rest", only("ADD", "READ_VARIABLE"))
-    with pytest.raises(
-        PlacementError, match=r"operation 2 \(READ_VARIABLE 'read'\) would take a resource"
-    ):
-        place(handles(), [split[0], rest])
+    assert plan.operations[1].reasons["maker"] == "operations that share handles must run together"
+    rest = NumpyDevice("rest", {"ADD", "READ_VARIABLE"})
+    with pytest.raises(PlacementError) as caught:
+        place(handles(), [maker, rest])
+    assert caught.value.message == (
+        "subgraph 0, operation 1 (VAR_HANDLE 'handle') and subgraph 0, operation 2 "
+        "(READ_VARIABLE 'read') share handles and would run apart, and no single device may run "
+        "everything"
+    )
+
+
+def test_operations_that_share_handles_may_leave_the_others() -> None:
+    plan = place(
+        handles(),
+        [NumpyDevice("variables", {"VAR_HANDLE", "READ_VARIABLE"}), NumpyDevice("a", {"ADD"})],
+    )
+    assert layout(plan) == [("a", 1), ("variables", 2), ("a", 1)]
+
+
+def test_operations_on_handles_keep_their_order() -> None:
+    """Read, assign, read: no value says that the second read comes after the assignment."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2,), "x")
+    names = {"shared_name": "v"}
+    (first,) = builder.operation("VAR_HANDLE", [], [(DType.RESOURCE, ())], names)
+    (old,) = builder.operation("READ_VARIABLE", [first], [(DType.FLOAT32, (2,))])
+    (more,) = builder.operation("ADD", [old, x], [(DType.FLOAT32, (2,))])
+    builder.operation("ASSIGN_VARIABLE", [first, more], [])
+    (again,) = builder.operation("VAR_HANDLE", [], [(DType.RESOURCE, ())], names)
+    (new,) = builder.operation("READ_VARIABLE", [again], [(DType.FLOAT32, (2,))])
+    (y,) = builder.operation("RELU", [new], [(DType.FLOAT32, (2,))])
+    engine = NumpyDevice("e", {"ADD", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
+    plan = place(builder.build([y]), [engine, NumpyDevice("r", {"RELU"})])
+    assert [s.operations for s in plan.steps] == [(0, 1, 2, 3, 4, 5), (6,)]

@@ -154,7 +154,7 @@ def test_an_operation_without_a_device() -> None:
     with pytest.raises(PlacementError) as caught:
         place(chain(["ADD", "RELU", "ADD", "MUL"]), devices)
     assert caught.value.message == (
-        "subgraph 0, operation 1 (RELU 'v1'): no device may run it, nor 1 further operations"
+        "subgraph 0, operation 1 (RELU 'v1'): no device may run it (the first of 2 such operations)"
     )
     assert caught.value.reasons == {"a": "a has no RELU", "b": "out of order"}
 

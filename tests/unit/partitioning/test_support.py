@@ -84,6 +84,24 @@ def test_a_device_that_loses_its_capabilities_is_a_refusal() -> None:
     assert reasons(chain(["ADD"]), Lost("lost")) == ["cannot be asked: OSError: device unplugged"]
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "reason"),
+    [
+        ({"alignment": 48}, "capabilities declare alignment 48, not a power of two up to 65536"),
+        ({"padding": 0}, "capabilities declare padding 0, not a power of two up to 65536"),
+        ({"alignment": 1 << 40}, "capabilities declare alignment 1099511627776, not a power"),
+        ({"alignment": "64"}, "Expected `int`, got `str`"),
+        ({"if_performance": "slow"}, "Expected `object`, got `str`"),
+    ],
+)
+def test_capabilities_that_nobody_can_work_with_are_a_refusal(
+    capabilities: dict[str, Any], reason: str
+) -> None:
+    (given,) = reasons(chain(["ADD"]), NumpyDevice("a", **capabilities))
+    assert given.startswith("cannot be asked: ")
+    assert reason in given
+
+
 def test_an_invalid_device_gives_its_reason() -> None:
     table = collect_support(chain(["ADD"]), [InvalidDevice("gone", "host died")], Policy())
     assert table.refusals(0) == {"gone": "host died"}
