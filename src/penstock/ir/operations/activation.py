@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import flag, real
 from penstock.ir.operations.rules import at_least, broadcast, like
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
@@ -16,10 +17,19 @@ Y: Final = (Port("y", NUMBER),)
 
 
 def _prelu(context: ShapeContext) -> Sequence[Shape]:
-    return (broadcast(context.shape(0), context.shape(1)),)
+    """The slopes broadcast to the input, never the input to the slopes."""
+    shape, slopes = context.shape(0), context.shape(1)
+    result = broadcast(shape, slopes)
+    if shape is not None and result is not None:
+        grown = len(result) > len(shape)
+        if grown or any(
+            a == 1 and b != 1 for a, b in zip(shape, result, strict=True) if b is not None
+        ):
+            raise ShapeMismatch(f"slopes of shape {slopes} for an input of shape {shape}")
+    return (shape,)
 
 
-def _softmax(context: ShapeContext) -> Sequence[Shape]:
+def _along_last(context: ShapeContext) -> Sequence[Shape]:
     return (at_least(context, 0, 1),)
 
 
@@ -68,7 +78,7 @@ ROWS: Final = (
         "SOFTMAX",
         (Port("x", ACTIVATION),),
         (Port("y", ACTIVATION),),
-        _softmax,
+        _along_last,
         (real("beta"),),
         feature_level=1,
         doc="exp(beta * x) over its sum along the last dimension.",
@@ -77,7 +87,7 @@ ROWS: Final = (
         "LOG_SOFTMAX",
         (Port("x", ACTIVATION),),
         (Port("y", ACTIVATION),),
-        like(0),
+        _along_last,
         feature_level=3,
         doc="The logarithm of softmax along the last dimension.",
     ),

@@ -125,7 +125,7 @@ ROWS: Final = (
     ),
     OperationSpec(
         "ADD_N",
-        (Port("first", NUMBER, "T"), Port("more", NUMBER, "T", variadic=True)),
+        (*PAIR, Port("more", NUMBER, "T", variadic=True)),
         RESULT,
         _same_shapes,
         doc="The sum of all inputs, which have one shape.",
@@ -134,8 +134,8 @@ ROWS: Final = (
         "ATAN2",
         PAIR,
         RESULT,
-        broadcasting,
-        doc="The angle of the point (b, a) in radians, broadcast.",
+        _same_shapes,
+        doc="The angle of the point (b, a) in radians; a and b have one shape.",
     ),
     OperationSpec(
         "BITWISE_XOR",

@@ -46,8 +46,6 @@ def _select(context: ShapeContext) -> Sequence[Shape]:
     condition = context.shape(0)
     if condition is None or values is None or not condition:
         return (values,)
-    if len(condition) == 1 and condition[0] in (None, 1):
-        return (values,)
     if len(condition) == 1 and len(values) > 1:
         if values[0] not in (None, condition[0]):
             raise ShapeMismatch(

@@ -95,7 +95,17 @@ def _transpose_conv(context: ShapeContext) -> Sequence[Shape]:
         return ((dimension(image, 0), None, None, dimension(filters, 0)),)
     if len(target) != 4 or min(target) < 0:
         raise ShapeMismatch(f"{target} is not the shape of an image batch")
+    agree(target[0], dimension(image, 0), "batches of output and input")
     agree(target[3], dimension(filters, 0), "output channels and filters")
+    for axis, stride in ((1, "stride_h"), (2, "stride_w")):
+        positions = window(
+            target[axis],
+            dimension(filters, axis),
+            context.attributes.integer(stride),
+            1,
+            context.attributes.text("padding"),
+        )
+        agree(positions, dimension(image, axis), f"positions of the filter over {target} and input")
     return (target,)
 
 

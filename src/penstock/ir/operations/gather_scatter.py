@@ -82,9 +82,19 @@ def _scatter_nd(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _sparse_to_dense(context: ShapeContext) -> Sequence[Shape]:
-    ranked(context, 0, 0, 1, 2)
-    ranked(context, 2, 0, 1)
+    """Indices are a matrix of vectors, or numbers of a one-dimensional output."""
+    indices, values, rank = (
+        ranked(context, 0, 0, 1, 2),
+        ranked(context, 2, 0, 1),
+        length(context, 1),
+    )
     ranked(context, 3, 0)
+    if indices is not None:
+        agree(
+            indices[1] if len(indices) == 2 else 1, rank, "numbers an index and output dimensions"
+        )
+        if values:
+            agree(indices[0] if indices else 1, values[0], "indices and values")
     return (target_shape(context, 1),)
 
 
@@ -95,7 +105,10 @@ def _one_hot(context: ShapeContext) -> Sequence[Shape]:
         return (None,)
     if depth is not None and depth < 0:
         raise ShapeMismatch(f"a depth of {depth}")
-    axis = normalize_axis(context.attributes.integer("axis"), len(indices) + 1)
+    axis = context.attributes.integer("axis")
+    if not -1 <= axis <= len(indices):
+        raise ShapeMismatch(f"axis {axis} for indices of shape {indices}")
+    axis = normalize_axis(axis, len(indices) + 1)
     return ((*indices[:axis], depth, *indices[axis:]),)
 
 
@@ -129,6 +142,9 @@ def _unsorted_segments(context: ShapeContext) -> Sequence[Shape]:
     if len(ids) > len(shape):
         raise ShapeMismatch(f"segment ids of shape {ids} for data of shape {shape}")
     agree_shapes(shape[: len(ids)], ids, "data and segment ids")
+    values = constant_integers(context, 1)
+    if count is not None and values is not None and max(values, default=-1) >= count:
+        raise ShapeMismatch(f"segment id {max(values)} of {count} segments")
     return ((count, *shape[len(ids) :]),)
 
 
@@ -243,7 +259,7 @@ ROWS: Final = (
     OperationSpec(
         "TOPK_V2",
         (Port("input", NUMBER, "T"), Port("k", SIZES)),
-        (Port("values", NUMBER, "T"), Port("indices", INDEX)),
+        (Port("values", NUMBER, "T"), Port("indices", SIZES)),
         _top_k,
         feature_level=3,
         doc="The k largest elements of the last dimension, largest first, and their indices.",

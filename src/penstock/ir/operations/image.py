@@ -14,16 +14,24 @@ from penstock.ir.types import Shape
 
 
 def _resize(context: ShapeContext) -> Sequence[Shape]:
-    """The second input is [height, width]; half-pixel centres and aligned corners exclude each other."""
+    """The second input is [height, width]."""
     image = ranked(context, 0, 4)
     agree(dimension(ranked(context, 1, 1), 0), 2, "length of the size vector")
-    if context.attributes.flag("half_pixel_centers") and context.attributes.flag("align_corners"):
-        raise InvalidAttribute("half_pixel_centers and align_corners cannot both be set")
     size = constant_integers(context, 1)
-    if size is not None and min(size) < 1:
+    if size is not None and min(size) < 0:
         raise ShapeMismatch(f"an image cannot be resized to {size}")
     height, width = size or (None, None)
     return ((dimension(image, 0), height, width, dimension(image, 3)),)
+
+
+def _bilinear(context: ShapeContext) -> Sequence[Shape]:
+    """Half-pixel centres and aligned corners exclude each other, and there is a pixel to make."""
+    if context.attributes.flag("half_pixel_centers") and context.attributes.flag("align_corners"):
+        raise InvalidAttribute("half_pixel_centers and align_corners cannot both be set")
+    (shape,) = _resize(context)
+    if shape is not None and 0 in shape[1:3]:
+        raise ShapeMismatch("an image cannot be interpolated to no pixels")
+    return (shape,)
 
 
 RESIZE: Final = (flag("align_corners"), flag("half_pixel_centers"))
@@ -33,7 +41,7 @@ ROWS: Final = (
         "RESIZE_BILINEAR",
         (Port("image", ACTIVATION, "T"), Port("size", INT32)),
         (Port("resized", ACTIVATION, "T"),),
-        _resize,
+        _bilinear,
         RESIZE,
         feature_level=1,
         doc="The image scaled to [height, width], each pixel interpolated between its four neighbours.",

@@ -123,12 +123,9 @@ def _dilate(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _blocks(context: ShapeContext, shape: Shape) -> tuple[int, tuple[int, ...] | None]:
-    """Number of blocked dimensions and their block sizes."""
-    count = length(context, 1)
-    if count is None:
-        count = 0 if shape is None else len(shape) - 2
-    if shape is not None and count > len(shape) - 1:
-        raise ShapeMismatch(f"{count} blocked dimensions of an input of shape {shape}")
+    """Number of blocked dimensions, all but the first and the last, and their block sizes."""
+    spatial = None if shape is None else len(shape) - 2
+    count = agree(length(context, 1), spatial, "number of block sizes and spatial dimensions") or 0
     sizes = constant_integers(context, 1)
     if sizes is not None and min(sizes, default=1) < 1:
         raise ShapeMismatch(f"block sizes {sizes} must be positive")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.ir.operations.attributes import FUSED_ACTIVATION, integer, real
-from penstock.ir.operations.rules import ranked
+from penstock.ir.operations.rules import at_least, ranked
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, FLOAT
 from penstock.ir.types import Shape
 
 
 def _l2(context: ShapeContext) -> Sequence[Shape]:
-    return (ranked(context, 0, 0, 1, 2, 3, 4),)
+    return (at_least(context, 0, 1),)
 
 
 def _response(context: ShapeContext) -> Sequence[Shape]:

@@ -13,7 +13,6 @@ from penstock.ir.operations.rules import (
     at_least,
     constant_integer,
     constant_integers,
-    like,
     normalize_axis,
 )
 from penstock.ir.operations.spec import FoldRule, OperationSpec, Port, ShapeContext
@@ -67,6 +66,13 @@ def _search(context: ShapeContext) -> Sequence[Shape]:
     return ((*shape[:axis], *shape[axis + 1 :]),)
 
 
+def _cumulative(context: ShapeContext) -> Sequence[Shape]:
+    shape, axis = context.shape(0), constant_integer(context, 1)
+    if shape is not None and axis is not None:
+        normalize_axis(axis, len(shape))
+    return (shape,)
+
+
 def _reduction(
     name: str,
     doc: str,
@@ -115,7 +121,7 @@ ROWS: Final = (
         "CUMSUM",
         (Port("input", ANY_NUMBER, "T"), Port("axis", INT32)),
         (Port("output", ANY_NUMBER, "T"),),
-        like(0),
+        _cumulative,
         (flag("exclusive"), flag("reverse")),
         doc="The running sum along an axis, optionally from the end, or without the element itself.",
     ),

@@ -186,11 +186,15 @@ def window(
 ) -> Dimension:
     """Number of positions of a window of *extent* elements over *size* (NNAPI section 8.1).
 
-    SAME: ceil(size / stride); VALID: as often as the dilated window fits.
+    SAME: ceil(size / stride); VALID: as often as the dilated window fits, which may be never; a
+    window that reaches a stride further than that is refused, as TFLite does.
     """
     if size is None or (padding == "VALID" and extent is None):
         return None
     if padding == "SAME" or extent is None:
         return -(-size // stride)
     effective = (extent - 1) * dilation + 1
-    return max(size - effective + stride, 0) // stride
+    room = size - effective + stride
+    if room <= -stride:
+        raise ShapeMismatch(f"a window of {effective} does not fit into {size}")
+    return max(room, 0) // stride

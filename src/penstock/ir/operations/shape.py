@@ -12,6 +12,7 @@ from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import integers, tensor_type
 from penstock.ir.operations.folding import fits, folding, relabelling
 from penstock.ir.operations.rules import (
+    Dimension,
     bounded,
     broadcast,
     constant_integer,
@@ -24,7 +25,7 @@ from penstock.ir.operations.rules import (
 )
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import INDEX, NUMBER, SIZES, VALUE
-from penstock.ir.types import NDArray, Shape
+from penstock.ir.types import DType, NDArray, Shape
 
 
 def target_shape(context: ShapeContext, index: int) -> Shape:
@@ -38,23 +39,25 @@ def target_shape(context: ShapeContext, index: int) -> Shape:
     return None if rank is None or rank > 64 else (None,) * rank
 
 
-def _reshape_target(context: ShapeContext) -> tuple[int, ...] | Shape:
-    """A shape vector counts before the attribute (TFLite's order); [0] in the attribute is a scalar."""
-    if context.has(1):
+def _reshape_target(context: ShapeContext) -> Shape:
+    """A shape vector counts before the attribute, in which [0] is a scalar. TFLite knows int32
+    vectors only: one of another type yields to the attribute.
+    """
+    attribute = context.attributes.integers("new_shape")
+    if context.has(1) and (context.dtype(1) is DType.INT32 or not attribute):
         shape = context.shape(1)
         if shape is None or len(shape) == 1:
             target = constant_integers(context, 1)
-            if target is not None:
-                return target
-            return (
-                None if shape is None or shape[0] is None or shape[0] > 64 else (None,) * shape[0]
-            )
-    attribute = context.attributes.integers("new_shape")
+            rank = None if shape is None else shape[0]
+            return target if target is not None or rank is None or rank > 64 else (None,) * rank
     return () if attribute == (0,) else attribute
 
 
 def _reshape(context: ShapeContext) -> Sequence[Shape]:
-    """One target dimension of -1 takes what the others leave; element counts are equal."""
+    """One target dimension of -1 takes what the others leave; element counts are equal.
+
+    Of an empty input the -1 takes what is left of the product of the dimensions that are not zero.
+    """
     target = _reshape_target(context)
     if target is None or None in target:
         return (target,)
@@ -64,24 +67,15 @@ def _reshape(context: ShapeContext) -> Sequence[Shape]:
     shape = context.shape(0)
     elements = None if shape is None else product(shape)
     rest = math.prod(known)
-    if len(known) == len(target):
-        if elements is not None and elements != rest:
-            raise ShapeMismatch(
-                f"an input of shape {shape} has {elements} elements, {target} has {rest}"
-            )
-        return (target,)
-    if elements is None:
-        stretched = None
-    elif rest == 0:
-        if elements:
-            raise ShapeMismatch(f"an input of shape {shape} does not fit {target}")
-        stretched = 0
-    elif elements % rest:
-        raise ShapeMismatch(
-            f"an input of shape {shape} has {elements} elements, which {target} does not divide"
-        )
+    if elements is not None and (elements % rest if rest and -1 in target else elements != rest):
+        raise ShapeMismatch(f"an input of shape {shape} does not have the elements of {target}")
+    if -1 not in target or shape is None or elements is None:
+        return (tuple(None if d == -1 else d for d in target),)
+    if rest:
+        stretched: Dimension = elements // rest
     else:
-        stretched = elements // rest
+        whole = product([d for d in shape if d != 0])
+        stretched = None if whole is None else whole // math.prod(d for d in known if d)
     return (tuple(stretched if d == -1 else d for d in target),)
 
 
