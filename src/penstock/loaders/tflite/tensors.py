@@ -121,7 +121,10 @@ def _signature(tensor: Values, shape: tuple[int, ...]) -> Shape:
     if signature is None or len(signature) != len(shape):
         element_count(shape)
         return shape
-    merged = tuple(None if s < 0 else d for s, d in zip(signature.tolist(), shape, strict=True))
+    known = signature.tolist()
+    if any(s >= 0 and s != d for s, d in zip(known, shape, strict=True)):
+        raise InvalidOperand(f"shape_signature {tuple(known)} contradicts shape {shape}")
+    merged = tuple(None if s < 0 else d for s, d in zip(known, shape, strict=True))
     element_count(d for d in merged if d is not None)
     return merged
 
