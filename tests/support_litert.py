@@ -29,6 +29,9 @@ from penstock.ir.operation import AttributeValue
 litert = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
 
+VERSIONS: Final = {"BROADCAST_TO": 2}
+"""Operator versions where the first one is gone."""
+
 TYPES: Final = {number: DType[name] for name, number in TFLITE.numbers("TensorType").items()}
 TYPE_NUMBERS: Final = {dtype: number for number, dtype in TYPES.items()}
 
@@ -224,7 +227,7 @@ def single_operation(
     name, _, custom = kind.partition(":")
     code, operator = schema.OperatorCodeT(), schema.OperatorT()
     code.builtinCode = TFLITE.number("BuiltinOperator", name)
-    code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), 1
+    code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), VERSIONS.get(name, 1)
     if custom:
         code.customCode, operator.customOptions = custom, np.frombuffer(options, np.uint8)
     operator.inputs, operator.outputs = taken, graph.outputs
@@ -283,7 +286,7 @@ def _attributes(code: Any, operator: Any) -> tuple[str, Attributes]:
             else operator.builtinOptions
         )
         for field in TFLITE.table(table).fields:
-            value = field.default if made is None else getattr(made, _camel(field.name))
+            value: Any = field.default if made is None else getattr(made, _camel(field.name))
             if field.kind is Kind.SCALAR and field.enum:
                 value = TFLITE.name(field.enum, int(value))
             elif field.kind is Kind.NUMBERS:

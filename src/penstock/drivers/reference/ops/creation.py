@@ -1,0 +1,122 @@
+"""Arrays made from scalars and shapes, and elements converted to other types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.ops.activation_range import integer_range
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.shape import dimensions
+from penstock.errors import ShapeMismatch
+from penstock.ir import DType, NDArray
+
+OPAQUE: Final = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
+MOST_ELEMENTS: Final = 2**31 - 1
+
+
+@kernel("CAST")
+def cast(site: Site) -> Kernel:
+    """Values converted to the output's type: fractions cut off, the imaginary part left out.
+
+    Floats beyond an integer type become its least or greatest value; not-a-number, the greatest.
+    """
+    given, made = site.input(0).dtype, site.output().dtype
+    if {given, made} & OPAQUE:
+        raise site.unsupported_types()
+    real = given.value.startswith("complex") and not made.value.startswith("complex")
+    saturates = (given.is_float or real) and made.is_integer
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.asarray(inputs[0])
+        x = x.real if real else x
+        with np.errstate(all="ignore"):
+            if saturates:
+                return (_saturated(x.astype(np.float64, copy=False), made),)
+            return (x.astype(made.numpy),)
+
+    return run
+
+
+def _saturated(x: NDArray, made: DType) -> NDArray:
+    low, high = integer_range(made)
+    below = x < float(high + 1)
+    inside = np.where(below, np.maximum(x, low), 0)
+    return np.where(below, inside.astype(made.numpy), np.array(high, made.numpy))
+
+
+@kernel("BITCAST")
+def bitcast(site: Site) -> Kernel:
+    """The same bytes read as the output's type; a change of width adds or takes a last dimension."""
+    given, made = site.input(0).dtype, site.output().dtype
+    if {given, made} & OPAQUE or (given.bits or 0) < 8 or (made.bits or 0) < 8:
+        raise site.unsupported_types()
+    target, narrower = made.numpy, (made.bits or 0) < (given.bits or 0)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.array(inputs[0], order="C")
+        if narrower:
+            return (x[..., np.newaxis].view(target),)
+        if target.itemsize == x.itemsize:
+            return (x.view(target),)
+        wide = x.view(target)
+        if wide.shape[-1] != 1:
+            raise ShapeMismatch(f"elements of shape {x.shape} do not make elements of {made.value}")
+        return (wide[..., 0],)
+
+    return run
+
+
+@kernel("FILL")
+def fill(site: Site) -> Kernel:
+    """An array of a given shape, every element one scalar."""
+    dtype = site.output().dtype.numpy
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        target = dimensions(inputs[0])
+        if min(target, default=0) < 0 or math.prod(target) > MOST_ELEMENTS:
+            raise ShapeMismatch(f"FILL to the shape {target}")
+        return (np.full(target, np.asarray(inputs[1]).reshape(()), dtype),)
+
+    return run
+
+
+@kernel("ZEROS_LIKE")
+def zeros_like(site: Site) -> Kernel:
+    """Zeros in the shape of the input."""
+    if site.output().dtype in OPAQUE:
+        raise site.unsupported_types()
+    return lambda inputs: (np.zeros_like(np.asarray(inputs[0])),)
+
+
+@kernel("RANGE")
+def arange(site: Site) -> Kernel:
+    """start, start + delta, ... up to the limit, which is left out; floats add delta again and again."""
+    dtype = site.output().dtype
+    if dtype not in {DType.FLOAT32, DType.INT32, DType.INT64}:
+        raise site.unsupported_types()
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        start, limit, delta = (np.asarray(x).reshape(()) for x in inputs)
+        count = _count(start, limit, delta)
+        terms = np.full(count + 1, delta, dtype.numpy)
+        terms[0] = start
+        return (np.add.accumulate(terms, dtype=dtype.numpy)[:count],)
+
+    return run
+
+
+def _count(start: NDArray, limit: NDArray, delta: NDArray) -> int:
+    step = delta.item()
+    if step == 0 or (limit > start) if step <= 0 else (limit < start):
+        raise ShapeMismatch(f"RANGE from {start} to {limit} in steps of {delta}")
+    if start.dtype.kind == "f":
+        count = math.ceil(abs((limit - start) / delta))
+    else:
+        count = -(-abs(limit.item() - start.item()) // abs(step))
+    if count > MOST_ELEMENTS:
+        raise ShapeMismatch(f"RANGE of {count} elements")
+    return count
