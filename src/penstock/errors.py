@@ -16,6 +16,7 @@ PenstockError
 │   ├── MissedDeadline (TimeoutError): MissedDeadlineTransient, MissedDeadlinePersistent
 │   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
 ├── CacheError: SealBroken
+├── WireError                          bytes between processes are no message
 ├── ClosedError, StateError, Cancelled
 ├── NotAvailable                       a documented feature that this version does not have
 └── DelegateError
@@ -270,6 +271,10 @@ class CacheError(PenstockError):
 
 class SealBroken(CacheError):
     """Cached bytes are not the bytes that were sealed."""
+
+
+class WireError(PenstockError):
+    """Bytes are not a message of the wire protocol, or a value cannot be made one."""
 
 
 class ClosedError(PenstockError):
