@@ -12,6 +12,7 @@ from _pytest.mark import ParameterSet
 from penstock.hal import Device
 from penstock.testing.contract import SUITES, VALUE_CHECKS, Check, NotCovered, computes
 from penstock.testing.devices import find_devices
+from penstock.testing.loopback import LoopbackDevice
 
 GAPS: Final[dict[tuple[str, str], str]] = {}
 """(driver, check) -> why it fails; a gap that no longer fails is an error (strict xfail)."""
@@ -19,7 +20,10 @@ GAPS: Final[dict[tuple[str, str], str]] = {}
 DRIVERS: Final = ("null", "sample", "reference")
 COMPUTES_NOTHING: Final = ("null",)
 
-WRAPPERS: Final[dict[str, Callable[[Device], Device]]] = {"plain": lambda device: device}
+WRAPPERS: Final[dict[str, Callable[[Device], Device]]] = {
+    "plain": lambda device: device,
+    "loopback": LoopbackDevice,
+}
 
 
 def grid() -> list[ParameterSet]:

@@ -1,0 +1,240 @@
+"""The runtime's side of the wire: a `Device` whose every call is a message over a channel."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from penstock.errors import ClosedError, GeneralFailure, InvalidArgument, PenstockError, WireError
+from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    Burst,
+    Capabilities,
+    DeviceType,
+    ExecutionConfig,
+    ExecutionResult,
+    Fence,
+    Memory,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+    ReusableExecution,
+    Support,
+)
+from penstock.ipc import wire
+from penstock.ipc.codec import Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ir import Model
+
+R = TypeVar("R", bound=wire.Reply)
+
+
+class Channel(Protocol):
+    """Carries one call to the device's side and brings the reply back; safe from any thread."""
+
+    def call(self, frame: Frame) -> Frame:
+        """The reply; raises `DeadObject` when the other side is gone."""
+        ...
+
+
+class RemoteDevice:
+    """A `Device` behind *channel*.
+
+    A value that cannot be sent, or that the other side cannot decode, is `InvalidArgument`; a reply that is no
+    message is `GeneralFailure`.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._closed = False
+        self._description = _ask(channel, Packer(), wire.Describe(), wire.Description)[0]
+
+    @property
+    def name(self) -> str:
+        return self._description.name
+
+    @property
+    def version(self) -> str:
+        return self._description.version
+
+    @property
+    def type(self) -> DeviceType:
+        return self._description.device_type
+
+    @property
+    def feature_level(self) -> int:
+        return self._description.feature_level
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._description.capabilities
+
+    @property
+    def hal_version(self) -> int:
+        return self._description.hal_version
+
+    def check(self) -> str | None:
+        return _ask(self._channel, Packer(), wire.Check(), wire.Reason)[0].reason
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        pack = Packer()
+        call = wire.SupportedOperations(_model(pack, model))
+        return list(_ask(self._channel, pack, call, wire.Supports)[0].answers)
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        reply = _ask(self._channel, Packer(), wire.CacheFilesNeeded(), wire.CacheFiles)[0]
+        return reply.model, reply.data
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        pack = Packer()
+        call = wire.Prepare(_model(pack, model), pack.prepare_config(config))
+        return RemotePreparedModel(self._channel, _ask(self._channel, pack, call, wire.Made)[0])
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        pack = Packer()
+        call = wire.PrepareFromCache(pack.prepare_config(config))
+        return RemotePreparedModel(self._channel, _ask(self._channel, pack, call, wire.Made)[0])
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        forms = tuple(self._role(role) for role in roles)
+        reply = _ask(self._channel, Packer(), wire.Allocate(desc, forms), wire.Allocated)[0]
+        return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            _ask(self._channel, Packer(), wire.Close(wire.DEVICE), wire.Done)
+
+    def _role(self, role: BufferRole) -> wire.RoleForm:
+        prepared = role.prepared
+        if not isinstance(prepared, RemotePreparedModel) or prepared.channel is not self._channel:
+            raise InvalidArgument("a role names a prepared model of another device")
+        return wire.RoleForm(prepared.number, role.kind, role.index, role.frequency)
+
+
+class RemoteObject:
+    """An object on the device's side. It is closed there when it is closed, or forgotten, here."""
+
+    def __init__(self, channel: Channel, made: wire.Made) -> None:
+        self.channel, self._number = channel, made.target
+        self._close = weakref.finalize(self, _close, channel, made.target)
+        self._close.atexit = False
+
+    @property
+    def number(self) -> wire.ObjectId:
+        """Its number on the wire; raises `ClosedError` after `close`."""
+        if not self._close.alive:
+            raise ClosedError(f"{type(self).__name__} used after close()")
+        return self._number
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        self._close()
+
+
+class RemotePreparedModel(RemoteObject):
+    """A `PreparedModel`."""
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return _execute(self, request, config)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        pack = Packer()
+        call = wire.ExecuteFenced(
+            self.number,
+            pack.request(request),
+            tuple(map(pack.handle, wait_for)),
+            pack.execution_config(config),
+            timeout_after_fence_ns,
+        )
+        reply, take = _ask(self.channel, pack, call, wire.Fenced)
+        fence: Fence = take.fence(reply.fence)
+        return fence
+
+    def configure_burst(self) -> Burst:
+        call = wire.ConfigureBurst(self.number)
+        return RemoteBurst(self.channel, _ask(self.channel, Packer(), call, wire.Made)[0])
+
+    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+        pack = Packer()
+        call = wire.CreateReusableExecution(self.number, pack.request(request))
+        return RemoteExecution(self.channel, _ask(self.channel, pack, call, wire.Made)[0])
+
+
+class RemoteBurst(RemoteObject):
+    """A `Burst`."""
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return _execute(self, request, config)
+
+
+class RemoteExecution(RemoteObject):
+    """A `ReusableExecution`."""
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        pack = Packer()
+        call = wire.Execute(self.number, None, pack.execution_config(config))
+        return _ask(self.channel, pack, call, wire.Executed)[0].result
+
+
+class RemoteBuffer(RemoteObject):
+    """A `Buffer`."""
+
+    def copy_to(self, destination: Memory) -> None:
+        pack = Packer()
+        call = wire.CopyTo(self.number, pack.memory(destination))
+        _ask(self.channel, pack, call, wire.Done)
+
+    def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
+        pack = Packer()
+        call = wire.CopyFrom(self.number, pack.memory(source), dimensions)
+        _ask(self.channel, pack, call, wire.Done)
+
+
+def _execute(
+    target: RemotePreparedModel | RemoteBurst, request: Request, config: ExecutionConfig
+) -> ExecutionResult:
+    pack = Packer()
+    call = wire.Execute(target.number, pack.request(request), pack.execution_config(config))
+    return _ask(target.channel, pack, call, wire.Executed)[0].result
+
+
+def _ask(channel: Channel, pack: Packer, call: wire.Call, kind: type[R]) -> tuple[R, Unpacker]:
+    """The reply to *call*, which must be a *kind*; raises the error that came instead of one."""
+    try:
+        frame = pack.frame(call)
+    except WireError as error:
+        raise InvalidArgument(str(error)) from error
+    answer = channel.call(frame)
+    try:
+        reply: Any = decode_reply(answer.data)
+        failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
+    except WireError as error:
+        raise GeneralFailure(f"the device's reply makes no sense: {error}") from error
+    if failure is not None:
+        raise failure
+    if not isinstance(reply, kind):
+        raise GeneralFailure(f"the device answers {type(call).__name__} by {type(reply).__name__}")
+    return reply, Unpacker(answer.handles)
+
+
+def _model(pack: Packer, model: Model) -> wire.ModelForm:
+    if not isinstance(model, Model):
+        raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")
+    return pack.model(model)
+
+
+def _close(channel: Channel, number: wire.ObjectId) -> None:
+    try:
+        _ask(channel, Packer(), wire.Close(number), wire.Done)
+    except PenstockError:
+        # A device that is gone has closed it.
+        return

@@ -1,0 +1,324 @@
+"""HAL values to messages and back: bounded, and total over hostile bytes.
+
+Decoding gives a value or raises `WireError`, whatever the bytes are: lengths are checked against what
+is there before anything is allocated, models are validated, and handles are checked for their kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from penstock.errors import (
+    Cancelled,
+    ClosedError,
+    DriverError,
+    ErrorStatus,
+    ModelError,
+    OutputInsufficientSize,
+    PenstockError,
+    WireError,
+    driver_error_classes,
+)
+from penstock.hal import (
+    CacheHandle,
+    CancelToken,
+    ExecutionConfig,
+    HostMemory,
+    Memory,
+    OutputShape,
+    PrepareConfig,
+    Request,
+    RequestArgument,
+)
+from penstock.ipc import wire
+from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
+from penstock.memory import MappedFd
+
+T = TypeVar("T")
+
+ERRORS: Final = driver_error_classes()
+
+
+class Descriptor(NamedTuple):
+    """A file descriptor in a table of handles: the one kind that another process can be sent as it is."""
+
+    fd: int
+
+
+class Opaque(NamedTuple):
+    """Something in a table of handles that only this process can understand."""
+
+    value: object
+
+
+class Frame(NamedTuple):
+    """One message: its bytes, and the handles beside it."""
+
+    data: bytes
+    handles: tuple[object, ...] = ()
+
+
+class Packer:
+    """HAL values to forms; the handles they need gather in `handles`."""
+
+    def __init__(self) -> None:
+        self.handles: list[object] = []
+
+    def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
+        """*message*, whose forms this packer made, as bytes; raises `WireError` where it is too large."""
+        return Frame(encode(message), tuple(self.handles))
+
+    def handle(self, value: object) -> wire.Handle:
+        if len(self.handles) >= wire.MAX_HANDLES:
+            raise WireError(f"more than {wire.MAX_HANDLES} handles beside one message")
+        self.handles.append(value)
+        return len(self.handles) - 1
+
+    def model(self, model: Model) -> wire.ModelForm:
+        """The one form of *model*: equal contents give equal bytes."""
+        return wire.ModelForm(
+            model.subgraphs,
+            tuple(self.handle(pool) for pool in model.pools),
+            model.variables,
+            dict(sorted(model.signatures.items())),
+            model.main,
+        )
+
+    def memory(self, memory: Memory) -> wire.MemoryForm:
+        match memory.name, memory.handle:
+            case "mmap_fd", (int(fd), int(offset), int(protection)):
+                place = self.handle(Descriptor(fd))
+                return wire.MemoryForm(memory.name, place, memory.size, (offset, protection))
+            case "ashmem", int(fd):
+                return wire.MemoryForm(memory.name, self.handle(Descriptor(fd)), memory.size)
+        return wire.MemoryForm(memory.name, self.handle(Opaque(memory.handle)), memory.size)
+
+    def request(self, request: Request) -> wire.RequestForm:
+        return wire.RequestForm(
+            tuple(map(self._argument, request.inputs)),
+            tuple(map(self._argument, request.outputs)),
+            tuple(map(self.memory, request.pools)),
+        )
+
+    def prepare_config(self, config: PrepareConfig) -> wire.PrepareForm:
+        return wire.PrepareForm(
+            config.preference,
+            config.priority,
+            config.deadline_ns,
+            config.token,
+            config.binding,
+            tuple(self.handle(Descriptor(h.fd)) for h in config.model_cache),
+            tuple(self.handle(Descriptor(h.fd)) for h in config.data_cache),
+            config.accuracy,
+            config.num_threads,
+            config.options,
+            None if config.progress is None else self.handle(config.progress),
+            None if config.cancel is None else self.handle(config.cancel),
+        )
+
+    def execution_config(self, config: ExecutionConfig) -> wire.ExecutionForm:
+        return wire.ExecutionForm(
+            config.deadline_ns,
+            config.loop_timeout_ns,
+            config.measure,
+            config.priority,
+            None if config.cancel is None else self.handle(config.cancel),
+        )
+
+    def _argument(self, argument: RequestArgument) -> Any:
+        if isinstance(argument, HostMemory):
+            return wire.HostForm(self.handle(argument.array), argument.dimensions)
+        return argument
+
+
+class Unpacker:
+    """Forms to HAL values, with the handles that came beside them. Every method raises `WireError`."""
+
+    def __init__(self, handles: Sequence[object]) -> None:
+        if len(handles) > wire.MAX_HANDLES:
+            raise WireError(f"{len(handles)} handles beside one message")
+        self._handles = handles
+
+    def handle(self, index: wire.Handle, kind: type[T], what: str) -> T:
+        if not 0 <= index < len(self._handles):
+            raise WireError(f"handle {index} of {len(self._handles)} for {what}")
+        value = self._handles[index]
+        if not isinstance(value, kind):
+            raise WireError(f"handle {index} is a {type(value).__name__}, not {what}")
+        return value
+
+    def fence(self, index: wire.Handle) -> Any:
+        value = self.handle(index, object, "a fence")
+        if not (callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))):
+            raise WireError(f"handle {index} is a {type(value).__name__}, not a fence")
+        return value
+
+    def model(self, form: wire.ModelForm) -> Model:
+        """The model, validated as every model is on construction."""
+        pools = tuple(self.handle(i, ConstantPool, "a pool of constants") for i in form.pools)
+        try:
+            return Model(form.subgraphs, pools, form.variables, form.signatures, main=form.main)
+        except ModelError as error:
+            raise WireError(f"the model in the message is not valid: {error}") from error
+
+    def memory(self, form: wire.MemoryForm) -> Memory:
+        value = self.handle(form.handle, object, "a memory")
+        match value, form.window:
+            case Descriptor(fd), None:
+                return Memory(form.name, fd, form.size)
+            case Descriptor(fd), (offset, protection):
+                return Memory(form.name, MappedFd(fd, offset, protection), form.size)
+            case Opaque(handle), None:
+                return Memory(form.name, handle, form.size)
+        raise WireError(f"handle {form.handle} is a {type(value).__name__}, not a memory's")
+
+    def request(self, form: wire.RequestForm) -> Request:
+        return Request(
+            tuple(map(self._argument, form.inputs)),
+            tuple(map(self._argument, form.outputs)),
+            tuple(map(self.memory, form.pools)),
+        )
+
+    def prepare_config(self, form: wire.PrepareForm) -> PrepareConfig:
+        return PrepareConfig(
+            preference=form.preference,
+            priority=form.priority,
+            deadline_ns=form.deadline_ns,
+            token=form.token,
+            binding=form.binding,
+            model_cache=tuple(map(self._cache, form.model_cache)),
+            data_cache=tuple(map(self._cache, form.data_cache)),
+            accuracy=form.accuracy,
+            num_threads=form.num_threads,
+            options=form.options,
+            progress=None if form.progress is None else self._callback(form.progress),
+            cancel=self._cancel(form.cancel),
+        )
+
+    def execution_config(self, form: wire.ExecutionForm) -> ExecutionConfig:
+        return ExecutionConfig(
+            deadline_ns=form.deadline_ns,
+            loop_timeout_ns=form.loop_timeout_ns,
+            measure=form.measure,
+            priority=form.priority,
+            cancel=self._cancel(form.cancel),
+        )
+
+    def _argument(self, form: Any) -> RequestArgument:
+        if isinstance(form, wire.HostForm):
+            return HostMemory(self.handle(form.array, np.ndarray, "an array"), form.dimensions)
+        argument: RequestArgument = form
+        return argument
+
+    def _cache(self, index: wire.Handle) -> CacheHandle:
+        return CacheHandle(self.handle(index, Descriptor, "a descriptor").fd)
+
+    def _cancel(self, index: wire.Handle | None) -> CancelToken | None:
+        return None if index is None else self.handle(index, CancelToken, "a cancel token")
+
+    def _callback(self, index: wire.Handle) -> Callable[[Any], None]:
+        value = self.handle(index, object, "a callback")
+        if not callable(value):
+            raise WireError(f"handle {index} is a {type(value).__name__}, not a callback")
+        return value
+
+
+def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
+    """The message that stands for *error*; one outside the contract becomes a `GeneralFailure`."""
+    text = str(error).encode("utf-8", "replace").decode()
+    match error:
+        case OutputInsufficientSize(output_shapes=shapes):
+            given = tuple(OutputShape(tuple(d), s) for d, s in shapes)
+            return wire.Failure(error.status, error.message, given)
+        case DriverError():
+            return wire.Failure(error.status, text)
+        case Cancelled():
+            return wire.Stopped("cancelled", text)
+        case ClosedError():
+            return wire.Stopped("closed", text)
+    return wire.Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {text}")
+
+
+def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
+    """The error that *message* stands for, of the same class as the one it was made from."""
+    if isinstance(message, wire.Stopped):
+        kind = Cancelled if message.kind == "cancelled" else ClosedError
+        return kind(message.message)
+    if message.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        shapes = [(s.dimensions, s.is_sufficient) for s in message.output_shapes]
+        return OutputInsufficientSize(message.message, shapes)
+    if message.status is ErrorStatus.NONE:
+        raise WireError("a failure whose status says that there was none")
+    return ERRORS[message.status](message.message)
+
+
+def encode(message: wire.Call | wire.Reply | wire.Notice) -> bytes:
+    """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of them."""
+    try:
+        data = _ENCODER.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise WireError(f"{type(message).__name__} cannot be encoded: {error}") from error
+    wire.frame_header(len(data))
+    return data
+
+
+def decode_call(data: bytes) -> wire.Call:
+    """The call that *data* is, or `WireError`."""
+    return _decode(_CALLS, data)
+
+
+def decode_reply(data: bytes) -> wire.Reply:
+    """The reply that *data* is, or `WireError`."""
+    return _decode(_REPLIES, data)
+
+
+def decode_notice(data: bytes) -> wire.Notice:
+    """The notice that *data* is, or `WireError`."""
+    return _decode(_NOTICES, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    wire.frame_header(len(data))
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(f"no message: {error}") from error
+
+
+def _encode_hook(value: object) -> object:
+    if isinstance(value, Attributes):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} has no place in a message")
+
+
+def _decode_hook(kind: type, value: object) -> object:
+    if kind is not Attributes or not isinstance(value, dict):
+        raise TypeError(f"a {type(value).__name__} for a {kind.__name__}")
+    return Attributes({_name(name): _attribute(v) for name, v in value.items()})
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the attribute name {name!r}")
+    return name
+
+
+def _attribute(value: object) -> AttributeValue:
+    match value:
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+        case list() if all(type(v) in {int, float} for v in value):
+            return tuple(value)
+    raise TypeError(f"an attribute of type {type(value).__name__}")
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_CALLS: Final[msgspec.msgpack.Decoder[wire.Call]] = msgspec.msgpack.Decoder(
+    wire.Call, dec_hook=_decode_hook
+)
+_REPLIES: Final[msgspec.msgpack.Decoder[wire.Reply]] = msgspec.msgpack.Decoder(wire.Reply)
+_NOTICES: Final[msgspec.msgpack.Decoder[wire.Notice]] = msgspec.msgpack.Decoder(wire.Notice)

@@ -1,0 +1,343 @@
+"""Every message between the runtime and a device that is not in its process.
+
+A call is answered by one reply. What cannot be bytes (descriptors, cancel tokens, callbacks, fences, host
+arrays, pools of constants) travels beside a message in a table of handles, and the message holds its
+index there. Objects of the device (prepared models, bursts, executions, buffers) have numbers that the
+device's side gives out. `penstock.ipc.codec` turns HAL values into these forms and back.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from penstock.errors import ErrorStatus, WireError
+from penstock.hal import (
+    AccuracyClass,
+    BufferDesc,
+    Capabilities,
+    DeviceType,
+    ExecutionResult,
+    NoValue,
+    OutputShape,
+    PoolArgument,
+    Preference,
+    Priority,
+    ProgressEvent,
+    Support,
+    TokenArgument,
+)
+from penstock.ir import Signature, Subgraph, Variable
+
+WIRE_VERSION: Final = 1
+"""Raised whenever a message changes its form."""
+
+MAX_FRAME: Final = 64 << 20
+"""Bytes of the largest message: constants and tensors are not in it."""
+
+MAX_HANDLES: Final = 4096
+"""Handles that may travel beside one message."""
+
+HEADER_BYTES: Final = 8
+
+Handle: TypeAlias = int
+"""An index into the table of handles beside the message."""
+
+ObjectId: TypeAlias = int
+"""The number of a device-side object; 0 is the device itself."""
+
+DEVICE: Final[ObjectId] = 0
+
+
+def frame_header(nbytes: int) -> bytes:
+    """What goes before a message of *nbytes* bytes on a stream; raises `WireError` beyond `MAX_FRAME`."""
+    if nbytes > MAX_FRAME:
+        raise WireError(f"a message of {nbytes} bytes; the limit is {MAX_FRAME}")
+    return nbytes.to_bytes(HEADER_BYTES, "little")
+
+
+def frame_length(header: bytes) -> int:
+    """The length a header announces, checked before anything is allocated for it."""
+    nbytes = int.from_bytes(header, "little")
+    if len(header) != HEADER_BYTES or nbytes > MAX_FRAME:
+        raise WireError(f"a message of {nbytes} bytes announced; the limit is {MAX_FRAME}")
+    return nbytes
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of a message."""
+
+
+class ModelForm(Form, frozen=True):
+    """A model without its metadata, which does not compute; *pools* are handles."""
+
+    subgraphs: tuple[Subgraph, ...]
+    pools: tuple[Handle, ...]
+    variables: tuple[Variable, ...]
+    signatures: dict[str, Signature]
+    main: int
+
+
+class MemoryForm(Form, frozen=True):
+    """A `Memory`; *window* is the (offset, protection) of an `mmap_fd`."""
+
+    name: str
+    handle: Handle
+    size: int
+    window: tuple[int, int] | None = None
+
+
+class HostForm(msgspec.Struct, frozen=True, tag="host"):
+    """A `HostMemory`."""
+
+    array: Handle
+    dimensions: tuple[int, ...] | None = None
+
+
+class RequestForm(Form, frozen=True):
+    """A `Request`."""
+
+    inputs: tuple[PoolArgument | TokenArgument | HostForm | NoValue, ...]
+    outputs: tuple[PoolArgument | TokenArgument | HostForm | NoValue, ...]
+    pools: tuple[MemoryForm, ...]
+
+
+class PrepareForm(Form, frozen=True):
+    """A `PrepareConfig`."""
+
+    preference: Preference
+    priority: Priority
+    deadline_ns: int | None
+    token: bytes
+    binding: bytes
+    model_cache: tuple[Handle, ...]
+    data_cache: tuple[Handle, ...]
+    accuracy: AccuracyClass
+    num_threads: int | None
+    options: tuple[tuple[str, str], ...]
+    progress: Handle | None
+    cancel: Handle | None
+
+
+class ExecutionForm(Form, frozen=True):
+    """An `ExecutionConfig`."""
+
+    deadline_ns: int | None
+    loop_timeout_ns: int
+    measure: bool
+    priority: Priority
+    cancel: Handle | None
+
+
+class RoleForm(Form, frozen=True):
+    """A `BufferRole`."""
+
+    prepared: ObjectId
+    kind: Literal["input", "output"]
+    index: int
+    frequency: float
+
+
+class Describe(Form, frozen=True, tag="describe"):
+    """The first call: answered by `Description`."""
+
+    wire_version: int = WIRE_VERSION
+
+
+class Check(Form, frozen=True, tag="check"):
+    """`Device.check`: answered by `Reason`."""
+
+
+class CacheFilesNeeded(Form, frozen=True, tag="cache_files_needed"):
+    """`Device.cache_files_needed`: answered by `CacheFiles`."""
+
+
+class SupportedOperations(Form, frozen=True, tag="supported_operations"):
+    """`Device.supported_operations`: answered by `Supports`."""
+
+    model: ModelForm
+
+
+class Prepare(Form, frozen=True, tag="prepare_model"):
+    """`Device.prepare_model`: answered by `Made`."""
+
+    model: ModelForm
+    config: PrepareForm
+
+
+class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
+    """`Device.prepare_model_from_cache`: answered by `Made`."""
+
+    config: PrepareForm
+
+
+class Allocate(Form, frozen=True, tag="allocate"):
+    """`Device.allocate`: answered by `Allocated`."""
+
+    desc: BufferDesc
+    roles: tuple[RoleForm, ...]
+
+
+class Execute(Form, frozen=True, tag="execute"):
+    """`execute` of a prepared model, of a burst, or (without *request*) of a reusable execution:
+    answered by `Executed`.
+    """
+
+    target: ObjectId
+    request: RequestForm | None
+    config: ExecutionForm
+
+
+class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
+    """`PreparedModel.execute_fenced`: answered by `Fenced`."""
+
+    prepared: ObjectId
+    request: RequestForm
+    wait_for: tuple[Handle, ...]
+    config: ExecutionForm
+    timeout_after_fence_ns: int | None
+
+
+class ConfigureBurst(Form, frozen=True, tag="configure_burst"):
+    """`PreparedModel.configure_burst`: answered by `Made`."""
+
+    prepared: ObjectId
+
+
+class CreateReusableExecution(Form, frozen=True, tag="create_reusable_execution"):
+    """`PreparedModel.create_reusable_execution`: answered by `Made`."""
+
+    prepared: ObjectId
+    request: RequestForm
+
+
+class CopyTo(Form, frozen=True, tag="copy_to"):
+    """`Buffer.copy_to`: answered by `Done`."""
+
+    buffer: ObjectId
+    destination: MemoryForm
+
+
+class CopyFrom(Form, frozen=True, tag="copy_from"):
+    """`Buffer.copy_from`: answered by `Done`."""
+
+    buffer: ObjectId
+    source: MemoryForm
+    dimensions: tuple[int, ...]
+
+
+class Close(Form, frozen=True, tag="close"):
+    """`close` of any object: answered by `Done`, also when it is closed already."""
+
+    target: ObjectId
+
+
+Call: TypeAlias = (
+    Describe
+    | Check
+    | CacheFilesNeeded
+    | SupportedOperations
+    | Prepare
+    | PrepareFromCache
+    | Allocate
+    | Execute
+    | ExecuteFenced
+    | ConfigureBurst
+    | CreateReusableExecution
+    | CopyTo
+    | CopyFrom
+    | Close
+)
+
+
+class Description(Form, frozen=True, tag="description"):
+    """A device's properties."""
+
+    name: str
+    version: str
+    device_type: DeviceType
+    feature_level: int
+    capabilities: Capabilities
+    hal_version: int
+
+
+class Reason(Form, frozen=True, tag="reason"):
+    reason: str | None
+
+
+class CacheFiles(Form, frozen=True, tag="cache_files"):
+    model: int
+    data: int
+
+
+class Supports(Form, frozen=True, tag="supports"):
+    answers: tuple[Support, ...]
+
+
+class Made(Form, frozen=True, tag="made"):
+    """The number of a new object."""
+
+    target: ObjectId
+
+
+class Allocated(Form, frozen=True, tag="allocated"):
+    token: int
+    buffer: ObjectId
+
+
+class Executed(Form, frozen=True, tag="executed"):
+    result: ExecutionResult
+
+
+class Fenced(Form, frozen=True, tag="fenced"):
+    fence: Handle
+
+
+class Done(Form, frozen=True, tag="done"):
+    """A call without a result succeeded."""
+
+
+class Failure(Form, frozen=True, tag="failure"):
+    """A `DriverError`: the class of *status*, its message, and the shapes of `OutputInsufficientSize`."""
+
+    status: ErrorStatus
+    message: str
+    output_shapes: tuple[OutputShape, ...] = ()
+
+
+class Stopped(Form, frozen=True, tag="stopped"):
+    """An error outside the statuses: `Cancelled`, or `ClosedError`."""
+
+    kind: Literal["cancelled", "closed"]
+    message: str
+
+
+Reply: TypeAlias = (
+    Description
+    | Reason
+    | CacheFiles
+    | Supports
+    | Made
+    | Allocated
+    | Executed
+    | Fenced
+    | Done
+    | Failure
+    | Stopped
+)
+
+
+class Progress(Form, frozen=True, tag="progress"):
+    """Sent while a call is under way: an event for its progress callback."""
+
+    event: ProgressEvent
+
+
+class Signalled(Form, frozen=True, tag="signalled"):
+    """Sent when a fence signals: with *failure*, or with success."""
+
+    failure: Failure | None
+
+
+Notice: TypeAlias = Progress | Signalled
