@@ -28,6 +28,7 @@ from penstock.ir.operations.rules import (
     dimension,
     fill,
     like,
+    positions,
     ranked,
     window,
 )
@@ -112,12 +113,7 @@ def _unpool(context: ShapeContext) -> Sequence[Shape]:
 def _spectrogram(context: ShapeContext) -> Sequence[Shape]:
     """Samples [time, channels] to power [channels, frames, frequencies]."""
     shape, options = ranked(context, 0, 2), audio_spectrogram(context.attributes)
-    samples = dimension(shape, 0)
-    frames = (
-        None
-        if samples is None
-        else max(samples - options.window_size + options.stride, 0) // options.stride
-    )
+    frames = positions(dimension(shape, 0), options.window_size, options.stride)
     return ((dimension(shape, 1), frames, options.fft_length // 2 + 1),)
 
 

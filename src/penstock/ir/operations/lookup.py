@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.errors import ShapeMismatch
+from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.attributes import choice, flag, integer, integers
 from penstock.ir.operations.rules import (
     agree,
@@ -52,6 +52,8 @@ def _projection(context: ShapeContext) -> Sequence[Shape]:
     """Hash [functions, bits]; sparse: one number a function, dense: one a bit."""
     table = ranked(context, 0, 2)
     kind = context.attributes.text("type")
+    if kind == "UNKNOWN":
+        raise InvalidAttribute("attribute 'type' of LSH_PROJECTION must be SPARSE or DENSE")
     functions, bits = dimension(table, 0), dimension(table, 1)
     if bits is not None and bits > 32:
         raise ShapeMismatch(f"{bits} bits of a hash; 32 is the limit")

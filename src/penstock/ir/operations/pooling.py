@@ -15,10 +15,9 @@ from penstock.ir.operations.attributes import (
     integer,
 )
 from penstock.ir.operations.rules import (
-    Dimension,
-    bounded,
     constant_integers,
     dimension,
+    positions,
     positive,
     ranked,
     window,
@@ -52,29 +51,22 @@ def _pool(context: ShapeContext) -> Sequence[Shape]:
     return ((dimension(image, 0), height, width, dimension(image, 3)),)
 
 
-def dilated(size: Dimension, factor: int) -> Dimension:
-    """Size of a dimension with *factor* - 1 holes between its elements."""
-    return size if size is None or size == 0 else bounded((size - 1) * factor + 1)
-
-
 def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
-    """Inputs are read as padded and dilated: window extents, strides and dilations per dimension."""
+    """Inputs are vectors of one number a dimension: window extents, strides and dilations."""
     shape = context.shape(0)
-    extents, strides, base, holes = (constant_integers(context, i) for i in (2, 3, 4, 5))
+    extents, strides, holes = (constant_integers(context, i) for i in (2, 3, 4))
     if shape is None:
         return (None,)
-    if extents is None or strides is None or base is None or holes is None:
+    if extents is None or strides is None or holes is None:
         return ((None,) * len(shape),)
-    if not len(shape) == len(extents) == len(strides) == len(base) == len(holes):
+    if not len(shape) == len(extents) == len(strides) == len(holes):
         raise ShapeMismatch(f"window of rank {len(extents)} over an input of rank {len(shape)}")
-    if min((*extents, *strides, *base, *holes), default=1) < 1:
+    if min((*extents, *strides, *holes), default=1) < 1:
         raise ShapeMismatch("window extents, strides and dilations must be positive")
     return (
         tuple(
-            window(dilated(size, b), extent, stride, hole, "VALID")
-            for size, extent, stride, b, hole in zip(
-                shape, extents, strides, base, holes, strict=True
-            )
+            positions(size, extent, stride, hole)
+            for size, extent, stride, hole in zip(shape, extents, strides, holes, strict=True)
         ),
     )
 
@@ -114,7 +106,6 @@ ROWS: Final = (
             Port("initial", ANY_NUMBER, "T"),
             Port("window_shape", INDEX),
             Port("window_strides", INDEX),
-            Port("base_dilations", INDEX),
             Port("window_dilations", INDEX),
         ),
         (Port("output", ANY_NUMBER, "T"),),
@@ -124,6 +115,6 @@ ROWS: Final = (
                 "reduce_function", "UNSUPPORTED", "ADD", "MUL", "MINIMUM", "MAXIMUM", "ALL", "ANY"
             ),
         ),
-        doc="Each window of the dilated input reduced with one function, from an initial value.",
+        doc="Each window of the input reduced with one function, from an initial value.",
     ),
 )

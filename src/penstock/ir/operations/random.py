@@ -22,6 +22,7 @@ def _filled(context: ShapeContext) -> Sequence[Shape]:
 
 def _samples(context: ShapeContext) -> Sequence[Shape]:
     logits, count = ranked(context, 0, 2), constant_integer(context, 1)
+    ranked(context, 1, 0)
     if count is not None and count < 0:
         raise ShapeMismatch(f"{count} samples")
     return ((dimension(logits, 0), count),)

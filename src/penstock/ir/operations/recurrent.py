@@ -26,6 +26,7 @@ from penstock.ir.operations.rules import (
     dimension,
     fill,
     positive,
+    product,
     ranked,
 )
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
@@ -99,11 +100,21 @@ def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Di
                 outputs = agree(outputs, weights[0], "diagonal recurrent weights")
             elif weights is not None:
                 raise ShapeMismatch(f"recurrent weights of shape {weights}")
+    for index in range(first + 11, first + 15):
+        if context.has(index):
+            cells = agree(cells, dimension(ranked(context, index, 1), 0), "gate biases and cells")
     if context.has(first + 15):
         projection = ranked(context, first + 15, 2)
         outputs = agree(outputs, dimension(projection, 0), "rows of the projection and output size")
         agree(cells, dimension(projection, 1), "columns of the projection and cell size")
     return cells, outputs
+
+
+def _check_state(context: ShapeContext, index: int, *shape: Dimension) -> None:
+    """A state has the elements of [batch, size], whatever its rank."""
+    given = context.shape(index)
+    if given is not None:
+        agree(product(given), product(shape), f"elements of state input {index}")
 
 
 def _lstm(context: ShapeContext) -> Sequence[Shape]:
@@ -112,6 +123,8 @@ def _lstm(context: ShapeContext) -> Sequence[Shape]:
     shape = ranked(context, 0, 2)
     cells, outputs = lstm_sizes(context, dimension(shape, 1), 1)
     batch = dimension(shape, 0)
+    _check_state(context, 18, batch, outputs)
+    _check_state(context, 19, batch, cells)
     return fill(context, (batch, outputs), (batch, outputs), (batch, cells))
 
 
@@ -143,6 +156,8 @@ def _over_time(shape: Shape, size: Dimension) -> Shape:
 def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     cells, outputs = lstm_sizes(context, dimension(shape, 2), 1)
+    _check_state(context, 18, batch, outputs)
+    _check_state(context, 19, batch, cells)
     return fill(context, _over_time(shape, outputs), (batch, outputs), (batch, cells))
 
 
@@ -154,6 +169,8 @@ def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
     backward_input = dimension(context.shape(39), 2) if linked else dimension(shape, 2)
     backward_cells, backward = lstm_sizes(context, backward_input, 18)
     states = ((batch, forward), (batch, forward_cells), (batch, backward), (batch, backward_cells))
+    for index, state in enumerate(states, 35):
+        _check_state(context, index, *state)
     return fill(context, *_merged(context, shape, forward, backward), *states)
 
 
@@ -178,12 +195,14 @@ def _units(context: ShapeContext, inputs: Dimension, first: int) -> Dimension:
 def _rnn(context: ShapeContext) -> Sequence[Shape]:
     shape = ranked(context, 0, 2)
     cell = (dimension(shape, 0), _units(context, dimension(shape, 1), 1))
+    _check_state(context, 4, *cell)
     return fill(context, cell, cell)
 
 
 def _sequence_rnn(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     units = _units(context, dimension(shape, 2), 1)
+    _check_state(context, 4, batch, units)
     return fill(context, _over_time(shape, units), (batch, units))
 
 
@@ -192,6 +211,8 @@ def _bidirectional_rnn(context: ShapeContext) -> Sequence[Shape]:
     linked = context.has(9) and not context.has(10)
     forward = _units(context, dimension(shape, 2), 1)
     backward = _units(context, dimension(context.shape(9), 2) if linked else dimension(shape, 2), 5)
+    _check_state(context, 4, batch, forward)
+    _check_state(context, 8, batch, backward)
     return fill(
         context, *_merged(context, shape, forward, backward), (batch, forward), (batch, backward)
     )
@@ -212,7 +233,7 @@ def _svdf(context: ShapeContext) -> Sequence[Shape]:
         agree(dimension(ranked(context, 3, 1), 0), units, "bias and units")
     batch, memory = dimension(shape, 0), dimension(time, 1)
     size = None if memory is None or filters is None else memory * filters
-    ranked(context, 4, 2)
+    _check_state(context, 4, batch, size)
     return fill(context, (batch, units), (batch, size))
 
 

@@ -181,6 +181,13 @@ def bounded(size: int) -> int:
     return size
 
 
+def positions(size: Dimension, extent: Dimension, stride: int, dilation: int = 1) -> Dimension:
+    """How often a dilated window of *extent* elements fits into *size*, a stride apart."""
+    if size is None or extent is None:
+        return None
+    return max(size - ((extent - 1) * dilation + 1) + stride, 0) // stride
+
+
 def window(
     size: Dimension, extent: Dimension, stride: int, dilation: int, padding: str
 ) -> Dimension:
@@ -189,12 +196,10 @@ def window(
     SAME: ceil(size / stride); VALID: as often as the dilated window fits, which may be never; a
     window that reaches a stride further than that is refused, as TFLite does.
     """
-    if size is None or (padding == "VALID" and extent is None):
-        return None
-    if padding == "SAME" or extent is None:
-        return -(-size // stride)
-    effective = (extent - 1) * dilation + 1
-    room = size - effective + stride
-    if room <= -stride:
-        raise ShapeMismatch(f"a window of {effective} does not fit into {size}")
-    return max(room, 0) // stride
+    if padding == "SAME":
+        return None if size is None else -(-size // stride)
+    if size is not None and extent is not None:
+        effective = (extent - 1) * dilation + 1
+        if size - effective + stride <= -stride:
+            raise ShapeMismatch(f"a window of {effective} does not fit into {size}")
+    return positions(size, extent, stride, dilation)

@@ -14,14 +14,13 @@ from penstock.ir.operations.control_flow import (
     meet,
     same_count,
 )
-from penstock.ir.operations.pooling import dilated
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
     agree_shapes,
     bounded,
     normalize_axis,
-    window,
+    positions,
 )
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ANY_NUMBER, BOOL, INT
@@ -51,8 +50,13 @@ def _at(shape: Shape, axis: int) -> Dimension:
     return None if shape is None else shape[normalize_axis(axis, len(shape))]
 
 
+def _dilated(size: Dimension, factor: int) -> Dimension:
+    """Size of a dimension with *factor* - 1 holes between its elements."""
+    return size if size is None or size == 0 else bounded((size - 1) * factor + 1)
+
+
 def _padded(size: Dimension, base: int, pads: tuple[int, int]) -> Dimension:
-    inner = dilated(size, base)
+    inner = _dilated(size, base)
     return None if inner is None else bounded(inner + sum(pads))
 
 
@@ -79,7 +83,7 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
     }
     for at, place in enumerate(places):
         size = _padded(_at(image, sources[at]), base[at], pads[at])
-        result[place] = window(size, _at(kernel, extents[at]), strides[at], holes[at], "VALID")
+        result[place] = positions(size, _at(kernel, extents[at]), strides[at], holes[at])
     if sorted(result) != list(range(rank + 2)):
         raise ShapeMismatch(
             "output dimension numbers are not those of batch, feature and spatial dimensions"
@@ -169,12 +173,8 @@ def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
             agree(len(shape), rank, "rank and window")
         results.append(
             tuple(
-                window(
-                    _padded(_at(shape, at), base[at], pads[at]),
-                    extents[at],
-                    strides[at],
-                    holes[at],
-                    "VALID",
+                positions(
+                    _padded(_at(shape, at), base[at], pads[at]), extents[at], strides[at], holes[at]
                 )
                 for at in range(rank)
             )
