@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import gc
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import loaders
+from penstock.errors import InputError, NotAModel
+from penstock.memory import sealed_file
+from tests.conftest import open_descriptors
+from tests.unit.loaders.files import FileBuilder
+
+WEIGHTS = np.arange(40_000, dtype=np.float32)
+
+
+def content() -> bytes:
+    file = FileBuilder()
+    x, w, y = (
+        file.tensor(n, [40_000], value=v) for n, v in (("x", None), ("w", WEIGHTS), ("y", None))
+    )
+    file.operator("ADD", [x, w], [y])
+    return file.finish([x], [y])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "net.tflite"
+    path.write_bytes(content())
+    return path
+
+
+def test_a_model_comes_from_paths_bytes_and_files(path: Path) -> None:
+    expected = loaders.load(path)
+    with path.open("rb") as file:
+        sources = [
+            str(path),
+            content(),
+            bytearray(content()),
+            memoryview(content()),
+            io.BytesIO(content()),
+            file,
+        ]
+        for source in sources:
+            assert loaders.load(source) == expected
+
+
+def test_the_same_file_has_the_same_digest(path: Path) -> None:
+    assert (
+        loaders.load(path).digest
+        == loaders.load(path, map=True).digest
+        == loaders.load(content()).digest
+    )
+
+
+def test_a_file_rewritten_after_load_changes_nothing(path: Path) -> None:
+    model = loaders.load(path)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * len(content()))
+    assert np.array_equal(model.constant(model.operands[1]), WEIGHTS)
+
+
+def test_a_file_truncated_after_load_changes_nothing_and_kills_nobody(path: Path) -> None:
+    program = (
+        "import os, sys, numpy as np\n"
+        "from penstock import loaders\n"
+        "model = loaders.load(sys.argv[1])\n"
+        "os.truncate(sys.argv[1], 0)\n"
+        "print(int(model.constant(model.operands[1]).sum()), model.digest.hex()[:8])\n"
+    )
+    expected = f"{int(WEIGHTS.sum())} {loaders.load(path).digest.hex()[:8]}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, expected, "")
+
+
+def test_a_mapped_file_is_not_copied(path: Path) -> None:
+    model = loaders.load(path, map=True)
+    owner = model.pools[0].owner
+    assert owner.mapped
+    assert np.array_equal(model.constant(model.operands[1]), WEIGHTS)
+
+
+def test_constants_cannot_be_written(path: Path) -> None:
+    for source in (path, content(), bytearray(content())):
+        model = loaders.load(source)
+        assert not model.constant(model.operands[1]).flags.writeable
+
+
+def test_a_dead_model_leaves_no_descriptor(path: Path) -> None:
+    gc.collect()
+    before = sealed_file.open_descriptors(), open_descriptors()
+    weights = loaders.load(path).constant(loaders.load(path).operands[1])
+    models = [loaders.load(path) for _ in range(5)]
+    for bad in (b"", b"12345678", content()[:1000]):
+        with pytest.raises(ValueError, match=r".*"):
+            loaders.load(io.BytesIO(bad))
+    del models
+    gc.collect()
+    assert sealed_file.open_descriptors() == before[0]
+    assert weights[7] == 7
+    del weights
+    gc.collect()
+    assert open_descriptors() == before[1]
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"TFL3", b"plain text, and long enough", b"\x08\0\0\0TFL2" + bytes(50)]
+)
+def test_what_is_no_model_is_named(bad: bytes) -> None:
+    with pytest.raises(NotAModel):
+        loaders.load(bad)
+
+
+def test_what_is_no_source_is_the_callers_mistake() -> None:
+    with pytest.raises(InputError, match="int"):
+        loaders.load(7)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="path"):
+        loaders.load(content(), map=True)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        loaders.load(tmp_path / "absent.tflite")
+    with pytest.raises(IsADirectoryError):
+        loaders.load(tmp_path)

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from penstock import loaders
+from penstock.errors import (
+    CyclicModel,
+    DuplicateWriter,
+    InvalidOperand,
+    InvalidOperation,
+    InvalidQuantization,
+    LimitExceeded,
+    ModelError,
+)
+from penstock.ir import DType, Model, StatePort
+from penstock.ir.model import constant_array
+from tests.unit.loaders.files import (
+    FileBuilder,
+    accumulator,
+    counting_loop,
+    hash_table,
+    quantization,
+    svdf,
+)
+
+
+def load(file: FileBuilder) -> Model:
+    return loaders.load(file.encode())
+
+
+def types(model: Model, subgraph: int = 0) -> list[str]:
+    return [o.type for o in model.subgraphs[subgraph].operations]
+
+
+def test_reads_and_assigns_become_state_ports() -> None:
+    model = load(accumulator())
+    entry = model.entry
+    assert types(model) == ["ADD"]
+    (port,) = entry.states
+    assert port.variable == 0
+    assert entry.operations[0].inputs == (entry.inputs[0], port.input)
+    assert entry.operations[0].outputs == (port.output,)
+    assert len(model.inputs) == len(model.outputs) == 1
+
+
+def test_call_once_of_constants_gives_the_initial_value() -> None:
+    model = load(accumulator())
+    (variable,) = model.variables
+    assert (variable.name, variable.dtype, variable.shape) == ("total", DType.FLOAT32, (2,))
+    assert constant_array(model.pools, variable).tolist() == [1, 2]
+
+
+def test_zeros_as_initial_value_are_no_value() -> None:
+    file = accumulator()
+    file.buffers[-1]["data"] = bytes(8)
+    assert load(file).variables[0].value is None
+
+
+def test_call_once_that_computes_becomes_an_if() -> None:
+    file = accumulator()
+    seven = file.tensor("seven", [2], value=np.full(2, 7, np.float32))
+    computed = file.tensor("computed", [2])
+    file.graph["operators"][1]["inputs"] = [0, computed]
+    file.operator("ADD", [seven, 1], [computed])
+    file.graph["operators"].insert(1, file.graph["operators"].pop())
+    model = load(file)
+    assert types(model) == ["IF", "ADD"]
+    assert [v.dtype for v in model.variables] == [DType.BOOL, DType.FLOAT32]
+    assert all(v.value is None for v in model.variables)
+    once, total = model.entry.states
+    condition = model.entry.operations[0]
+    assert condition.inputs == (once.input, total.input)
+    assert once.output is not None
+    assert model.constant(model.operands[once.output]).item() is True
+    skip, init = (
+        condition.attributes.integer(n) for n in ("then_subgraph_index", "else_subgraph_index")
+    )
+    assert model.subgraphs[skip].outputs == model.subgraphs[skip].inputs
+    assert types(model, init) == ["ADD"]
+
+
+def test_call_once_after_a_read_is_not_an_initial_value() -> None:
+    file = accumulator()
+    operators = file.subgraphs[0]["operators"]
+    operators.insert(2, operators.pop(0))
+    model = load(file)
+    assert types(model) == ["IF", "ADD"]
+
+
+def test_a_loop_carries_the_state_it_touches() -> None:
+    model = load(counting_loop())
+    loop = model.entry.operations[0]
+    assert loop.type == "WHILE"
+    assert len(loop.inputs) == len(loop.outputs) == 2
+    cond, body = model.subgraphs[1], model.subgraphs[2]
+    assert len(cond.inputs) == 2
+    assert len(cond.outputs) == 1
+    assert len(body.inputs) == len(body.outputs) == 2
+    (port,) = model.entry.states
+    assert port == StatePort(0, loop.inputs[1], loop.outputs[1])
+    assert model.entry.ordinary_outputs == (loop.outputs[0], loop.outputs[1])
+
+
+def test_resources_passed_into_a_subgraph_are_followed() -> None:
+    file = counting_loop()
+    main, cond, body = file.subgraphs
+    main["operators"][2]["inputs"] = [1, 0]
+    main["tensors"].append(dict(main["tensors"][0], name="after loop"))
+    main["operators"][2]["outputs"] = [2, len(main["tensors"]) - 1]
+    cond["tensors"].append(dict(main["tensors"][0], name="unused"))
+    cond["inputs"].append(len(cond["tensors"]) - 1)
+    del body["operators"][0]
+    body["inputs"].append(3)
+    body["outputs"].append(3)
+    model = load(file)
+    assert model == load(counting_loop())
+
+
+def test_a_variable_tensor_becomes_a_port_and_the_operation_gives_its_new_value() -> None:
+    model = load(svdf())
+    (operation,) = model.operations
+    (port,) = model.entry.states
+    assert operation.inputs[4] == port.input
+    assert operation.outputs[1] == port.output
+    (variable,) = model.variables
+    assert (variable.name, variable.shape, variable.value) == ("state", (1, 12), None)
+    assert len(model.inputs) == len(model.outputs) == 1
+
+
+def test_an_int8_variable_tensor_starts_at_its_zero_point() -> None:
+    file = svdf()
+    for tensor in file.graph["tensors"]:
+        tensor["type"] = 9
+        tensor.pop("buffer", None)
+    file.graph["tensors"][4]["quantization"] = quantization([0.5], [-3])
+    file.graph["inputs"] = [0, 2, 3]
+    model = load(file)
+    assert model.variables[0].value == b"\xfd" * 12
+
+
+def test_initial_values_that_the_file_does_not_hold_are_bounded() -> None:
+    file = svdf()
+    for tensor in file.graph["tensors"]:
+        tensor["type"] = 9
+        tensor.pop("buffer", None)
+    state = file.graph["tensors"][4]
+    state["quantization"], state["shape"] = quantization([0.5], [-3]), [2**31 - 1, 2]
+    with pytest.raises(LimitExceeded, match="initial value"):
+        load(file)
+
+
+def test_a_variable_tensor_that_an_ordinary_operation_writes() -> None:
+    file = FileBuilder()
+    x, s, y = file.tensor("x", [2]), file.tensor("s", [2], is_variable=True), file.tensor("y", [2])
+    file.operator("ADD", [x, s], [y])
+    file.operator("RELU", [y], [s])
+    file.end([x], [y, s])
+    model = load(file)
+    (port,) = model.entry.states
+    add, relu = model.operations
+    assert add.inputs[1] == port.input == s
+    assert relu.outputs == (port.output,)
+    assert model.entry.ordinary_outputs == (y, port.output)
+
+
+def test_two_entries_share_a_variable() -> None:
+    file = accumulator()
+    file.begin("reader")
+    handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [2])
+    file.operator("VAR_HANDLE", [], [handle], {"container": "", "shared_name": "total"})
+    file.operator("READ_VARIABLE", [handle], [value])
+    file.end([], [value])
+    file.root["signature_defs"] = [
+        {
+            "signature_key": "add",
+            "subgraph_index": 0,
+            "inputs": [{"name": "x", "tensor_index": 1}],
+            "outputs": [],
+        },
+        {
+            "signature_key": "read",
+            "subgraph_index": 2,
+            "inputs": [],
+            "outputs": [{"name": "v", "tensor_index": value}],
+        },
+    ]
+    model = load(file)
+    ports = [model.subgraphs[i].states for i in (0, 2)]
+    assert ports[0][1].variable == ports[1][0].variable
+    assert ports[1][0].output is None
+    reader = model.signatures["read"]
+    assert reader.outputs == (("v", ports[1][0].input),)
+    assert model.subgraphs[2].operations == ()
+    # The second entry does not run CALL_ONCE first, so that the order of runs matters.
+    assert types(model) == ["IF", "ADD"]
+
+
+def test_a_table_of_constants_is_looked_up_without_state() -> None:
+    model = load(hash_table())
+    (find,) = model.operations
+    keys, values, query, default = (model.operands[i] for i in find.inputs)
+    assert model.constant(keys).tolist() == [5, 6, 7]
+    assert model.constant(values).tolist() == [b"a", b"bb", b"ccc"]
+    assert query.name == "query"
+    assert model.constant(default).item() == b"?"
+    assert not model.variables
+
+
+def computed_table(file: FileBuilder) -> None:
+    file.graph["operators"][1]["inputs"] = [0, file.graph["inputs"][0], 2]
+
+
+def never_imported(file: FileBuilder) -> None:
+    del file.graph["operators"][1]
+
+
+def imported_twice(file: FileBuilder) -> None:
+    other = file.tensor("other", [3], "INT64", np.array([5, 6, 8], np.int64))
+    file.operator("HASHTABLE_IMPORT", [0, other, 2], [])
+
+
+@pytest.mark.parametrize("change", [computed_table, never_imported, imported_twice])
+def test_a_table_that_cannot_be_lowered_is_named(change: Callable[[FileBuilder], None]) -> None:
+    file = hash_table()
+    change(file)
+    with pytest.raises(InvalidOperation, match="HASHTABLE"):
+        load(file)
+
+
+def unknown_handle(file: FileBuilder) -> None:
+    del file.subgraphs[0]["operators"][1]
+
+
+def two_dtypes(file: FileBuilder) -> None:
+    file.graph["tensors"][1].update(type=2)
+
+
+def read_twice_into_one(file: FileBuilder) -> None:
+    operators = file.subgraphs[0]["operators"]
+    operators.insert(3, operators[2])
+
+
+def read_into_an_input(file: FileBuilder) -> None:
+    file.subgraphs[0]["operators"][2]["outputs"] = [1]
+
+
+def other_quantisation(file: FileBuilder) -> None:
+    file.subgraphs[0]["operators"].append(dict(file.subgraphs[0]["operators"][2], outputs=[4]))
+    file.subgraphs[0]["tensors"].append(
+        {"name": "again", "shape": [2], "type": 0, "quantization": quantization([0.5])}
+    )
+
+
+def init_with_inputs(file: FileBuilder) -> None:
+    file.graph["inputs"] = [1]
+
+
+def assign_without_value(file: FileBuilder) -> None:
+    file.graph["operators"][1]["inputs"] = [0]
+
+
+def init_enters_itself(file: FileBuilder) -> None:
+    file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 1})
+
+
+@pytest.mark.parametrize(("change", "error"), [
+    (unknown_handle, InvalidOperation),
+    (two_dtypes, InvalidOperand),
+    (read_twice_into_one, DuplicateWriter),
+    (read_into_an_input, DuplicateWriter),
+    (other_quantisation, InvalidQuantization),
+    (init_with_inputs, InvalidOperation),
+    (assign_without_value, InvalidOperation),
+    (init_enters_itself, CyclicModel),
+])  # fmt: skip
+def test_broken_variables_are_named(
+    change: Callable[[FileBuilder], None], error: type[ModelError]
+) -> None:
+    file = accumulator()
+    change(file)
+    with pytest.raises(error, match="subgraph"):
+        load(file)
+
+
+def test_a_condition_that_changes_state_is_named() -> None:
+    file = counting_loop()
+    handle = file.subgraphs[2]["tensors"][3]
+    cond = file.subgraphs[1]
+    cond["tensors"].append(handle)
+    cond["operators"] += [file.subgraphs[0]["operators"][0] | {"outputs": [3]}]
+    cond["operators"] += [file.subgraphs[2]["operators"][3] | {"inputs": [3, 0]}]
+    with pytest.raises(InvalidOperation, match="condition of a loop"):
+        load(file)
+
+
+def test_a_resource_that_nobody_makes_is_named() -> None:
+    file = FileBuilder()
+    handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [2])
+    file.operator("READ_VARIABLE", [handle], [value])
+    with pytest.raises(InvalidOperation, match="VAR_HANDLE"):
+        loaders.load(file.finish([handle], [value]))
