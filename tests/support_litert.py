@@ -290,7 +290,8 @@ def _attributes(code: Any, operator: Any) -> tuple[str, Attributes]:
             if field.kind is Kind.SCALAR and field.enum:
                 value = TFLITE.name(field.enum, int(value))
             elif field.kind is Kind.NUMBERS:
-                value = tuple(int(v) for v in (value if value is not None else ()))
+                number = float if field.scalar.startswith("float") else int
+                value = tuple(number(v) for v in (value if value is not None else ()))
             elif field.scalar == "bool":
                 value = bool(value)
             found[field.name] = value
