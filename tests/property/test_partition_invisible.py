@@ -2,233 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 import pytest
 
+from penstock.drivers.reference.driver import ReferenceDevice
 from penstock.errors import PlacementError
-from penstock.hal import Preference
-from penstock.ir import (
-    DType,
-    Lifetime,
-    Model,
-    ModelBuilder,
-    NDArray,
-    Operand,
-    Shape,
-    SubgraphBuilder,
-)
-from penstock.partitioning import ExecutionPlan, Policy, place
+from penstock.hal import Capabilities, PerformanceInfo, Support
+from penstock.ir import Model
+from penstock.loaders.registry import load
+from penstock.partitioning import Policy, place
 from penstock.runtime import compile_model
 from tests.support_devices import NumpyDevice, evaluate, run_plan
+from tests.support_graphs import random_case
 
 GRAPHS: Final = 720
 BATCHES: Final = 12
 COMPILED_SHARE: Final = 3
-BASE: Final = (4, 6)
-FLOAT, INT = DType.FLOAT32, DType.INT32
-BINARY: Final = ("ADD", "SUB", "MUL", "MAXIMUM")
-UNARY: Final = ("RELU", "NEG")
-
-
-@dataclass
-class RandomGraph:
-    """Grows a model operation by operation; *values* are what the next one may read.
-
-    Values of one type and shape feed several operations, constants are copied and pooled, some outputs
-    are read inside too, some operations are dead, some shapes are left unknown until run time.
-    """
-
-    rng: np.random.Generator
-    builder: ModelBuilder = field(default_factory=ModelBuilder)
-    values: list[tuple[int, DType, tuple[int, ...]]] = field(default_factory=list)
-    arrays: list[NDArray] = field(default_factory=list)
-    produced: list[int] = field(default_factory=list)
-    constants: list[int] = field(default_factory=list)
-    multi_output: bool = False
-    branches: tuple[int, int] | None = None
-    hide_shapes: bool = False
-
-    def make(self) -> Model:
-        for position in range(int(self.rng.integers(1, 4))):
-            dtype = FLOAT if position == 0 or self.rng.random() < 0.7 else INT
-            index = self.builder.input(dtype, BASE, f"input{position}")
-            self._available(index, dtype, BASE)
-            self.arrays.append(self._array(dtype, BASE))
-        self.hide_shapes = bool(self.rng.random() < 0.2)
-        for _ in range(int(self.rng.integers(3, 24))):
-            self._grow()
-        if self.rng.random() < 0.3:
-            self._state()
-        return self.builder.build(self._outputs())
-
-    def _grow(self) -> None:
-        index, dtype, shape = self._pick()
-        choice = self.rng.random()
-        if choice < 0.5:
-            kind = str(self.rng.choice(BINARY))
-            self._operation(kind, [index, self._partner(dtype, shape)], [(dtype, shape)])
-        elif choice < 0.62:
-            kind = str(self.rng.choice(UNARY)) if dtype is FLOAT else "NEG"
-            self._operation(kind, [index], [(dtype, shape)])
-        elif choice < 0.72 and shape[0] % 2 == 0:
-            axis = self._constant(np.array(0, np.int32))
-            parts = [(dtype, (shape[0] // 2, *shape[1:]))] * 2
-            self._operation("SPLIT", [axis, index], parts, num_splits=2)
-        elif choice < 0.8 and len(shape) > 1:
-            parts = [(dtype, shape[1:])] * shape[0]
-            self._operation("UNPACK", [index], parts, num=shape[0], axis=0)
-        elif choice < 0.88 and dtype is FLOAT:
-            top = (*shape[:-1], max(1, shape[-1] // 2))
-            k = self._constant(np.array(top[-1], np.int32))
-            self._operation("TOPK_V2", [index, k], [(dtype, top), (INT, top)])
-        elif choice < 0.94:
-            joined = (2 * shape[0], *shape[1:])
-            if joined[0] <= 16:
-                partner = self._partner(dtype, shape)
-                self._operation("CONCATENATION", [index, partner], [(dtype, joined)], axis=0)
-        elif dtype is FLOAT and shape == BASE:
-            self._branch(index)
-
-    def _branch(self, index: int) -> None:
-        then, otherwise = self.branches or (self._subgraph("NEG"), self._subgraph("RELU"))
-        self.branches = then, otherwise
-        truth = self._constant(np.array(self.rng.random() < 0.5))
-        pair = (then, otherwise) if self.rng.random() < 0.5 else (otherwise, then)
-        self._operation(
-            "IF",
-            [truth, index],
-            [(FLOAT, BASE)],
-            then_subgraph_index=pair[0],
-            else_subgraph_index=pair[1],
-        )
-
-    def _subgraph(self, kind: str) -> int:
-        inner: SubgraphBuilder = self.builder.subgraph(kind)
-        x = inner.input(FLOAT, BASE)
-        weights = inner.constant(self._array(FLOAT, BASE))
-        (y,) = inner.operation(kind, [x], [(FLOAT, BASE)])
-        (z,) = inner.operation("ADD", [y, weights], [(FLOAT, BASE)])
-        return self.builder.add_subgraph(inner.finish([z]))
-
-    def _operation(
-        self,
-        kind: str,
-        inputs: list[int],
-        outputs: list[tuple[DType, tuple[int, ...]]],
-        **attributes: int,
-    ) -> None:
-        hidden = self.hide_shapes and self.rng.random() < 0.5
-        operands = [
-            Operand(
-                dtype,
-                self._hide(shape) if hidden else shape,
-                name=f"{kind}_{len(self.produced) + k}",
-            )
-            for k, (dtype, shape) in enumerate(outputs)
-        ]
-        indexes = self.builder.operation(kind, inputs, operands, attributes)
-        self.multi_output |= len(indexes) > 1
-        for index, (dtype, shape) in zip(indexes, outputs, strict=True):
-            self.produced.append(index)
-            self._available(index, dtype, shape)
-
-    def _hide(self, shape: tuple[int, ...]) -> Shape:
-        return None if self.rng.random() < 0.3 else (None, *shape[1:])
-
-    def _state(self) -> None:
-        candidates = [v for v in self.values if v[0] in self.produced]
-        if not candidates:
-            return
-        output, dtype, shape = candidates[int(self.rng.integers(len(candidates)))]
-        variable = self.builder.variable("state", dtype, shape)
-        operand = Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, "state_input")
-        port = self.builder.operand(operand)
-        self._available(port, dtype, shape)
-        self.arrays.append(self._array(dtype, shape))
-        (after,) = self.builder.operation(
-            "ADD", [output, port], [Operand(dtype, shape, name="state_output")]
-        )
-        self.produced.append(after)
-        self.builder.state(variable, port, after)
-
-    def _outputs(self) -> list[int]:
-        count = min(len(self.produced), int(self.rng.integers(1, 5)))
-        outputs = self.rng.choice(self.produced, count, replace=False).tolist() if count else []
-        if self.rng.random() < 0.1:
-            outputs.append(self.values[0][0])
-        if self.rng.random() < 0.1 and self.constants:
-            outputs.append(self.constants[0])
-        if outputs and self.rng.random() < 0.1:
-            outputs.append(outputs[0])
-        return outputs or [self.values[0][0]]
-
-    def _partner(self, dtype: DType, shape: tuple[int, ...]) -> int:
-        same = [index for index, d, s in self.values if d is dtype and s == shape]
-        if self.rng.random() < 0.25:
-            return self._constant(self._array(dtype, shape))
-        return int(self.rng.choice(same))
-
-    def _constant(self, value: NDArray) -> int:
-        self.constants.append(self.builder.constant(value))
-        return self.constants[-1]
-
-    def _array(self, dtype: DType, shape: tuple[int, ...]) -> NDArray:
-        if dtype is INT:
-            return self.rng.integers(-9, 9, shape).astype(np.int32)
-        return self.rng.standard_normal(shape).astype(np.float32)
-
-    def _pick(self) -> tuple[int, DType, tuple[int, ...]]:
-        return self.values[int(self.rng.integers(len(self.values)))]
-
-    def _available(self, index: int, dtype: DType, shape: tuple[int, ...]) -> None:
-        self.values.append((index, dtype, shape))
-
-
-def random_devices(rng: np.random.Generator, model: Model) -> list[NumpyDevice]:
-    """1 to 4 devices; every operation is taken by one of them (disjoint), or by any of several."""
-    count = int(rng.choice([1, 2, 3, 4], p=[0.1, 0.3, 0.3, 0.3]))
-    disjoint = bool(rng.random() < 0.5)
-    takers: dict[str, frozenset[int]] = {}
-    for index in range(len(model.operations)):
-        first = int(rng.integers(count))
-        others = () if disjoint else np.flatnonzero(rng.random(count) < 0.4).tolist()
-        takers[model.entry.operation_name(index)] = frozenset({first, *others})
-    names = [f"device{k}" for k in range(count)]
-    if rng.random() < 0.5:
-        names[int(rng.integers(count))] = "reference"
-    return [
-        NumpyDevice(
-            name,
-            lambda _, operation, k=k: k in takers[operation],  # type: ignore[misc]  # a default, bound now
-            {
-                t: (float(rng.uniform(0.1, 2)), float(rng.uniform(0.1, 2)))
-                for t in ("float32", "int32")
-            },
-            alignment=int(rng.choice([16, 64, 256])),
-            padding=int(rng.choice([1, 64])),
-        )
-        for k, name in enumerate(names)
-    ]
-
-
-@dataclass(frozen=True)
-class Case:
-    graph: RandomGraph
-    model: Model
-    devices: list[NumpyDevice]
-    plan: ExecutionPlan
-
-
-def random_case(seed: int) -> Case:
-    rng = np.random.default_rng(seed)
-    graph = RandomGraph(rng)
-    model = graph.make()
-    devices = random_devices(rng, model)
-    preference: Preference = "low_power" if rng.random() < 0.5 else "fast_single_answer"
-    return Case(graph, model, devices, place(model, devices, preference=preference))
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -267,6 +61,69 @@ def test_compiled_model_equals_unpartitioned(batch: int) -> None:
                 for one, other in zip(outputs, ordinary, strict=True):
                     assert (one.dtype, one.shape) == (other.dtype, other.shape), context
                     assert one.tobytes() == other.tobytes(), context
+
+
+class Share(ReferenceDevice):
+    """The reference driver as one of *count* devices that split the operations among them."""
+
+    capabilities = Capabilities(default_performance=PerformanceInfo(0.5, 0.5))
+
+    def __init__(self, number: int, count: int) -> None:
+        self.name, self._number, self._count = f"share{number}", number, count
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return [
+            answer
+            if self._mine(model.entry.operation_name(index))
+            else Support(supported=False, reason="not mine")
+            for index, answer in enumerate(super().supported_operations(model))
+        ]
+
+    def _mine(self, name: str) -> bool:
+        return crc32(name.encode()) % self._count == self._number
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_reference_drivers_of_disjoint_support_equal_one(batch: int) -> None:
+    for seed in range(batch, GRAPHS // COMPILED_SHARE, BATCHES):
+        case = random_case(seed)
+        given = case.graph.arrays[: len(case.model.entry.ordinary_inputs)]
+        shares = [Share(number, 2 + seed % 3) for number in range(2 + seed % 3)]
+        with (
+            compile_model(case.model, devices=[ReferenceDevice()]) as whole,
+            compile_model(case.model, devices=shares) as parted,
+        ):
+            for _ in range(2):
+                pairs = zip(whole.run(given), parted.run(given), strict=True)
+                assert all(one.tobytes() == other.tobytes() for one, other in pairs), (
+                    f"seed {seed}\n{parted.plan.show()}"
+                )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hair_segmentation_float",
+        "if_add_mul",
+        "mobilenet_v1_0.25_128_uint8",
+        "resnet8_cifar10_int8",
+        "yunet_dynamic_range",
+    ],
+)
+def test_real_networks_in_three_shares(corpus: Path, name: str) -> None:
+    model = load(corpus / "models" / "networks" / f"{name}.tflite")
+    rng = np.random.default_rng(0)
+    with (
+        compile_model(model, devices=[ReferenceDevice()]) as whole,
+        compile_model(model, devices=[Share(number, 3) for number in range(3)]) as parted,
+    ):
+        given = [
+            rng.integers(0, 100, [d or 1 for d in operand.shape or ()]).astype(operand.dtype.numpy)
+            for operand in whole.inputs
+        ]
+        pairs = list(zip(whole.run(given), parted.run(given), strict=True))
+        assert pairs
+        assert all(one.tobytes() == other.tobytes() for one, other in pairs)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
