@@ -19,6 +19,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 if __name__ == "__main__" and __package__ is None:
@@ -125,15 +126,15 @@ def fuzz(files: list[bytes], first: int, count: int, jobs: int) -> tuple[Figures
         ::-1
     ]
     total, lost = Figures(), []
-    active: dict[Connection, tuple[multiprocessing.process.BaseProcess, tuple[int, int]]] = {}
+    active: dict[Connection, tuple[BaseProcess, tuple[int, int]]] = {}
     while pending or active:
         while pending and len(active) < jobs:
             ours, theirs = context.Pipe()
-            process = context.Process(target=worker, args=(files, theirs), daemon=True)
+            process: BaseProcess = context.Process(target=worker, args=(files, theirs), daemon=True)
             process.start()
             theirs.close()
             ours.send(pending[-1])
-            active[ours] = process, pending.pop()
+            active[ours] = (process, pending.pop())
         for pipe in multiprocessing.connection.wait(list(active)):
             if not isinstance(pipe, Connection):
                 continue

@@ -36,7 +36,8 @@ def parameters(*kinds: str) -> list[Any]:
 def path_of(entry: Entry) -> Path:
     if CORPUS is None:
         pytest.fail(NO_CORPUS, pytrace=False)
-    return Path(CORPUS) / "models" / entry["file"]
+    file: str = entry["file"]
+    return CORPUS / "models" / file
 
 
 def stops_at(entry: Entry) -> str:

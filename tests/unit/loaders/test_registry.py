@@ -11,6 +11,7 @@ import pytest
 
 from penstock import loaders
 from penstock.errors import InputError, NotAModel
+from penstock.loaders.registry import Source
 from penstock.memory import sealed_file
 from tests.conftest import open_descriptors
 from tests.unit.loaders.files import FileBuilder
@@ -37,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_model_comes_from_paths_bytes_and_files(path: Path) -> None:
     expected = loaders.load(path)
     with path.open("rb") as file:
-        sources = [
+        sources: list[Source] = [
             str(path),
             content(),
             bytearray(content()),

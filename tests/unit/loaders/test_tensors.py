@@ -119,7 +119,12 @@ def test_a_single_scale_of_a_channel_is_per_tensor() -> None:
 
 
 def test_without_scales_there_is_no_quantisation() -> None:
-    for table in ({"min": [0.0], "max": [1.0]}, {"scale": []}, quantization([0.0])):
+    tables: list[dict[str, Any]] = [
+        {"min": [0.0], "max": [1.0]},
+        {"scale": []},
+        quantization([0.0]),
+    ]
+    for table in tables:
         assert (
             loaders.load(relu([2, 3], quantization=table).encode()).inputs[0].quantization is None
         )

@@ -1,0 +1,100 @@
+"""Every loadable TFLite file of the corpus, written and loaded again; LiteRT runs both alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import loaders
+from penstock.export.tflite import write
+from tests.unit.loaders.corpus import Entry, entries, parameters, path_of, stops_at
+
+litert = pytest.importorskip("ai_edge_litert.interpreter")
+
+LIGHT_MACS = 5_000_000
+MISSING_KERNELS = {"hair_segmentation_float"}
+"""Networks whose custom operators LiteRT's Python package does not have."""
+
+
+@pytest.mark.parametrize("entry", parameters("network", "unit"))
+def test_the_digest_survives_the_writer(entry: Entry) -> None:
+    model = loaders.load(path_of(entry))
+    again = loaders.load(write(model))
+    assert again.digest == model.digest
+    assert set(again.signatures) == set(model.signatures)
+    assert again.metadata == model.metadata
+
+
+@pytest.mark.parametrize("entry", parameters("rejected"))
+def test_what_is_not_refused_at_load_survives_too(entry: Entry) -> None:
+    if stops_at(entry) not in {"runs", "invoke"}:
+        pytest.skip("the reference runtime refuses it")
+    try:
+        model = loaders.load(path_of(entry))
+    except ValueError:
+        pytest.skip("refused at load")
+    assert loaders.load(write(model)).digest == model.digest
+
+
+def run_cases(content: bytes, entry: Entry, arrays: Any) -> list[Any]:
+    """Outputs of the recorded cases without a signature, one interpreter a group."""
+    made: dict[str, Any] = {}
+    outputs: list[Any] = []
+    for case in entry["golden"]["cases"]:
+        if case.get("signature"):
+            continue
+        if case["group"] not in made:
+            runner = litert.Interpreter(
+                model_content=content,
+                num_threads=1,
+                experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            )
+            details = runner.get_input_details()
+            for position, shape in (case.get("resize_inputs") or {}).items():
+                runner.resize_tensor_input(details[int(position)]["index"], shape)
+            runner.allocate_tensors()
+            made[case["group"]] = runner
+        runner = made[case["group"]]
+        details = runner.get_input_details()
+        for position in case["inputs"]:
+            value = arrays[f"{case['id']}/in/{position}"]
+            runner.set_tensor(
+                details[int(position)]["index"],
+                value.astype(object) if value.dtype.kind == "S" else value,
+            )
+        runner.invoke()
+        outputs += [
+            runner.get_tensor(runner.get_output_details()[int(k)]["index"]).copy()
+            for k in case["outputs"]
+        ]
+    return outputs
+
+
+def runnable() -> list[Any]:
+    found = []
+    for entry in entries("network", "unit"):
+        if "golden" in entry and entry["id"] not in MISSING_KERNELS:
+            heavy = (entry.get("macs") or 0) > LIGHT_MACS
+            found.append(
+                pytest.param(entry, id=entry["id"], marks=pytest.mark.slow if heavy else ())
+            )
+    return found or parameters("network")
+
+
+@pytest.mark.parametrize("entry", runnable())
+def test_litert_runs_the_written_file_like_the_original(entry: Entry) -> None:
+    original = path_of(entry).read_bytes()
+    with np.load(path_of(entry).parents[1] / entry["golden"]["file"], allow_pickle=False) as arrays:
+        heavy = (entry.get("macs") or 0) > 100 * LIGHT_MACS
+        cases = {**entry, "golden": {"cases": entry["golden"]["cases"][: 1 if heavy else None]}}
+        expected = run_cases(original, cases, arrays)
+        found = run_cases(write(loaders.load(original)), cases, arrays)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        assert (
+            ours.tobytes() == theirs.tobytes()
+            if ours.dtype != object
+            else ours.tolist() == theirs.tolist()
+        )
