@@ -22,6 +22,9 @@ PIPE_WIDTH: Final = 2000
 NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
 """A number, possibly with a unit: what a column must hold to be right-aligned."""
 
+FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+"""rich's pictures ask the network for their font; without that a viewer takes its own monospaced one."""
+
 
 class Output:
     """Where the answer of one command goes. Lines and tables are silent with `--json`."""
@@ -97,6 +100,12 @@ def make_table(
     for row in content:
         table.add_row(*(Text(value) for value in row))
     return table
+
+
+def svg(console: Console, title: str) -> str:
+    """What a recording *console* has printed, as a picture that needs nothing from elsewhere."""
+    picture = console.export_svg(title=title, unique_id="penstock")
+    return FONT_FACE.sub("", picture)
 
 
 def _cell(value: object) -> str:

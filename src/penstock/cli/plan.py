@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import opening, options
 from penstock.cli.failures import FileError, UsageError, os_reason
-from penstock.cli.output import make_table, output_of
+from penstock.cli.output import make_table, output_of, svg as svg_picture
 
 if TYPE_CHECKING:
     from penstock import ExecutionPlan
@@ -76,7 +76,7 @@ def svg_of(plan: ExecutionPlan, title: str) -> str:
     )
     console.print(make_table(("operation", "type", "name", "device", "not on"), rows(plan)))
     console.print(f"plan: {plan.summary()}")
-    return console.export_svg(title=title)
+    return svg_picture(console, title)
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from flatbuffers import flexbuffers
 from PIL import Image
 
 from penstock.cli.answers import TASKS, Results, answer, recognise
@@ -15,6 +16,24 @@ from penstock.cli.answers.pose import KEY_POINTS
 from penstock.cli.failures import UsageError
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.ir.types import dtype_of
+
+DETECTION_OPTIONS = bytes(
+    flexbuffers.Dumps(
+        {
+            "max_detections": 2,
+            "max_classes_per_detection": 1,
+            "detections_per_class": 1,
+            "use_regular_nms": False,
+            "nms_score_threshold": 0.1,
+            "nms_iou_threshold": 0.5,
+            "num_classes": 2,
+            "y_scale": 10.0,
+            "x_scale": 10.0,
+            "h_scale": 5.0,
+            "w_scale": 5.0,
+        }
+    )
+)
 
 
 def results(
@@ -163,7 +182,7 @@ def test_the_detection_operation_says_which_output_is_which() -> None:
             (DType.FLOAT32, (1, 2)),
             (DType.FLOAT32, (1,)),
         ],
-        {"custom_code": "TFLite_Detection_PostProcess", "custom_options": b""},
+        {"custom_code": "TFLite_Detection_PostProcess", "custom_options": DETECTION_OPTIONS},
     )
     boxes, classes, scores, count = made
     model = builder.build([scores, boxes, count, classes])
