@@ -58,7 +58,7 @@ def _l2_float(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
 def local_response_normalization(site: Site) -> Kernel:
     """`x / (bias + alpha * sum of squares of its neighbours in depth) ** beta`.
 
-    Neighbours on both sides count, as TensorFlow, NNAPI (section 8) and LiteRT's default kernel have
+    Neighbours on both sides count, as TensorFlow, NNAPI and LiteRT's default kernel have
     it; LiteRT's reference kernel leaves the farthest one above out.
     """
     if site.input(0).dtype is not DType.FLOAT32:
