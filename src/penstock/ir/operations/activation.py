@@ -7,13 +7,14 @@ from typing import Final
 
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import flag, real
+from penstock.ir.operations.requirements import fixed_output
 from penstock.ir.operations.rules import at_least, broadcast, like
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, NUMBER
-from penstock.ir.types import Shape
+from penstock.ir.types import DType, Shape
 
-X: Final = (Port("x", NUMBER),)
-Y: Final = (Port("y", NUMBER),)
+X: Final = (Port("x", NUMBER, "T"),)
+Y: Final = (Port("y", NUMBER, "T"),)
 
 
 def _prelu(context: ShapeContext) -> Sequence[Shape]:
@@ -47,7 +48,21 @@ ROWS: Final = (
     OperationSpec("RELU_0_TO_1", X, Y, like(0), doc="x clamped to 0..1."),
     OperationSpec("RELU6", X, Y, like(0), feature_level=1, doc="x clamped to 0..6."),
     OperationSpec("TANH", X, Y, like(0), feature_level=1, doc="The hyperbolic tangent of x."),
-    OperationSpec("LOGISTIC", X, Y, like(0), feature_level=1, doc="1 / (1 + exp(-x))."),
+    OperationSpec(
+        "LOGISTIC",
+        X,
+        Y,
+        like(0),
+        require=fixed_output(
+            {
+                DType.INT8: (1 / 256, None),
+                DType.UINT8: (1 / 256, None),
+                DType.INT16: (1 / 32768, 0),
+            }
+        ),
+        feature_level=1,
+        doc="1 / (1 + exp(-x)).",
+    ),
     OperationSpec("ELU", X, Y, like(0), feature_level=4, doc="x where positive, else exp(x) - 1."),
     OperationSpec("HARD_SWISH", X, Y, like(0), feature_level=4, doc="x * relu6(x + 3) / 6."),
     OperationSpec(
@@ -80,6 +95,9 @@ ROWS: Final = (
         (Port("y", ACTIVATION),),
         _along_last,
         (real("beta"),),
+        require=fixed_output(
+            {DType.INT8: (1 / 256, -128), DType.INT16: (1 / 32768, 0)}, tolerance=1e-3
+        ),
         feature_level=1,
         doc="exp(beta * x) over its sum along the last dimension.",
     ),
@@ -88,6 +106,7 @@ ROWS: Final = (
         (Port("x", ACTIVATION),),
         (Port("y", ACTIVATION),),
         _along_last,
+        require=fixed_output({DType.INT8: (1 / 16, 127), DType.UINT8: (1 / 16, 255)}),
         feature_level=3,
         doc="The logarithm of softmax along the last dimension.",
     ),

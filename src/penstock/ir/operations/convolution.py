@@ -14,6 +14,7 @@ from penstock.ir.operations.attributes import (
     STRIDE_W,
     integer,
 )
+from penstock.ir.operations.requirements import integer_filter
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
@@ -150,8 +151,8 @@ CONV_3D_ATTRIBUTES: Final = (
 ROWS: Final = (
     OperationSpec(
         "CONV_2D",
-        (Port("input", ACTIVATION), Port("filter", WEIGHTS), BIASED),
-        (Port("output", ACTIVATION),),
+        (Port("input", ACTIVATION, "T"), Port("filter", WEIGHTS), BIASED),
+        (Port("output", ACTIVATION, "T"),),
         _conv_2d,
         (
             PADDING,
@@ -162,13 +163,14 @@ ROWS: Final = (
             DILATION_H,
             QUANTIZED_BIAS_TYPE,
         ),
+        require=integer_filter(0, checks_bias=False),
         feature_level=1,
         doc="Two-dimensional convolution, grouped where the filter has fewer channels than the input.",
     ),
     OperationSpec(
         "DEPTHWISE_CONV_2D",
-        (Port("input", ACTIVATION), Port("filter", WEIGHTS), BIASED),
-        (Port("output", ACTIVATION),),
+        (Port("input", ACTIVATION, "T"), Port("filter", WEIGHTS), BIASED),
+        (Port("output", ACTIVATION, "T"),),
         _depthwise,
         (
             PADDING,
@@ -179,31 +181,43 @@ ROWS: Final = (
             DILATION_W,
             DILATION_H,
         ),
+        require=integer_filter(3, checks_bias=False),
         feature_level=1,
         doc="Convolution of each input channel with filters of its own.",
     ),
     OperationSpec(
         "TRANSPOSE_CONV",
-        (Port("output_shape", INT32), Port("filter", WEIGHTS), Port("input", ACTIVATION), BIASED),
-        (Port("output", ACTIVATION),),
+        (
+            Port("output_shape", INT32),
+            Port("filter", WEIGHTS),
+            Port("input", ACTIVATION, "T"),
+            BIASED,
+        ),
+        (Port("output", ACTIVATION, "T"),),
         _transpose_conv,
         (PADDING, STRIDE_W, STRIDE_H, FUSED_ACTIVATION, QUANTIZED_BIAS_TYPE),
+        require=integer_filter(0, data=2, checks_bias=False),
         feature_level=3,
         nnapi_name="TRANSPOSE_CONV_2D",
         doc="The gradient of CONV_2D with respect to its input, as an upsampling layer.",
     ),
     OperationSpec(
         "CONV_3D",
-        (Port("input", ACTIVATION), Port("filter", WEIGHTS), BIASED),
-        (Port("output", ACTIVATION),),
+        (Port("input", ACTIVATION, "T"), Port("filter", WEIGHTS), BIASED),
+        (Port("output", ACTIVATION, "T"),),
         _conv_3d,
         CONV_3D_ATTRIBUTES,
         doc="Three-dimensional convolution.",
     ),
     OperationSpec(
         "CONV_3D_TRANSPOSE",
-        (Port("output_shape", INT32), Port("filter", WEIGHTS), Port("input", ACTIVATION), BIASED),
-        (Port("output", ACTIVATION),),
+        (
+            Port("output_shape", INT32),
+            Port("filter", WEIGHTS),
+            Port("input", ACTIVATION, "T"),
+            BIASED,
+        ),
+        (Port("output", ACTIVATION, "T"),),
         _conv_3d_transpose,
         CONV_3D_ATTRIBUTES,
         doc="The gradient of CONV_3D with respect to its input, as an upsampling layer.",

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import InvalidOperation, ShapeMismatch
 from penstock.ir.operations.attributes import FUSED_ACTIVATION, integer
 from penstock.ir.operations.folding import small_values
+from penstock.ir.operations.requirements import joined, same_quantization
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
@@ -148,6 +149,7 @@ ROWS: Final = (
         _concatenation,
         (integer("axis"), FUSED_ACTIVATION),
         fold=_fold_concatenation,
+        require=joined,
         feature_level=1,
         doc="The inputs one after another along an axis.",
     ),
@@ -158,6 +160,7 @@ ROWS: Final = (
         _pack,
         (integer("values_count"), integer("axis")),
         fold=_fold_pack,
+        require=same_quantization,
         feature_level=6,
         doc="Inputs of one shape stacked along a new axis.",
     ),
@@ -168,6 +171,7 @@ ROWS: Final = (
         _unpack,
         (integer("num"), integer("axis")),
         fold=_fold_unpack,
+        require=same_quantization,
         doc="The slices along an axis, which goes, one an output.",
     ),
     OperationSpec(

@@ -8,6 +8,7 @@ from typing import Final
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import choice, integer
 from penstock.ir.operations.folding import folding
+from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
@@ -233,6 +234,7 @@ ROWS: Final = (
         Y,
         _mirror_pad,
         (choice("mode", "REFLECT", "SYMMETRIC"),),
+        require=same_quantization,
         feature_level=7,
         doc="The input with its own mirror image before and after each dimension, "
         "the edge left out (REFLECT) or repeated (SYMMETRIC).",
@@ -257,6 +259,7 @@ ROWS: Final = (
         (X, Port("block_shape", SIZES), Port("paddings", SIZES)),
         Y,
         _space_to_batch,
+        require=same_quantization,
         feature_level=2,
         doc="Blocks of the padded spatial dimensions moved into the batch dimension.",
     ),
@@ -265,6 +268,7 @@ ROWS: Final = (
         (X, Port("block_shape", SIZES), Port("crops", SIZES)),
         Y,
         _batch_to_space,
+        require=same_quantization,
         feature_level=2,
         doc="Batches laid out as blocks of the spatial dimensions, then cropped.",
     ),

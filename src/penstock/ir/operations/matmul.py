@@ -13,6 +13,7 @@ from penstock.ir.operations.attributes import (
     choice,
     flag,
 )
+from penstock.ir.operations.requirements import integer_filter
 from penstock.ir.operations.rules import (
     agree,
     at_least,
@@ -88,6 +89,7 @@ ROWS: Final = (
             QUANTIZED_BIAS_TYPE,
             AttributeSpec("quant_spec", "bytes", b""),
         ),
+        require=integer_filter(0, checks_bias=True),
         feature_level=1,
         doc="The input's rows times the transposed weights, plus a bias. "
         "The second output is the work space of the shuffled format.",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.ir.operations.attributes import FUSED_ACTIVATION, integer, real
+from penstock.ir.operations.requirements import fixed_output
 from penstock.ir.operations.rules import at_least, ranked
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, FLOAT
-from penstock.ir.types import Shape
+from penstock.ir.types import DType, Shape
 
 
 def _l2(context: ShapeContext) -> Sequence[Shape]:
@@ -27,6 +28,7 @@ ROWS: Final = (
         (Port("y", ACTIVATION, "T"),),
         _l2,
         (FUSED_ACTIVATION,),
+        require=fixed_output({DType.INT8: (1 / 128, 0), DType.UINT8: (1 / 128, 128)}),
         feature_level=1,
         doc="x over its Euclidean length along the last dimension; a vector of zeros stays zeros.",
     ),

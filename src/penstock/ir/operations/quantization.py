@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.ir.operations.attributes import flag, integer, real
+from penstock.ir.operations.requirements import quantized_output
 from penstock.ir.operations.rules import like
 from penstock.ir.operations.spec import OperationSpec, Port
 from penstock.ir.operations.types import FLOAT, INT, NUMBER, VALUE
@@ -15,6 +16,7 @@ ROWS: Final = (
         (Port("input", NUMBER),),
         (Port("output", INT | FLOAT),),
         like(0),
+        require=quantized_output,
         feature_level=3,
         doc="Real values rounded to the output's quantisation, or quantised ones requantised to it.",
     ),

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.ir.operations.attributes import flag, tensor_type
 from penstock.ir.operations.folding import small_values
+from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
     at_least,
     constant_integer,
@@ -87,6 +88,7 @@ def _reduction(
         (Port("output", types, "T"),),
         _reduce,
         (flag("keep_dims"),),
+        require=same_quantization if name in {"REDUCE_MAX", "REDUCE_MIN"} else None,
         fold=_fold_reduce(fold) if fold else None,
         feature_level=level,
         nnapi_name=nnapi_name,

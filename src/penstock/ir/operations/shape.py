@@ -11,6 +11,7 @@ import numpy as np
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import integers, tensor_type
 from penstock.ir.operations.folding import fits, folding, relabelling
+from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
     Dimension,
     bounded,
@@ -217,6 +218,7 @@ ROWS: Final = (
         (Port("output", VALUE, "T"),),
         _expand_dims,
         fold=relabelling(_expand_dims),
+        require=same_quantization,
         feature_level=3,
         doc="The input with a dimension of size 1 inserted at an axis.",
     ),

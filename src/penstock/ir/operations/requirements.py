@@ -1,0 +1,140 @@
+"""Requirements on types and quantisation that relate several operands.
+
+Only what no kernel of TFLite prepares is refused: missing or contradictory quantisation of integer
+operations, and outputs whose quantisation the arithmetic fixes (NNAPI section 8.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.errors import InvalidOperation, InvalidQuantization
+from penstock.ir.operand import Operand
+from penstock.ir.operation import Operation
+from penstock.ir.operations.spec import Requirement
+from penstock.ir.operations.types import QUANT8
+from penstock.ir.types import DType, Quantization
+
+QUANTIZED: Final = QUANT8 | {DType.INT16}
+BIAS_TOLERANCE: Final = 0.02
+"""Of the output's scale: how far the bias's scale may be from input times filter (TFLite)."""
+
+
+def _quantization(operand: Operand, what: str) -> Quantization:
+    if operand.quantization is None:
+        raise InvalidQuantization(f"{what} is {operand.dtype.value} and has no quantisation")
+    return operand.quantization
+
+
+def _symmetric(operand: Operand, what: str) -> None:
+    quantization = operand.quantization
+    if operand.dtype is DType.INT16 and quantization is not None and any(quantization.zero_points):
+        raise InvalidQuantization(f"{what} is int16 and has a zero point other than 0")
+
+
+def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requirement:
+    """Of a layer with integer activations: input and filter are quantised, the bias is integer.
+
+    *data* is the position of the input; filter and bias follow it, or stand around it as in
+    TRANSPOSE_CONV. *channels* is the filter's dimension of output channels: scales per channel run
+    along it, and need signed activations. The bias's scale is compared where TFLite reads it: for
+    uint8, and in any type where *checks_bias*.
+    """
+
+    def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+        source, weights = given[data], given[1]
+        if source.dtype not in QUANTIZED:
+            return
+        scales = _quantization(source, "the input")
+        filters = _quantization(weights, "the filter")
+        _symmetric(source, "the input")
+        _symmetric(written[0], "the output")
+        if len(filters.scales) > 1:
+            if source.dtype is DType.UINT8:
+                raise InvalidQuantization("a filter quantised per channel needs a signed input")
+            shape = weights.shape
+            if shape is not None and shape[channels] not in {None, len(filters.scales)}:
+                raise InvalidQuantization(
+                    f"{len(filters.scales)} scales for a filter of shape {shape}, "
+                    f"whose channels are dimension {channels}"
+                )
+        at = 3 if data == 2 else 2
+        if at >= len(given) or not given[at].has_value:
+            return
+        bias = given[at]
+        if not bias.dtype.is_integer:
+            raise InvalidOperation(
+                f"a bias of {bias.dtype.value} beside an input of {source.dtype.value}"
+            )
+        per_tensor = len(filters.scales) == 1
+        if per_tensor and (checks_bias or source.dtype is DType.UINT8):
+            _check_bias(scales.scale * filters.scale, bias, written[0])
+
+    return require
+
+
+def _check_bias(product: float, bias: Operand, output: Operand) -> None:
+    wanted = _quantization(output, "the output").scale
+    found = _quantization(bias, "the bias").scale
+    if abs(product - found) > BIAS_TOLERANCE * wanted:
+        raise InvalidQuantization(
+            f"the bias has scale {found}, input and filter have {product} together"
+        )
+
+
+def quantized_sum(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+    """8-bit operands are quantised, 16-bit ones symmetrically."""
+    for index, operand in enumerate((*given, *written)):
+        what = f"operand {index}"
+        if operand.dtype in QUANT8:
+            _quantization(operand, what)
+        _symmetric(operand, what)
+
+
+def fixed_output(
+    fixed: Mapping[DType, tuple[float, int | None]], tolerance: float = 0.0
+) -> Requirement:
+    """The output has a given scale, to a relative tolerance, and zero point (None: any), by its type;
+    an output of another type than the input's is free.
+    """
+
+    def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+        output = written[0]
+        if output.dtype not in fixed or given[0].dtype is not output.dtype:
+            return
+        scale, zero_point = fixed[output.dtype]
+        found = _quantization(output, "the output")
+        if abs(found.scale - scale) > tolerance * scale or zero_point not in {
+            None,
+            found.zero_point,
+        }:
+            wanted = f"scale {scale}" + (
+                "" if zero_point is None else f" and zero point {zero_point}"
+            )
+            raise InvalidQuantization(
+                f"an {output.dtype.value} output has {wanted}, not {found.scale} and {found.zero_point}"
+            )
+
+    return require
+
+
+def same_quantization(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+    """Quantised inputs and outputs, 8 or 16 bits wide, share one scale and zero point."""
+    for index, output in enumerate(written):
+        if output.dtype in QUANTIZED and output.quantization != given[0].quantization:
+            raise InvalidQuantization(f"output {index} is quantised otherwise than input 0")
+
+
+def joined(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+    """Of a concatenation: int8 inputs have the output's quantisation, int16 ones are symmetric."""
+    for index, operand in enumerate(given):
+        if operand.dtype is DType.INT8 and operand.quantization != written[0].quantization:
+            raise InvalidQuantization(f"int8 input {index} is quantised otherwise than the output")
+        _symmetric(operand, f"input {index}")
+
+
+def quantized_output(_: Operation, __: Sequence[Operand], written: Sequence[Operand]) -> None:
+    """An integer output is quantised."""
+    if written[0].dtype.is_integer:
+        _quantization(written[0], "the output")
