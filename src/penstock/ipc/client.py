@@ -49,7 +49,7 @@ class RemoteDevice:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._closed = False
-        self._description = _ask(channel, Packer(), wire.Describe(), wire.Description)[0]
+        self._description = _ask(channel, Packer(), wire.Describe(wire.WIRE_VERSION), wire.Description)[0]
 
     @property
     def name(self) -> str:

@@ -142,7 +142,7 @@ class RoleForm(Form, frozen=True):
 class Describe(Form, frozen=True, tag="describe"):
     """The first call: answered by `Description`."""
 
-    wire_version: int = WIRE_VERSION
+    wire_version: int
 
 
 class Check(Form, frozen=True, tag="check"):

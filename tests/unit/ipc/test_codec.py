@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.errors import (
+    Cancelled,
+    ClosedError,
+    DriverError,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    OutputInsufficientSize,
+    PenstockError,
+    WireError,
+    driver_error_classes,
+)
+from penstock.hal import (
+    NO_VALUE_ARGUMENT,
+    CacheHandle,
+    CancelToken,
+    EventFence,
+    ExecutionConfig,
+    HostMemory,
+    Memory,
+    PoolArgument,
+    PrepareConfig,
+    ProgressEvent,
+    Request,
+    TokenArgument,
+)
+from penstock.ipc import wire
+from penstock.ipc.codec import (
+    Descriptor,
+    Opaque,
+    Packer,
+    Unpacker,
+    decode_call,
+    decode_reply,
+    encode,
+    error_of,
+    failure_of,
+)
+from penstock.ir import (
+    Attributes,
+    AttributeValue,
+    ConstantPool,
+    DataLocation,
+    DType,
+    Model,
+    ModelBuilder,
+)
+from penstock.memory import MappedFd
+from penstock.testing.contract.cases import Case, every_case
+
+CASES = every_case()
+
+
+def by_wire(model: Model) -> Model:
+    pack = Packer()
+    frame = pack.frame(wire.SupportedOperations(pack.model(model)))
+    call = decode_call(frame.data)
+    assert isinstance(call, wire.SupportedOperations)
+    return Unpacker(frame.handles).model(call.model)
+
+
+def with_attributes(attributes: Attributes) -> wire.SupportedOperations:
+    model = CASES[0].model
+    operation = replace(model.operations[0], attributes=attributes)
+    entry = replace(model.entry, operations=(operation,))
+    return wire.SupportedOperations(wire.ModelForm((entry,), (), (), {}, 0))
+
+
+def received_attributes(data: bytes) -> Attributes:
+    call = decode_call(data)
+    assert isinstance(call, wire.SupportedOperations)
+    return call.model.subgraphs[0].operations[0].attributes
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_model_comes_back_whole(case: Case) -> None:
+    received = by_wire(case.model)
+    assert received == case.model
+    assert received.subgraphs == case.model.subgraphs
+    assert [o.name for o in received.operands] == [o.name for o in case.model.operands]
+    assert received.variables == case.model.variables
+    assert received.show() == case.model.show()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_equal_models_have_equal_bytes(case: Case) -> None:
+    def sent(model: Model) -> bytes:
+        return encode(wire.SupportedOperations(Packer().model(model)))
+
+    assert sent(case.model) == sent(by_wire(case.model))
+
+
+def test_constants_travel_by_handle_and_never_as_bytes() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (50_000,), "x")
+    k = b.constant(np.arange(50_000, dtype=np.float32), "k")
+    model = b.build(b.operation("ADD", [x, k], [(DType.FLOAT32, (50_000,))]))
+    pack = Packer()
+    frame = pack.frame(wire.SupportedOperations(pack.model(model)))
+    assert len(frame.data) < 1000
+    assert [type(h) for h in frame.handles] == [ConstantPool]
+
+
+def test_every_kind_of_attribute_comes_back_as_itself() -> None:
+    values: dict[str, AttributeValue] = {
+        "a": True,
+        "b": False,
+        "c": 0,
+        "d": -(2**63),
+        "e": 2**64 - 1,
+        "f": 0.0,
+        "g": -0.0,
+        "h": 1.0,
+        "i": "text",
+        "j": b"\0\xff",
+        "k": (),
+        "l": (1, -2),
+        "m": (0.5, float("inf")),
+        "n": None,
+    }
+    received = received_attributes(encode(with_attributes(Attributes(values))))
+    assert repr(received) == repr(Attributes(values))
+    assert [type(v) for v in received.values()] == [type(v) for v in values.values()]
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800"])
+def test_an_attribute_without_bytes_cannot_be_sent(value: AttributeValue) -> None:
+    with pytest.raises(WireError, match="cannot be encoded"):
+        encode(with_attributes(Attributes(a=value)))
+
+
+def test_a_request_comes_back_whole() -> None:
+    array = np.arange(6, dtype=np.float32)
+    request = Request(
+        (
+            HostMemory(array),
+            HostMemory(array, (2, 3)),
+            PoolArgument(DataLocation(1, 2, 3), (4, 5), 6),
+            TokenArgument(7, (8,)),
+            NO_VALUE_ARGUMENT,
+        ),
+        (PoolArgument(DataLocation(0, 2**63, 2**63)), PoolArgument(DataLocation(-1, -2, -3))),
+        (
+            Memory("ashmem", 5, 100),
+            Memory("mmap_fd", MappedFd(6, 7, 1), 200),
+            Memory("hardware_buffer", "a buffer", 300),
+            Memory("ashmem", None, 1),
+        ),
+    )
+    pack = Packer()
+    form = pack.request(request)
+    kinds = [np.ndarray, np.ndarray, Descriptor, Descriptor, Opaque, Opaque]
+    assert [type(h) for h in pack.handles] == kinds
+    frame = pack.frame(
+        wire.Execute(3, form, pack.execution_config(ExecutionConfig(cancel=CancelToken())))
+    )
+    call = decode_call(frame.data)
+    assert isinstance(call, wire.Execute)
+    assert call.request is not None
+    received = Unpacker(frame.handles).request(call.request)
+    assert received.inputs[2:] == request.inputs[2:]
+    assert received.outputs == request.outputs
+    assert received.pools == request.pools
+    assert isinstance(received.inputs[1], HostMemory)
+    assert received.inputs[1].array is array
+    assert received.inputs[1].dimensions == (2, 3)
+
+
+def test_configurations_come_back_whole() -> None:
+    events: list[ProgressEvent] = []
+    config = PrepareConfig(
+        preference="low_power",
+        priority="high",
+        deadline_ns=2**62,
+        token=bytes(range(32)),
+        binding=bytes(32),
+        model_cache=(CacheHandle(3), CacheHandle(4)),
+        data_cache=(CacheHandle(5),),
+        accuracy="exact",
+        num_threads=3,
+        options=(("a", "1"), ("b", "2")),
+        progress=events.append,
+        cancel=CancelToken(),
+    )
+    pack = Packer()
+    form = pack.prepare_config(config)
+    call = decode_call(pack.frame(wire.PrepareFromCache(form)).data)
+    assert isinstance(call, wire.PrepareFromCache)
+    assert Unpacker(pack.handles).prepare_config(call.config) == config
+
+    run = ExecutionConfig(
+        deadline_ns=1, loop_timeout_ns=2, measure=True, priority="low", cancel=CancelToken()
+    )
+    pack = Packer()
+    frame = pack.frame(wire.Execute(1, None, pack.execution_config(run)))
+    call = decode_call(frame.data)
+    assert isinstance(call, wire.Execute)
+    assert Unpacker(frame.handles).execution_config(call.config) == run
+
+
+@pytest.mark.parametrize("field", ["preference", "priority", "accuracy"])
+def test_a_word_outside_its_list_does_not_arrive(field: str) -> None:
+    import msgspec
+
+    config = msgspec.structs.replace(PrepareConfig(), **{field: "bogus"})
+    with pytest.raises(WireError, match="bogus"):
+        decode_call(encode(wire.PrepareFromCache(Packer().prepare_config(config))))
+
+
+@pytest.mark.parametrize("status", sorted(set(ErrorStatus) - {ErrorStatus.NONE}))
+def test_every_driver_error_comes_back_as_its_class(status: ErrorStatus) -> None:
+    kind = driver_error_classes()[status]
+    error = kind("what happened \N{SNOWMAN}")
+    received = error_of_reply(failure_of(error))
+    assert type(received) is kind
+    assert str(received) == str(error)
+
+
+def error_of_reply(failure: wire.Failure | wire.Stopped) -> PenstockError:
+    reply = decode_reply(encode(failure))
+    assert isinstance(reply, wire.Failure | wire.Stopped)
+    return error_of(reply)
+
+
+def test_the_shapes_of_insufficient_outputs_come_back() -> None:
+    error = OutputInsufficientSize("small", [((2, 3), False), ((), True)])
+    received = error_of_reply(failure_of(error))
+    assert isinstance(received, OutputInsufficientSize)
+    assert received.output_shapes == error.output_shapes
+
+
+@pytest.mark.parametrize("kind", [Cancelled, ClosedError])
+def test_cancelled_and_closed_come_back(kind: type[PenstockError]) -> None:
+    received = error_of_reply(failure_of(kind("why")))
+    assert type(received) is kind
+    assert str(received) == "why"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad \ud800 text"), KeyError("k"), PenstockError("p")]
+)
+def test_any_other_error_is_a_general_failure_that_names_it(error: Exception) -> None:
+    received = error_of_reply(failure_of(error))
+    assert type(received) is GeneralFailure
+    assert type(error).__name__ in str(received)
+
+
+def test_a_failure_without_one_is_no_message() -> None:
+    with pytest.raises(WireError, match="there was none"):
+        error_of(wire.Failure(ErrorStatus.NONE, ""))
+
+
+def test_driver_errors_of_the_contract_have_statuses_on_the_wire() -> None:
+    assert all(issubclass(kind, DriverError) for kind in driver_error_classes().values())
+    assert InvalidArgument in driver_error_classes().values()
+
+
+@pytest.mark.parametrize(
+    ("handles", "complaint"),
+    [((), "handle 0 of 0"), ((7,), "is a int, not"), ((None,), "is a NoneType, not")],
+)
+def test_a_handle_that_is_missing_or_of_another_kind_is_refused(
+    handles: tuple[object, ...], complaint: str
+) -> None:
+    take = Unpacker(handles)
+    uses: list[Callable[[], object]] = [
+        lambda: take.memory(wire.MemoryForm("ashmem", 0, 1)),
+        lambda: take.model(wire.ModelForm((), (0,), (), {}, 0)),
+        lambda: take.request(wire.RequestForm((wire.HostForm(0),), (), ())),
+        lambda: take.execution_config(wire.ExecutionForm(None, 1, False, "low", 0)),
+        lambda: take.fence(0),
+        lambda: take.prepare_config(_prepare_form(model_cache=(0,))),
+        lambda: take.prepare_config(_prepare_form(progress=0)),
+    ]
+    for use in uses:
+        with pytest.raises(WireError, match=complaint):
+            use()
+    with pytest.raises(WireError, match="handle -1"):
+        take.fence(-1)
+
+
+def _prepare_form(**changes: object) -> wire.PrepareForm:
+    import msgspec
+
+    return msgspec.structs.replace(Packer().prepare_config(PrepareConfig()), **changes)
+
+
+def test_a_window_needs_a_descriptor() -> None:
+    with pytest.raises(WireError, match="not a memory's"):
+        Unpacker((Opaque(1),)).memory(wire.MemoryForm("mmap_fd", 0, 1, (0, 3)))
+
+
+def test_a_fence_is_known_by_its_methods() -> None:
+    fence = EventFence()
+    assert Unpacker((fence,)).fence(0) is fence
+
+
+def test_an_invalid_model_is_named() -> None:
+    entry = replace(CASES[0].model.entry, outputs=(99,))
+    with pytest.raises(WireError, match="operand 99") as caught:
+        Unpacker(()).model(wire.ModelForm((entry,), (), (), {}, 0))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_handles_are_bounded() -> None:
+    pack = Packer()
+    for _ in range(wire.MAX_HANDLES):
+        pack.handle(None)
+    with pytest.raises(WireError, match="more than 4096"):
+        pack.handle(None)
+    with pytest.raises(WireError, match="4097 handles"):
+        Unpacker([None] * (wire.MAX_HANDLES + 1))
+
+
+def test_lengths_are_bounded_before_anything_is_read() -> None:
+    assert wire.frame_length(wire.frame_header(1234)) == 1234
+    assert wire.frame_length(wire.frame_header(wire.MAX_FRAME)) == wire.MAX_FRAME
+    with pytest.raises(WireError, match="the limit is"):
+        wire.frame_header(wire.MAX_FRAME + 1)
+    for header in (
+        b"",
+        b"\xff" * 8,
+        bytes(7),
+        bytes(9),
+        (wire.MAX_FRAME + 1).to_bytes(8, "little"),
+    ):
+        with pytest.raises(WireError, match="announced"):
+            wire.frame_length(header)
+
+
+def test_a_message_beyond_the_limit_cannot_be_sent_or_read() -> None:
+    reason = wire.Reason("x" * (wire.MAX_FRAME + 1))
+    with pytest.raises(WireError, match="the limit is"):
+        encode(reason)
+    with pytest.raises(WireError, match="the limit is"):
+        decode_reply(bytes(wire.MAX_FRAME + 1))
