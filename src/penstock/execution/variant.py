@@ -59,7 +59,7 @@ class Variant:
             for i, (offset, nbytes) in plan.temporaries.offsets.items()
             if (shape := static_shape(entry.operands[i].shape)) is not None
         )
-        self._arena_size = plan.temporaries.nbytes
+        self._arena_size, self._alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         self._arenas: list[dict[int, NDArray]] = []
         self._lock = threading.Lock()
 
@@ -158,7 +158,8 @@ class Variant:
         with self._lock:
             if self._arenas:
                 return self._arenas.pop()
-        block = np.empty(self._arena_size, np.uint8)
+        raw = np.empty(self._arena_size + self._alignment, np.uint8)
+        block = raw[-raw.ctypes.data % self._alignment :]
         return {
             s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)
             for s in self._slots

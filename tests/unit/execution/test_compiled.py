@@ -392,10 +392,10 @@ class TestInterruption:
         def before(request: Request, config: ExecutionConfig) -> None:
             raise MissedDeadlinePersistent("too slow")
 
+        cheap = Capabilities(default_performance=penstock.hal.PerformanceInfo(0.1, 0.1))
+        device = NumpyDevice(before=before, capabilities=cheap)
         with (
-            penstock.compile(
-                add_relu(), devices=[NumpyDevice(before=before), "reference"]
-            ) as compiled,
+            penstock.compile(add_relu(), devices=[device, "reference"]) as compiled,
             pytest.raises(MissedDeadlinePersistent),
         ):
             compiled(X, Y)
