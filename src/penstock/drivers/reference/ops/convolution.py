@@ -74,7 +74,7 @@ def _grouped(tile: NDArray, columns: NDArray, groups: int) -> NDArray:
     if groups == 1:
         flat = np.empty(tile.shape, columns.dtype)
         np.copyto(flat, tile)
-        return np.matmul(flat.reshape(positions, inner), columns.T)
+        return np.asarray(np.matmul(flat.reshape(positions, inner), columns.T))
     depth, each = tile.shape[4] // groups, len(columns) // groups
     sums = np.empty((positions, len(columns)), columns.dtype)
     for group in range(groups):

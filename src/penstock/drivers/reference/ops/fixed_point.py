@@ -55,7 +55,7 @@ def round_half_away_from_zero(values: NDArray) -> NDArray:
 
 
 def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArray:
-    """a * b / 2**31 to the nearest, halves up, for int32 values in int64 arrays.
+    """The product of *a* and *b* over 2**31 to the nearest, halves up, for int32 values in int64 arrays.
 
     The product of two -2**31 saturates to 2**31 - 1.
     """
@@ -66,7 +66,7 @@ def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArr
 
 
 def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
-    """x / 2**exponent to the nearest, halves away from zero; *x* is an int64 array, *exponent* >= 0."""
+    """Quotient of *x* and 2**exponent to the nearest, halves away from zero; *x* is an int64 array, *exponent* >= 0."""
     # Half of the divisor, less one for negative x: -1 >> 63 is the sign, and 1 << e >> 1 is 0 for e = 0,
     # where there is nothing to round.
     exponent = np.asarray(exponent, np.int64)

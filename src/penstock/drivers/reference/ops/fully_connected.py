@@ -105,7 +105,9 @@ def _hybrid_layer(site: Site) -> Prepare:
             out = _output(source, weights, site)
             rows = quantize_rows(source.reshape(-1, depth), asymmetric=asymmetric)
             sums = np.matmul(rows.values.astype(columns.values.dtype), columns.values.T)
-            finish = HybridFinish(columns.sums, scaling, bias, activation, rows.scales, rows.offsets)
+            finish = HybridFinish(
+                columns.sums, scaling, bias, activation, rows.scales, rows.offsets
+            )
             finish(sums, out.reshape(-1, units))
             return out
 

@@ -47,28 +47,36 @@ def _symmetric(rows: NDArray, least: NDArray, greatest: NDArray) -> Rows:
     empty = reach == 0
     reach = np.where(empty, np.float32(127), reach)
     inverse = np.float32(127) / reach
-    values = round_half_away_from_zero(rows * inverse[:, None])
+    values = _round(rows * inverse[:, None])
     np.clip(values, -127, 127, out=values)
     offsets = np.zeros(len(rows), np.int64)
     return Rows(values.astype(np.int8), reach / np.float32(127), offsets)
 
 
 def _asymmetric(rows: NDArray, least: NDArray, greatest: NDArray) -> Rows:
-    low = np.minimum(least, np.float32(0)).astype(np.float64)
-    high = np.maximum(greatest, np.float32(0)).astype(np.float64)
+    """The range is a float32, everything up to the offset a float64."""
+    low, high = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
     empty = low == high
-    exact = np.where(empty, 1.0, (high - low) / 255.0)
-    from_low, from_high = -128.0 - low / exact, 127.0 - high / exact
-    nearer_low = 128.0 + np.abs(low / exact) < 127.0 + np.abs(high / exact)
-    offsets = round_half_away_from_zero(np.clip(np.where(nearer_low, from_low, from_high), -128.0, 127.0))
-    offsets = np.where(empty, 0.0, offsets)
-    scales = exact.astype(np.float32)
+    steps = np.where(empty, 1.0, (high - low).astype(np.float64) / 255.0)
+    below, above = low.astype(np.float64) / steps, high.astype(np.float64) / steps
+    nearer_low = 128.0 + np.abs(below) < 127.0 + np.abs(above)
+    offsets = np.clip(np.where(nearer_low, -128.0 - below, 127.0 - above), -128.0, 127.0)
+    offsets = np.where(empty, 0.0, round_half_away_from_zero(offsets))
+    scales = steps.astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
-    scaled = rows * inverse[:, None]
-    scaled += offsets.astype(np.float32)[:, None]
-    values = round_half_away_from_zero(scaled)
+    values = _round(rows * inverse[:, None])
+    values += offsets.astype(np.float32)[:, None]
     np.clip(values, -128, 127, out=values)
     return Rows(values.astype(np.int8), scales, offsets.astype(np.int64))
+
+
+def _round(values: NDArray) -> NDArray:
+    """To the nearest integers, halves away from zero, as those utilities round.
+
+    0.49999997 becomes 1: its sum with one half is rounded before the fraction is cut off.
+    """
+    values += np.copysign(np.float32(0.5), values)
+    return np.trunc(values, out=values)
 
 
 def weight_values(values: NDArray, operand: Operand) -> NDArray:

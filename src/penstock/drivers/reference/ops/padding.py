@@ -66,8 +66,9 @@ class Steps:
         stride = attributes.integer("stride_h"), attributes.integer("stride_w")
         dilation = (1, 1)
         if "dilation_h_factor" in attributes:
-            dilation = attributes.integer("dilation_h_factor"), attributes.integer(
-                "dilation_w_factor"
+            dilation = (
+                attributes.integer("dilation_h_factor"),
+                attributes.integer("dilation_w_factor"),
             )
         if min(*stride, *dilation) < 1:
             raise Unsupported(f"strides {stride} and dilations {dilation}")

@@ -60,8 +60,10 @@ class Requantizer:
             self._prepare(np.asarray(bound, np.float64))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape, of any numeric type
-        that holds them exactly."""
+        """Fills *out* [rows, channels] from *accumulators* of the same shape.
+
+        Their type may be any numeric one that holds them exactly.
+        """
         rows = max(1, BLOCK // max(1, self._channels))
         convert = self._in_floats if self._exact else self._in_integers
         if self._exact:
