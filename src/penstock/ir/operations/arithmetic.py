@@ -13,7 +13,7 @@ from penstock.ir.operations.folding import (
     floor_modulo,
     truncated_division,
 )
-from penstock.ir.operations.requirements import quantized_sum
+from penstock.ir.operations.requirements import symmetric_16bit
 from penstock.ir.operations.rules import agree_shapes, broadcasting
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ANY_NUMBER, INT, NUMBER, VALUE
@@ -42,7 +42,7 @@ ROWS: Final = (
         broadcasting,
         (FUSED_ACTIVATION, POT_SCALE_INT16),
         fold=elementwise(np.add),
-        require=quantized_sum,
+        require=symmetric_16bit,
         feature_level=1,
         doc="a + b, broadcast.",
     ),
@@ -53,7 +53,7 @@ ROWS: Final = (
         broadcasting,
         (FUSED_ACTIVATION, POT_SCALE_INT16),
         fold=elementwise(np.subtract),
-        require=quantized_sum,
+        require=symmetric_16bit,
         feature_level=2,
         doc="a - b, broadcast.",
     ),

@@ -83,13 +83,10 @@ def _check_bias(product: float, bias: Operand, output: Operand) -> None:
         )
 
 
-def quantized_sum(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """8-bit operands are quantised, 16-bit ones symmetrically."""
+def symmetric_16bit(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+    """Operands of 16 bits have zero point 0."""
     for index, operand in enumerate((*given, *written)):
-        what = f"operand {index}"
-        if operand.dtype in QUANT8:
-            _quantization(operand, what)
-        _symmetric(operand, what)
+        _symmetric(operand, f"operand {index}")
 
 
 def fixed_output(
