@@ -45,8 +45,8 @@ def inspect(context: typer.Context, model: options.ModelFile) -> None:
     if data["metadata"]["files"]:
         output.line(f"associated files: {_list(data['metadata']['files'])}")
     output.line(
-        f"{sum(data['operations'].values())} operations in {data['subgraphs']} subgraphs, "
-        f"{data['parameters']:,} constant values"
+        f"operations: {sum(data['operations'].values())}, subgraphs: {data['subgraphs']}, "
+        f"constant values: {data['parameters']:,}"
     )
     output.json({"file": model, "nbytes": nbytes, **data})
 

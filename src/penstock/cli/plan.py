@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,7 +16,9 @@ from penstock.cli.output import make_table, output_of, svg as svg_picture
 if TYPE_CHECKING:
     from penstock import ExecutionPlan
 
-SVG_WIDTH = 120
+SVG_WIDTH: Final = 120
+NAME_WIDTH: Final = 48
+"""Columns of an operation's name in a table; `--json` has all of it."""
 
 
 def plan(
@@ -54,12 +56,18 @@ def rows(plan: ExecutionPlan) -> list[tuple[int, str, str, str, str]]:
         (
             p.index,
             p.type,
-            p.name,
+            short(p.name),
             p.device,
             "; ".join(f"{name}: {why}" for name, why in p.reasons.items()),
         )
         for p in plan.operations
     ]
+
+
+def short(name: str) -> str:
+    """The first of the names that converters join with `;`, or its end where it is long."""
+    first = name.partition(";")[0]
+    return first if len(first) <= NAME_WIDTH else "..." + first[3 - NAME_WIDTH :]
 
 
 def svg_of(plan: ExecutionPlan, title: str) -> str:

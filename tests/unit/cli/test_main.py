@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock.cli.failures import FileError, UsageError, exit_code, message
 from penstock.cli.main import app, hoist
+from penstock.cli.plan import short
 from penstock.errors import (
     GeneralFailure,
     InputError,
@@ -361,3 +362,8 @@ def test_bench_measures_the_given_number_of_runs(run: Run, model: Path) -> None:
 def test_bench_stops_when_its_time_is_over(run: Run, model: Path) -> None:
     data = parsed(run("bench", model, "--device", "sample", "--seconds", "0", "--json"))
     assert data["runs"] == 1
+
+
+def test_long_operation_names_are_cut_in_tables() -> None:
+    assert short("Relu6;bias;fold") == "Relu6"
+    assert short("a/" * 40 + "end") == "..." + ("a/" * 40 + "end")[-45:]
