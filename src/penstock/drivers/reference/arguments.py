@@ -119,4 +119,6 @@ def _write(argument: RequestArgument, result: NDArray, regions: Regions) -> None
 def _write_flat(target: NDArray, result: NDArray) -> None:
     if result.nbytes > target.nbytes:
         raise GeneralFailure(f"{result.nbytes} bytes of result for {target.nbytes} bytes of memory")
+    if not target.flags.writeable:
+        raise GeneralFailure("an output lies in memory that cannot be written")
     target[: result.nbytes] = np.ascontiguousarray(result).reshape(-1).view(np.uint8)

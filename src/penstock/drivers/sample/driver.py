@@ -127,6 +127,8 @@ class SamplePreparedModel(PreparedModelBase):
         if not all(fits):
             shapes = [(r.shape, fit) for r, fit in zip(results, fits, strict=True)]
             raise OutputInsufficientSize("an output does not fit into its place", shapes)
+        if not all(region is None or region.flags.writeable for region in regions):
+            raise GeneralFailure("an output lies in a pool that cannot be written")
         for result, region in pairs:
             if region is not None:
                 region[: result.nbytes] = result.reshape(-1).view(np.uint8)

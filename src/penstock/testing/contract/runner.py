@@ -10,7 +10,16 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from penstock.hal import Device
-from penstock.testing.contract import burst, execute, fenced, lifetime, prepare, support
+from penstock.testing.contract import (
+    burst,
+    caching,
+    execute,
+    fenced,
+    lifetime,
+    memory,
+    prepare,
+    support,
+)
 from penstock.testing.contract.promise import VALUE_CHECKS, Check, NotCovered, describe
 
 Outcome: TypeAlias = Literal["passed", "failed", "not_covered"]
@@ -19,6 +28,8 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
     {
         "support": support.CHECKS,
         "prepare": prepare.CHECKS,
+        "caching": caching.CHECKS,
+        "memory": memory.CHECKS,
         "execute": execute.CHECKS,
         "burst": burst.CHECKS,
         "fenced": fenced.CHECKS,

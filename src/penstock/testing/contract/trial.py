@@ -128,6 +128,14 @@ class Trial:
                 f"{self.case.name}: output {place - len(self.inputs)} was written {moment}",
             )
 
+    def pool_bytes(self) -> bytes:
+        """The content of the pool."""
+        return self._content.tobytes()
+
+    def take(self, content: bytes) -> None:
+        """Puts *content* into the pool: what a run wrote elsewhere."""
+        self._content[:] = np.frombuffer(content, np.uint8)
+
     def snapshot(self) -> bytes:
         """All memory of the trial."""
         return self._content.tobytes() + self._host.tobytes()

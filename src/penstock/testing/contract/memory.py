@@ -1,0 +1,275 @@
+"""Pools of every kind, and driver-managed buffers (NNAPI sections 6.3 to 6.7)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from penstock.errors import DriverError, GeneralFailure, InvalidArgument
+from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    Device,
+    HostMemory,
+    Memory,
+    PoolArgument,
+    PreparedModel,
+    Request,
+    TokenArgument,
+)
+from penstock.memory import PROT_READ, PROT_WRITE, MappedFd, MemoryPool
+from penstock.testing.contract.cases import Case, one_case, static_cases
+from penstock.testing.contract.promise import (
+    Check,
+    NotCovered,
+    Violation,
+    needs_values,
+    refused,
+    require,
+)
+from penstock.testing.contract.trial import PLAIN, Trial, compare, prepare
+
+Role = tuple[Literal["input", "output"], int, float]
+
+
+@needs_values
+def check_pools_in_files(device: Device) -> None:
+    """`mmap_fd`: any offset into a file, aligned to a page or not."""
+    for case in static_cases(device):
+        with closing(prepare(device, case)) as prepared:
+            for offset in (0, 8, 4096, 65536 + 24):
+                with Trial(case) as trial, _in_file(trial, offset) as (memory, content):
+                    pooled = Request(trial.request.inputs, trial.request.outputs, (memory,))
+                    result = prepared.execute(pooled, PLAIN)
+                    trial.take(content())
+                    trial.check_memory()
+                    found = trial.outputs(result)
+                    compare(device, case, found, case.outputs, f"at byte {offset} of a file")
+
+
+@needs_values
+def check_read_only_pools_for_inputs(device: Device) -> None:
+    """A pool of inputs may be protected against writing."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+        with _in_file(trial, 0, PROT_READ) as (memory, _):
+            request = _two_pools(trial, memory)
+            found = trial.outputs(prepared.execute(request, PLAIN))
+        compare(device, case, found, case.outputs, "from a read-only pool")
+
+
+@needs_values
+def check_read_only_pools_for_outputs(device: Device) -> None:
+    """An output in memory that cannot be written is an error with a name."""
+    case = one_case(device)
+    with (
+        closing(prepare(device, case)) as prepared,
+        Trial(case) as trial,
+        _in_file(trial, 0, PROT_READ) as (memory, content),
+    ):
+        before = content()
+        request = Request(trial.request.inputs, trial.request.outputs, (memory,))
+        with refused("an output in read-only memory", InvalidArgument, GeneralFailure):
+            prepared.execute(request, PLAIN)
+        require(content() == before, "read-only memory was written")
+
+
+@needs_values
+def check_pools_may_be_closed_after_a_run(device: Device) -> None:
+    """Nothing of a pool is used once the call has returned."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        for _ in range(3):
+            with Trial(case) as trial:
+                found = trial.run(prepared)
+            compare(device, case, found, case.outputs, "of a pool of its own")
+
+
+def check_allocate_without_domains(device: Device) -> None:
+    """A device without memory domains says `GeneralFailure` to a valid request for a buffer."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        try:
+            _, buffer = device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+        except GeneralFailure:
+            return
+        except DriverError as error:
+            raise Violation(f"{type(error).__name__} for a valid role: {error}") from error
+        buffer.close()
+        raise NotCovered("it has memory domains")
+
+
+def check_allocate_refuses_bad_roles(device: Device) -> None:
+    """None, unknown models, indexes out of range, frequencies outside (0, 1], a role twice, dimensions
+    that contradict: `InvalidArgument` (or `GeneralFailure` where there are no domains at all).
+    """
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        inputs, outputs = len(case.inputs), len(case.outputs)
+        shape = case.inputs[0].shape
+        good = BufferRole(prepared, "input", 0)
+        for what, desc, roles in (
+            ("no roles", BufferDesc(), []),
+            ("input out of range", BufferDesc(), [BufferRole(prepared, "input", inputs)]),
+            ("output out of range", BufferDesc(), [BufferRole(prepared, "output", outputs)]),
+            ("negative index", BufferDesc(), [BufferRole(prepared, "input", -1)]),
+            ("frequency 10", BufferDesc(), [BufferRole(prepared, "input", 0, 10.0)]),
+            ("frequency 0", BufferDesc(), [BufferRole(prepared, "input", 0, 0.0)]),
+            ("frequency -0.5", BufferDesc(), [BufferRole(prepared, "input", 0, -0.5)]),
+            ("a role twice", BufferDesc(), [good, good]),
+            ("another rank", BufferDesc((1, *shape)), [good]),
+            ("another dimension", BufferDesc((*shape[:-1], shape[-1] + 1)), [good]),
+        ):
+            with refused(f"a buffer for {what}", InvalidArgument, GeneralFailure):
+                device.allocate(desc, roles)
+
+
+def check_tokens_of_live_buffers_differ(device: Device) -> None:
+    """Tokens are positive, and no two live buffers share one."""
+    with _buffers(device) as (_, _, allocate):
+        tokens = [allocate([("input", 0, 1.0)])[0] for _ in range(4)]
+        require(all(t > 0 for t in tokens), f"tokens {tokens}")
+        require(len(set(tokens)) == len(tokens), f"live buffers share a token: {tokens}")
+
+
+def check_buffers_start_uninitialised(device: Device) -> None:
+    """Reading one before it is written is `GeneralFailure`, by `copy_to` and as an input."""
+    with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
+        token, buffer = allocate([("input", 0, 1.0)])
+        size = case.inputs[0].nbytes
+        with MemoryPool.anonymous(size) as pool, refused("copy_to", GeneralFailure):
+            buffer.copy_to(pool.memory)
+        with refused("an uninitialised input", GeneralFailure):
+            prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
+
+
+@needs_values
+def check_buffers_carry_values(device: Device) -> None:
+    """What is copied in comes out, and serves as an input; an output serves likewise."""
+    with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
+        token, buffer = allocate([("input", 0, 1.0)])
+        with _pool_of(case.inputs[0]) as pool, _pool_of(case.inputs[0] * 0) as back:
+            buffer.copy_from(pool.memory, case.inputs[0].shape)
+            buffer.copy_to(back.memory)
+            same = back.view(np.uint8, back.nbytes).tobytes() == case.inputs[0].tobytes()
+            require(same, "other bytes come out than went in")
+        result = prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
+        compare(device, case, trial.outputs(result), case.outputs, "from a device buffer")
+
+
+def check_buffers_refuse_wrong_sizes(device: Device) -> None:
+    """`InvalidArgument` from both copies; after a failed `copy_from` the buffer is uninitialised."""
+    with _buffers(device) as (case, _, allocate):
+        _, buffer = allocate([("input", 0, 1.0)])
+        array = case.inputs[0]
+        with MemoryPool.anonymous(array.nbytes + 4) as long, _pool_of(array) as right:
+            buffer.copy_from(right.memory, array.shape)
+            with refused("copy_to of another size", InvalidArgument):
+                buffer.copy_to(long.memory)
+            with refused("copy_from of another size", InvalidArgument):
+                buffer.copy_from(long.memory, array.shape)
+            with refused("copy_to after a failed copy_from", GeneralFailure):
+                buffer.copy_to(right.memory)
+
+
+def check_buffers_serve_their_roles_only(device: Device) -> None:
+    """A buffer for input 0 is no output; one argument of a request at a time may write it."""
+    with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
+        token, buffer = allocate([("input", 0, 1.0)])
+        with _pool_of(case.inputs[0]) as pool:
+            buffer.copy_from(pool.memory, case.inputs[0].shape)
+        argument = TokenArgument(token)
+        with refused("a buffer of an input as an output", InvalidArgument):
+            prepared.execute(trial.with_argument(len(trial.inputs), argument), PLAIN)
+
+
+def check_freed_tokens_are_refused(device: Device) -> None:
+    with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
+        token, buffer = allocate([("input", 0, 1.0)])
+        buffer.close()
+        buffer.close()
+        with refused("the token of a closed buffer", InvalidArgument):
+            prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
+
+
+@contextmanager
+def _buffers(
+    device: Device,
+) -> Iterator[tuple[Case, PreparedModel, Callable[[Sequence[Role]], tuple[int, Buffer]]]]:
+    """A case, its prepared model, and a function that allocates buffers, closed at the end."""
+    case = one_case(device)
+    made: list[Buffer] = []
+    with closing(prepare(device, case)) as prepared:
+
+        def allocate(roles: Sequence[Role]) -> tuple[int, Buffer]:
+            wanted = [BufferRole(prepared, kind, index, often) for kind, index, often in roles]
+            try:
+                token, buffer = device.allocate(BufferDesc(), wanted)
+            except GeneralFailure as error:
+                raise NotCovered(f"it has no memory domains: {error}") from error
+            made.append(buffer)
+            return token, buffer
+
+        try:
+            yield case, prepared, allocate
+        finally:
+            for buffer in made:
+                buffer.close()
+
+
+@contextmanager
+def _pool_of(array: Any) -> Iterator[MemoryPool]:
+    with MemoryPool.anonymous(array.nbytes) as pool:
+        pool.view(array.dtype, array.shape)[...] = array
+        yield pool
+
+
+@contextmanager
+def _in_file(
+    trial: Trial, offset: int, protection: int = PROT_READ | PROT_WRITE
+) -> Iterator[tuple[Memory, Callable[[], bytes]]]:
+    """The pool of *trial* in a file at *offset*, and a function that reads it there."""
+    content = trial.pool_bytes()
+    with tempfile.TemporaryFile() as file:
+        file.write(b"\xc3" * offset + content)
+        file.flush()
+
+        def read() -> bytes:
+            file.seek(offset)
+            return file.read()
+
+        handle = MappedFd(file.fileno(), offset, protection)
+        yield Memory("mmap_fd", handle, len(content)), read
+
+
+def _two_pools(trial: Trial, inputs: Memory) -> Request:
+    """The request with its inputs in a pool of their own."""
+    moved = tuple(a for a in trial.request.inputs if isinstance(a, PoolArgument | HostMemory))
+    outputs = []
+    for argument in trial.request.outputs:
+        if isinstance(argument, PoolArgument):
+            at = argument.location
+            place = type(at)(1, at.offset, at.length)
+            outputs.append(PoolArgument(place, argument.dimensions))
+    return Request(moved, tuple(outputs), (inputs, *trial.request.pools))
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_pools_in_files,
+    check_read_only_pools_for_inputs,
+    check_read_only_pools_for_outputs,
+    check_pools_may_be_closed_after_a_run,
+    check_allocate_without_domains,
+    check_allocate_refuses_bad_roles,
+    check_tokens_of_live_buffers_differ,
+    check_buffers_start_uninitialised,
+    check_buffers_carry_values,
+    check_buffers_refuse_wrong_sizes,
+    check_buffers_serve_their_roles_only,
+    check_freed_tokens_are_refused,
+)
