@@ -18,7 +18,12 @@ from tests.golden.comparison import Case, Rule, compare
 
 HEAVY_MACS = 1_000_000_000
 
-GAPS: dict[str, str] = {}
+GAPS: dict[str, str] = {
+    "hair_segmentation_float": (
+        "only XNNPACK runs its custom operators, and in two pooling windows the two greatest values differ by less "
+        "than float32 rounding: the argmax, and with it 0.1 % of the output, depends on the order of summation"
+    ),
+}
 """Networks that do not run yet, each with its reason; strict: one that starts to pass must leave."""
 
 

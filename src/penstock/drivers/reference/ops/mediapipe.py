@@ -1,8 +1,9 @@
 """MediaPipe's custom operators: a transposed convolution with bias, pooling that remembers where the
 greatest values were, and its inverse.
 
-An index counts the places of a pooling window in reading order, as XNNPACK's argmax pooling and
-unpooling do, which run these operators in LiteRT.
+An index counts the places of a pooling window column by column, and is an unsigned 32-bit number whose
+bits stand in the float tensor: so do XNNPACK's argmax pooling and unpooling, which run these
+operators in LiteRT.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
     _require_float(site)
     options = windowed_pool(site.attributes)
     activation_bounds(options.fused_activation_function)
-    indexes_dtype = site.output(1).dtype.numpy
+    if site.output(1).dtype is not DType.FLOAT32:
+        raise site.unsupported_types()
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         image = given(inputs[0])
@@ -71,11 +73,12 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
         )
         windows = patches(pad(image, rows, columns, -np.inf), rows, columns)
         batch, height, width, tall, wide, depth = windows.shape
-        flat = windows.reshape(batch, height, width, tall * wide, depth)
+        by_column = windows.transpose(0, 1, 2, 4, 3, 5)
+        flat = by_column.reshape(batch, height, width, tall * wide, depth)
         places = flat.argmax(axis=3)
         values = np.take_along_axis(flat, places[:, :, :, None], axis=3)[:, :, :, 0]
         clamped = clamp_in_place(values, options.fused_activation_function)
-        return [clamped, places.astype(indexes_dtype)]
+        return [clamped, places.astype(np.uint32).view(np.float32)]
 
     return run
 
@@ -88,19 +91,15 @@ def max_unpooling(site: Site) -> Kernel:
     tall, wide = options.filter_height, options.filter_width
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        values, indexes = given(inputs[0]), given(inputs[1]).astype(np.int64)
-        if (
-            values.shape != indexes.shape
-            or indexes.min(initial=0) < 0
-            or indexes.max(initial=0) >= tall * wide
-        ):
+        values = given(inputs[0])
+        indexes = np.ascontiguousarray(given(inputs[1])).view(np.uint32).astype(np.int64)
+        if values.shape != indexes.shape or indexes.max(initial=0) >= tall * wide:
             raise ValueError("unpooling indexes do not lie within their windows")
         batch, height, width, depth = values.shape
         windows = np.zeros((batch, height, width, tall * wide, depth), np.float32)
         np.put_along_axis(windows, indexes[:, :, :, None], values[:, :, :, None], axis=3)
-        spaced = windows.reshape(batch, height, width, tall, wide, depth).transpose(
-            0, 1, 3, 2, 4, 5
-        )
+        by_column = windows.reshape(batch, height, width, wide, tall, depth)
+        spaced = by_column.transpose(0, 1, 4, 2, 3, 5)
         return [spaced.reshape(batch, height * tall, width * wide, depth)]
 
     return run
