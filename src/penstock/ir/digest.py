@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,15 +64,16 @@ def digest_model(model: Model) -> Digest:
 
 
 def _reachable(model: Model) -> list[int]:
-    order, pending = [], [model.main]
+    order: dict[int, None] = {}
+    pending = deque([model.main])
     while pending:
-        index = pending.pop(0)
+        index = pending.popleft()
         if index not in order:
-            order.append(index)
+            order[index] = None
             pending += [
                 t for o in model.subgraphs[index].operations for t in subgraph_references(o)
             ]
-    return order
+    return list(order)
 
 
 def _subgraph(

@@ -8,10 +8,10 @@ before anything runs. What stays unknown is known at run time only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import InputError, ModelError
+from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
 from penstock.ir.operand import Lifetime
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations import spec_of
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 MAX_FOLDED_BYTES: Final = 4096
 """Values larger than this are not followed: shape computations are small."""
+
+MAX_DEPTH: Final = 32
+"""How deep subgraphs may be nested."""
+
+MAX_CALLED_OPERATIONS: Final = 200_000
+"""Operations of referenced subgraphs that one inference looks at, before it gives up."""
 
 
 def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None) -> Model:
@@ -55,11 +61,21 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
     return replace(model, subgraphs=tuple(subgraphs))
 
 
+@dataclass(slots=True)
+class _Calls:
+    """What is known of referenced subgraphs, and the operations that were inferred for it."""
+
+    known: dict[tuple[int, tuple[Shape, ...]], Sequence[Shape]] = field(default_factory=dict)
+    operations: int = 0
+
+
 class _Inference:
     """Inference of one subgraph for one set of input shapes."""
 
-    def __init__(self, model: Model, subgraph: int) -> None:
+    def __init__(self, model: Model, subgraph: int, caller: _Inference | None = None) -> None:
         self.model, self.index = model, subgraph
+        self.depth: int = 0 if caller is None else caller.depth + 1
+        self.calls: _Calls = _Calls() if caller is None else caller.calls
         self.subgraph: Subgraph = model.subgraphs[subgraph]
         self.shapes: list[Shape] = [o.shape for o in self.subgraph.operands]
         self.values: dict[int, NDArray] = {}
@@ -88,6 +104,21 @@ class _Inference:
                 if value.nbytes <= MAX_FOLDED_BYTES:
                     self.values[output] = value
                     self.shapes[output] = value.shape
+
+    def call(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        """Output shapes of a referenced subgraph; each is inferred once for the same input shapes."""
+        key = (subgraph, tuple(inputs))
+        if key not in self.calls.known:
+            target = self.model.subgraphs[subgraph]
+            if len(inputs) != len(target.inputs):
+                raise InvalidOperation(
+                    f"gives {len(inputs)} inputs to subgraph {subgraph}, which takes {len(target.inputs)}"
+                )
+            self.calls.operations += len(target.operations)
+            if self.depth >= MAX_DEPTH or self.calls.operations > MAX_CALLED_OPERATIONS:
+                raise LimitExceeded("subgraphs call each other too deeply or too often")
+            self.calls.known[key] = _Inference(self.model, subgraph, self).run(inputs)[1]
+        return self.calls.known[key]
 
     def value(self, index: int) -> NDArray | None:
         operand = self.subgraph.operands[index]
@@ -133,4 +164,4 @@ class _Context:
         return self._inference.subgraph.operands[self.operation.outputs[index]].dtype
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        return _Inference(self._inference.model, subgraph).run(inputs)[1]
+        return self._inference.call(subgraph, inputs)

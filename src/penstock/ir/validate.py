@@ -305,8 +305,8 @@ def _check_signature(
         raise InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}", where=where)
     target = model.subgraphs[subgraph]
     for kind, named, real in (
-        ("input", inputs, target.ordinary_inputs),
-        ("output", outputs, target.ordinary_outputs),
+        ("input", inputs, frozenset(target.ordinary_inputs)),
+        ("output", outputs, frozenset(target.ordinary_outputs)),
     ):
         for label, operand in named:
             if operand not in real:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.errors import InvalidOperation, ShapeMismatch
 from penstock.ir.operations.attributes import FUSED_ACTIVATION, integer
-from penstock.ir.operations.folding import small_values
+from penstock.ir.operations.folding import MAX_FOLDED_ELEMENTS, small_values
 from penstock.ir.operations.requirements import joined, same_quantization
 from penstock.ir.operations.rules import (
     Dimension,
@@ -49,7 +49,7 @@ def _fold_concatenation(context: ShapeContext) -> Sequence[NDArray] | None:
     values = small_values(context)
     if not values or context.attributes.text("fused_activation_function") != "NONE":
         return None
-    if sum(v.size for v in values) > 512:
+    if sum(v.size for v in values) > MAX_FOLDED_ELEMENTS:
         return None
     return (np.concatenate(values, context.attributes.integer("axis")),)
 
@@ -69,7 +69,7 @@ def _pack(context: ShapeContext) -> Sequence[Shape]:
 
 def _fold_pack(context: ShapeContext) -> Sequence[NDArray] | None:
     values = small_values(context)
-    if not values or sum(v.size for v in values) > 512:
+    if not values or sum(v.size for v in values) > MAX_FOLDED_ELEMENTS:
         return None
     return (np.stack(values, context.attributes.integer("axis")),)
 

@@ -10,6 +10,7 @@ from penstock.ir.operations.attributes import choice, integer
 from penstock.ir.operations.folding import folding
 from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
+    MAX_RANK,
     Dimension,
     agree,
     bounded,
@@ -60,7 +61,7 @@ def _pad(context: ShapeContext) -> Sequence[Shape]:
     pads = paddings(context, 1, None if shape is None else len(shape))
     if shape is None:
         rows = dimension(ranked(context, 1, 2), 0)
-        return (None if rows is None or rows > 64 else (None,) * rows,)
+        return (None if rows is None or rows > MAX_RANK else (None,) * rows,)
     if pads is None:
         return ((None,) * len(shape),)
     if any(min(pair) < 0 for pair in pads):
@@ -91,7 +92,7 @@ def _tile(context: ShapeContext) -> Sequence[Shape]:
     shape, repeats = context.shape(0), constant_integers(context, 1)
     if shape is None:
         rank = length(context, 1)
-        return (None if rank is None or rank > 64 else (None,) * rank,)
+        return (None if rank is None or rank > MAX_RANK else (None,) * rank,)
     agree(length(context, 1), len(shape), "number of multiples and rank")
     if repeats is None:
         return ((None,) * len(shape),)

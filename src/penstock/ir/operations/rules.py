@@ -19,6 +19,12 @@ MAX_DIMENSION: Final = 2**31 - 1
 """Dimensions are 32-bit in TFLite and in NNAPI; what a rule computes beyond that is refused."""
 
 
+MAX_LISTED: Final = 4096
+
+MAX_RANK: Final = 64
+"""Shape vectors longer than this are no shapes."""
+
+
 def like(index: int = 0) -> ShapeRule:
     """Every output has the shape of input *index*."""
 
@@ -131,8 +137,13 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 
 def constant_integers(context: ShapeContext, index: int) -> tuple[int, ...] | None:
-    """The elements of input *index* as integers, where its value is known before running."""
-    if not context.has(index):
+    """The elements of input *index* as integers, where its value is known before running.
+
+    Vectors longer than any shape computation needs count as unknown.
+    """
+    shape = context.shape(index)
+    count = None if shape is None else product(shape)
+    if count is None or count > MAX_LISTED:
         return None
     value = context.value(index)
     return None if value is None else tuple(int(v) for v in value.reshape(-1).tolist())

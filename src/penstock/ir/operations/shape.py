@@ -13,6 +13,7 @@ from penstock.ir.operations.attributes import integers, tensor_type
 from penstock.ir.operations.folding import fits, folding, relabelling
 from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
+    MAX_RANK,
     Dimension,
     bounded,
     broadcast,
@@ -37,7 +38,7 @@ def target_shape(context: ShapeContext, index: int) -> Shape:
             raise ShapeMismatch(f"{target} is not a shape")
         return target
     rank = length(context, index)
-    return None if rank is None or rank > 64 else (None,) * rank
+    return None if rank is None or rank > MAX_RANK else (None,) * rank
 
 
 def _reshape_target(context: ShapeContext) -> Shape:
@@ -50,7 +51,9 @@ def _reshape_target(context: ShapeContext) -> Shape:
         if shape is None or len(shape) == 1:
             target = constant_integers(context, 1)
             rank = None if shape is None else shape[0]
-            return target if target is not None or rank is None or rank > 64 else (None,) * rank
+            return (
+                target if target is not None or rank is None or rank > MAX_RANK else (None,) * rank
+            )
     return () if attribute == (0,) else attribute
 
 
@@ -158,8 +161,10 @@ def _fold_fill(dims: NDArray, value: NDArray) -> NDArray | None:
 
 
 def _range_values(context: ShapeContext) -> tuple[float, float, float] | None:
-    values = [context.value(i) if context.has(i) else None for i in range(3)]
-    if any(v is None or v.size != 1 for v in values):
+    if any(context.shape(i) not in {(), (1,)} for i in range(3)):
+        return None
+    values = [context.value(i) for i in range(3)]
+    if any(v is None for v in values):
         return None
     start, limit, delta = (v.reshape(-1)[0].item() for v in values if v is not None)
     return start, limit, delta

@@ -11,6 +11,7 @@ from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.attributes import flag, integer
 from penstock.ir.operations.folding import folding, small_values
 from penstock.ir.operations.rules import (
+    MAX_RANK,
     Dimension,
     agree,
     constant_integers,
@@ -25,9 +26,6 @@ from penstock.ir.types import NDArray, Shape
 
 X: Final = Port("input", VALUE, "T")
 Y: Final = (Port("output", VALUE, "T"),)
-
-MAX_SLICED: Final = 64
-"""Entries a begin vector may have: dimensions of the input, and new ones."""
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:
@@ -107,7 +105,7 @@ def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | N
         return None
     if not len(begins) == len(ends) == len(strides):
         raise ShapeMismatch("begin, end and strides differ in length")
-    if len(begins) > MAX_SLICED:
+    if len(begins) > MAX_RANK:
         raise ShapeMismatch(f"{len(begins)} sliced dimensions")
     if 0 in strides:
         raise ShapeMismatch("a stride is 0")
@@ -140,7 +138,7 @@ def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | N
 
 def _unknown_slice(context: ShapeContext, rank: int) -> Shape:
     """All that follows from the masks of a strided slice whose bounds are not known."""
-    if (count := length(context, 1)) is None or count > MAX_SLICED:
+    if (count := length(context, 1)) is None or count > MAX_RANK:
         return None
     ellipsis, new_axis, shrink = (
         context.attributes.integer(f"{n}_mask") & (2**count - 1)
