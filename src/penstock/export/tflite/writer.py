@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -60,16 +61,16 @@ def write(model: Model, *, inline_limit: int = INLINE_LIMIT) -> bytes:
 
 def _order(model: Model) -> list[int]:
     """The subgraphs that can be entered: main, those of signatures, and what these refer to."""
-    order: list[int] = []
-    pending = [model.main, *(s.subgraph for s in model.signatures.values())]
+    order: dict[int, None] = {}
+    pending = deque([model.main, *(s.subgraph for s in model.signatures.values())])
     while pending:
-        index = pending.pop(0)
+        index = pending.popleft()
         if index not in order:
-            order.append(index)
+            order[index] = None
             pending += [
                 t for o in model.subgraphs[index].operations for t in subgraph_references(o)
             ]
-    return order
+    return list(order)
 
 
 def _signatures(

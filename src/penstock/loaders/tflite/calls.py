@@ -29,6 +29,14 @@ class Key(NamedTuple):
 
 
 MAX_PASSES: Final = 64
+MAX_DEPTH: Final = 64
+LOOP_ROUNDS: Final = 5
+"""How often shape inference may follow a loop's subgraphs."""
+
+STEPS_PER_OPERATOR: Final = 16
+STEP_ALLOWANCE: Final = 100_000
+STATE_PER_OPERAND: Final = 8
+STATE_ALLOWANCE: Final = 4096
 
 STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
     "SVDF": (4,),
@@ -70,7 +78,7 @@ def state_inputs(operator: RawOperator) -> tuple[int, ...]:
 
 
 def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
-    """Subgraphs, callers before callees; `CyclicModel` when one enters itself."""
+    """Subgraphs, callers before callees; `CyclicModel` when one enters itself, `LimitExceeded` when too deep."""
     targets = [sorted({t for o in s.operators for t in o.targets}) for s in subgraphs]
     order: list[int] = []
     done: set[int] = set()
@@ -94,7 +102,29 @@ def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
             elif target not in done:
                 path.add(target)
                 stack.append((target, iter(targets[target])))
+    _check_work(subgraphs, order)
     return order[::-1]
+
+
+def _check_work(subgraphs: list[RawSubgraph], callees_first: list[int]) -> None:
+    """Refuses subgraphs that enter each other so deeply, or so often, that following them never ends."""
+    allowed = STEP_ALLOWANCE + STEPS_PER_OPERATOR * sum(len(s.operators) for s in subgraphs)
+    depth = [1] * len(subgraphs)
+    steps = [len(s.operators) for s in subgraphs]
+    for index in callees_first:
+        for operator in subgraphs[index].operators:
+            for target in operator.targets:
+                depth[index] = max(depth[index], depth[target] + 1)
+                steps[index] += steps[target] * (LOOP_ROUNDS if operator.type == "WHILE" else 1)
+        if depth[index] > MAX_DEPTH:
+            raise LimitExceeded(
+                f"subgraphs enter each other more than {MAX_DEPTH} deep", where=f"subgraph {index}"
+            )
+        if steps[index] > allowed:
+            raise LimitExceeded(
+                f"one pass through it and what it enters takes more than {allowed} operations",
+                where=f"subgraph {index}",
+            )
 
 
 def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
@@ -157,12 +187,19 @@ def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
         _local(subgraph, use.touched[subgraph.index], use.written[subgraph.index])
     if not any(use.touched):
         return use
+    allowed = STATE_ALLOWANCE + STATE_PER_OPERAND * sum(len(s.operands) for s in subgraphs)
     for _ in range(MAX_PASSES):
+        carried = 0
         before = sum(map(len, use.touched)) + sum(map(len, use.written))
         for index in reversed(order):
             for operator in subgraphs[index].operators:
                 if operator.targets:
-                    _spread(use, index, operator)
+                    carried += _spread(use, index, operator)
+                    if carried > allowed:
+                        raise LimitExceeded(
+                            f"control flow would carry more than {allowed} values of state",
+                            where=operator.place,
+                        )
         if before == sum(map(len, use.touched)) + sum(map(len, use.written)):
             return use
     raise LimitExceeded(
@@ -194,7 +231,8 @@ def _local(subgraph: RawSubgraph, touched: dict[Key, None], written: dict[Key, N
             touched[Key("tensor", subgraph=subgraph.index, number=tensor)] = None
 
 
-def _spread(use: StateUse, caller: int, operator: RawOperator) -> None:
+def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
+    """Spreads over one operator; the number of values of state that it will carry."""
     touched: dict[Key, None] = {}
     written: dict[Key, None] = {}
     for target in operator.targets:
@@ -222,6 +260,7 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> None:
         )
     use.touched[caller] |= touched
     use.written[caller] |= written
+    return len(touched)
 
 
 def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:

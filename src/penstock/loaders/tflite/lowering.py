@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -170,37 +171,40 @@ class _Lowering:
         return roles
 
     def _find_folded(self) -> dict[int, dict[Key, Operand]]:
-        """The CALL_ONCE subgraphs that only give initial values, with these."""
-        found: dict[int, dict[Key, Operand]] = {}
-        for subgraph in self.raw:
-            if (
-                self.roles[subgraph.index] == "once"
-                and (values := _constants_assigned(subgraph)) is not None
-            ):
-                found[subgraph.index] = values
-        for index, values in list(found.items()):
-            others = {k for i, v in found.items() if i != index for k in v}
-            if others & values.keys() or not all(
-                self._initialized_first(s, index, values) for s in self.raw
-            ):
-                del found[index]
-        return found
+        """The CALL_ONCE subgraphs that only give initial values, with these.
 
-    def _initialized_first(
-        self, subgraph: RawSubgraph, init: int, values: dict[Key, Operand]
-    ) -> bool:
-        """Whether *subgraph*, as an entry, runs CALL_ONCE of *init* before it touches what that assigns."""
-        if self.roles[subgraph.index] != "entry":
-            return True
+        An initial value is a variable's only when no entry subgraph touches it before CALL_ONCE.
+        """
+        found: dict[int, dict[Key, Operand]] = {}
+        owners: dict[Key, int] = {}
+        late: set[int] = set()
+        for subgraph in self.raw:
+            index = subgraph.index
+            if self.roles[index] == "once" and (values := _constants_assigned(subgraph)):
+                found[index] = values
+                for key in values:
+                    if owners.setdefault(key, index) != index:
+                        late |= {index, owners[key]}
+        for subgraph in self.raw:
+            if owners and self.roles[subgraph.index] == "entry":
+                late |= self._touched_before(subgraph, owners, found.keys())
+        return {index: values for index, values in found.items() if index not in late}
+
+    def _touched_before(
+        self, subgraph: RawSubgraph, owners: Mapping[Key, int], inits: Collection[int]
+    ) -> set[int]:
+        """The subgraphs among *inits* whose variables *subgraph* touches before it enters them."""
+        entered: set[int] = set()
+        late: set[int] = set()
         for operator in subgraph.operators:
-            if operator.type == "CALL_ONCE" and operator.targets[0] == init:
-                return True
-            touched = {k for t in operator.targets for k in self.use.touched[t]}
+            if operator.type == "CALL_ONCE" and operator.targets[0] in inits:
+                entered.add(operator.targets[0])
+                continue
+            touched = [k for t in operator.targets for k in self.use.touched[t]]
             if operator.type in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
-                touched.add(handle_of(subgraph, operator))
-            if touched & values.keys():
-                return False
-        return True
+                touched.append(handle_of(subgraph, operator))
+            late |= {owners[k] for k in touched if k in owners} - entered
+        return late
 
     def skip_subgraph(self, init: int) -> int:
         """A subgraph that passes on unchanged what *init* touches: the branch of a CALL_ONCE already done."""
@@ -233,6 +237,7 @@ class _Body:
     lowering: _Lowering
     raw: RawSubgraph
     operands: list[Operand] = field(init=False)
+    inputs: frozenset[int] = field(init=False)
     operations: list[Operation] = field(default_factory=list)
     current: dict[Key, int] = field(default_factory=dict)
     state_in: dict[Key, int] = field(default_factory=dict)
@@ -243,6 +248,7 @@ class _Body:
 
     def __post_init__(self) -> None:
         self.operands = list(self.raw.operands)
+        self.inputs = frozenset(self.raw.inputs)
 
     @property
     def is_entry(self) -> bool:
@@ -410,7 +416,7 @@ class _Body:
         if (
             tensor in self.written
             or tensor in self.renamed
-            or tensor in self.raw.inputs
+            or tensor in self.inputs
             or wanted.is_constant
         ):
             raise DuplicateWriter(

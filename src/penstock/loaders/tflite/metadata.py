@@ -63,17 +63,13 @@ def read_archive(data: memoryview) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(_View(data)) as archive:
-            for info in archive.infolist():
-                if info.is_dir():
-                    continue
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            if sum(info.file_size for info in members) > limit:
+                raise LimitExceeded("the associated files take more than metadata_limit_mib allows")
+            for info in members:
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise InvalidMetadata(
                         f"associated file {info.filename!r} is compressed in an unusual way"
-                    )
-                limit -= info.file_size
-                if limit < 0:
-                    raise LimitExceeded(
-                        f"associated file {info.filename!r}: metadata_limit_mib allows no more"
                     )
                 with archive.open(info) as stream:
                     files[info.filename] = stream.read(info.file_size)

@@ -120,7 +120,7 @@ def _subgraph(
             operator.attributes.update(_intermediates(operator, operands))
         elif operator.type in RETYPING_OPERATORS:
             _retype(operator, operands)
-    variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"] and i not in inputs)
+    variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"]).difference(inputs)
     return RawSubgraph(index, table["name"] or "", operands, operators, inputs, outputs, variables)
 
 
@@ -157,8 +157,10 @@ def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[st
             for kind in ("inputs", "outputs")
         ]
         target = lowered.subgraphs[subgraph]
-        stray = [n for n, i in ends[0] if i not in target.ordinary_inputs]
-        stray += [n for n, i in ends[1] if i not in target.ordinary_outputs]
+        real = frozenset(target.ordinary_inputs), frozenset(target.ordinary_outputs)
+        stray = [
+            n for named, known in zip(ends, real, strict=True) for n, i in named if i not in known
+        ]
         if stray:
             # Tools that change a graph's ends leave such signatures behind; the graph itself is sound.
             log.warning(
