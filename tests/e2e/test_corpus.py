@@ -25,7 +25,10 @@ SCHEMES = {
 }
 """The corpus's pre-processing names for float inputs, as `--normalise` has them."""
 
-GAPS: dict[str, str] = {}
+GAPS: dict[str, str] = dict.fromkeys(
+    ("lstm_mnist_float", "lstm_mnist_uint8_io"),
+    "the reference driver has no recurrent operations yet",
+)
 """Networks that do not run yet, each with its reason; strict: one that starts to pass must leave."""
 
 COCO = "labels/coco_labels.txt"
@@ -109,8 +112,11 @@ def test_the_shares_of_the_classes_are_the_recorded_ones(
     )
     assert found["task"] == "segmentation"
     shares = {row["label"]: row["fraction"] for row in found["mask"]["classes"]}
+    # The recorded answer is that of LiteRT's optimised kernels; its reference kernels differ in so many pixels.
+    differing = entry["golden"]["agreement"]["reference_vs_builtin"]["max_fraction_differing"]
+    pixels = differing if found["outputs"][0]["dtype"] == "int64" else 0.0
     for label, share in case["class_fraction"].items():
-        assert shares[label] == pytest.approx(share, abs=0.002)
+        assert shares[label] == pytest.approx(share, abs=pixels + 1e-4)
     assert (tmp_path / "mask.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -122,13 +128,23 @@ def real_case(network: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "network",
-    ["movenet_lightning_int8", pytest.param("posenet_257_int8", marks=pytest.mark.slow)],
+    ("network", "least_score", "count", "distance"),
+    [
+        ("movenet_lightning_int8", 0.3, 14, 0.05),
+        # Its grid is 17 x 17: a heat map's cell is 0.06 of the picture.
+        pytest.param("posenet_257_int8", 0.25, 4, 0.08, marks=pytest.mark.slow),
+    ],
 )
 def test_key_points_lie_on_the_person(
-    corpus: Any, program: Program, network: str, tmp_path: Any
+    corpus: Any,
+    program: Program,
+    network: str,
+    least_score: float,
+    count: int,
+    distance: float,
+    tmp_path: Any,
 ) -> None:
-    """Two networks of unlike build must place the same joints; the list recorded elsewhere is MoveNet's."""
+    """Two networks of unlike build place the joints they are sure of where a list made elsewhere has them."""
     import csv
 
     found = answer(program, *real_case(network), "--out", tmp_path / "pose.png")
@@ -136,16 +152,12 @@ def test_key_points_lie_on_the_person(
     listed = corpus / "models" / "labels" / "movenet_single_pose_lightning_ptq_reference.csv"
     with listed.open(newline="") as stream:
         wanted = {int(row["keypoint_id"]): row for row in csv.DictReader(stream)}
-    sure = [
-        p
-        for p in found["keypoints"]
-        if float(wanted[p["index"]]["keypoint_score"]) > 0.5 and p["score"] > 0.5
-    ]
-    assert len(sure) >= 8
+    sure = [p for p in found["keypoints"] if p["score"] >= least_score]
+    assert len(sure) >= count
     for point in sure:
         row = wanted[point["index"]]
-        assert point["x"] == pytest.approx(float(row["keypoint_x"]), abs=0.08), point["name"]
-        assert point["y"] == pytest.approx(float(row["keypoint_y"]), abs=0.08), point["name"]
+        assert point["x"] == pytest.approx(float(row["keypoint_x"]), abs=distance), point["name"]
+        assert point["y"] == pytest.approx(float(row["keypoint_y"]), abs=distance), point["name"]
     assert (tmp_path / "pose.png").read_bytes().startswith(b"\x89PNG")
 
 
