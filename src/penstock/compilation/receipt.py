@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
@@ -34,6 +35,10 @@ class StepReceipt(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []
+"""Told of every copy as it is made, in the thread that makes it (`penstock.testing.assert_no_copies`)."""
+
+
 class CopyReceipt(msgspec.Struct, frozen=True):
     """One copy of tensor data made by the runtime."""
 
@@ -41,6 +46,10 @@ class CopyReceipt(msgspec.Struct, frozen=True):
     source: str
     destination: str
     reason: str
+
+    def __post_init__(self) -> None:
+        for watch in copy_watchers:
+            watch(self)
 
 
 class Receipt(msgspec.Struct, frozen=True):
