@@ -18,13 +18,15 @@ import flatbuffers
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, build
+from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported, build
 from penstock.export.tflite.fields import TFLITE, Kind
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.builder import pack
 from penstock.ir.operand import Lifetime
 from penstock.ir.operation import AttributeValue
+from penstock.ir.operations import OPERATIONS
+from penstock.ir.types import PACKED, dtype_of
 
 litert = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
@@ -66,6 +68,46 @@ class Recorded:
             if array is not None:
                 array.flags.writeable = False
         return list(self.kernel(given))
+
+
+def assert_agrees(recorded: Recorded, tolerance: float = 2e-6) -> None:
+    """The reference driver's kernel gives what LiteRT gave: integers bit for bit, floats within
+    *tolerance* of the largest finite output, in the same types and shapes.
+    """
+    for got, wanted in zip(recorded.run(), recorded.wanted, strict=True):
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), recorded.operation
+        if wanted.dtype.kind not in "fc":
+            np.testing.assert_array_equal(got, wanted, str(recorded.operation))
+            continue
+        largest = np.max(np.abs(wanted[np.isfinite(wanted)]), initial=1e-30)
+        np.testing.assert_allclose(
+            got, wanted, 0, tolerance * largest, err_msg=str(recorded.operation)
+        )
+
+
+def every(dtype: DType) -> NDArray:
+    """Every value of an integer type of at most 16 bits, ascending."""
+    info = np.iinfo(dtype.numpy)
+    return np.arange(info.min, info.max + 1).astype(dtype.numpy)
+
+
+def uniform(rng: np.random.Generator, dtype: DType, shape: Sequence[int]) -> NDArray:
+    """Integers over the whole range of their type; floats in [-4, 4]; booleans."""
+    if dtype is DType.BOOL:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.is_float:
+        return rng.uniform(-4, 4, shape).astype(dtype.numpy)
+    info = np.iinfo(dtype.numpy)
+    return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
+
+
+def any_quantization(
+    rng: np.random.Generator, dtype: DType, least: float = 1e-3, most: float = 1.0
+) -> Quantization:
+    """A scale between bounds, and a zero point that the type may have (0 for int16)."""
+    scale = float(np.exp(rng.uniform(np.log(least), np.log(most))))
+    info = np.iinfo(dtype.numpy)
+    return q(scale, 0 if dtype is DType.INT16 else int(rng.integers(info.min, info.max + 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +238,33 @@ def run_alone(
     return record(single_operation(kind, given, wanted, options, **attributes), feed)[0]
 
 
+def kernel_of(
+    kind: str,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    **attributes: AttributeValue,
+) -> Kernel:
+    """The reference driver's kernel of an operation on such operands, without asking LiteRT.
+
+    Attributes left out have the operation table's defaults.
+    """
+    complete = OPERATIONS[kind].complete(attributes)
+    operation = Operation(kind, tuple(range(len(inputs))), tuple(range(len(outputs))), complete)
+    return build(Site(operation, tuple(inputs), tuple(outputs), lambda _: None))
+
+
+def refusal(
+    kind: str,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    **attributes: AttributeValue,
+) -> str:
+    """Why the reference driver has no kernel for an operation on such operands; fails if it has one."""
+    with pytest.raises(Unsupported) as caught:
+        kernel_of(kind, inputs, outputs, **attributes)
+    return str(caught.value)
+
+
 def single_operation(
     kind: str,
     given: Sequence[Given],
@@ -302,9 +371,10 @@ def _operand(tensor: Any, value: NDArray | None, buffers: Sequence[Any]) -> Oper
     constant = buffers[tensor.buffer].data is not None and len(buffers[tensor.buffer].data) > 0
     lifetime = Lifetime.CONSTANT_COPY if constant else Lifetime.TEMPORARY_VARIABLE
     shape = None if value is None else value.shape
-    return Operand(
-        TYPES[tensor.type], shape, lifetime, (tensor.name or b"").decode(), _quantization(tensor)
-    )
+    # A kernel may override the type that the file declares for its output.
+    declared = TYPES[tensor.type]
+    dtype = declared if value is None else dtype_of(value.dtype) or declared
+    return Operand(dtype, shape, lifetime, (tensor.name or b"").decode(), _quantization(tensor))
 
 
 def _quantization(tensor: Any) -> Quantization | None:
@@ -324,9 +394,8 @@ def _value(runner: Any, tensor: int, description: Any) -> NDArray | None:
         value = np.array(runner.get_tensor(tensor))
     except (ValueError, RuntimeError):
         return None
-    return (
-        value.astype(TYPES[description.type].numpy, copy=False) if value.dtype != object else value
-    )
+    declared = TYPES[description.type]
+    return value.astype(declared.numpy) if declared in PACKED else value
 
 
 def _random(detail: Mapping[str, Any], rng: np.random.Generator) -> NDArray:

@@ -27,6 +27,10 @@ from penstock.ir import DType, NDArray
 
 RealFunction = Callable[[NDArray], NDArray]
 
+LOW: Final = np.float32(-9.0)
+HIGH: Final = np.float32(16.619047164916992)
+"""Beyond these LOGISTIC is its own asymptote."""
+
 _SQRT_2_OVER_PI: Final = np.float32(math.sqrt(2 / math.pi))
 
 
@@ -93,7 +97,10 @@ _exp = _rounded(np.exp)
 
 def _logistic(x: NDArray) -> NDArray:
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, np.float32(1), small) / (np.float32(1) + small)
+    result: NDArray = np.where(x >= 0, np.float32(1), small) / (np.float32(1) + small)
+    # TFLite takes exp(x) for the function where x is low, which shows in the fifth digit.
+    result = np.where(x < LOW, small, result)
+    return np.where(x > HIGH, np.float32(1), result)
 
 
 def _logistic_rounded(x: NDArray) -> NDArray:

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from penstock.ir import DType, Operand
+from tests.support_litert import (
+    Given,
+    Wanted,
+    any_quantization,
+    assert_agrees,
+    every,
+    q,
+    refusal,
+    run_alone,
+)
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("seed", range(10))
+def test_8_bit_logistic_and_tanh_of_every_value(dtype: DType, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = Given(every(dtype), any_quantization(rng, dtype))
+    zero = -128 if dtype is DType.INT8 else 0
+    assert_agrees(run_alone("LOGISTIC", [x], [Wanted(dtype, q(1 / 256, zero))]))
+    assert_agrees(run_alone("TANH", [x], [Wanted(dtype, q(1 / 128, zero + 128))]))
+
+
+@pytest.mark.parametrize("kind", ["LOGISTIC", "TANH"])
+@pytest.mark.parametrize(
+    "scale", [2.0**-13, 2.0**-12, 2.0**-11, 2.0**-6, 1e-5, 0.000123, 0.0031, 0.9]
+)
+def test_int16_logistic_and_tanh_of_every_value(kind: str, scale: float) -> None:
+    x = Given(every(DType.INT16), q(scale))
+    assert_agrees(run_alone(kind, [x], [Wanted(DType.INT16, q(2.0**-15))]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_8_bit_elu_and_gelu_of_every_value(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for dtype in (DType.INT8, DType.UINT8):
+        x = Given(every(dtype), any_quantization(rng, dtype))
+        made = Wanted(dtype, any_quantization(rng, dtype, 1e-2))
+        for approximate in (False, True):
+            assert_agrees(run_alone("GELU", [x], [made], approximate=approximate))
+        if dtype is DType.INT8:
+            assert_agrees(run_alone("ELU", [x], [made]))
+
+
+@pytest.mark.parametrize("kind", ["LOGISTIC", "TANH", "ELU", "GELU"])
+def test_float_functions_near_and_far_from_zero(kind: str) -> None:
+    rng = np.random.default_rng(6)
+    x = np.concatenate([rng.normal(0, 5, 500), [0, 100, -100, 1e30, -1e30]]).astype(np.float32)
+    recorded = run_alone(kind, [Given(x)], [Wanted(DType.FLOAT32)])
+    (got,), (wanted,) = recorded.run(), recorded.wanted
+    np.testing.assert_allclose(got, wanted, 2e-6, 1e-30)
+
+
+def test_approximate_gelu() -> None:
+    x = np.linspace(-8, 8, 300, dtype=np.float32)
+    assert_agrees(run_alone("GELU", [Given(x)], [Wanted(DType.FLOAT32)], approximate=True))
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+def test_a_logistic_to_an_uncommon_scale_is_refused(dtype: DType) -> None:
+    x, y = (Operand(dtype, (4,), quantization=q(s)) for s in (0.1, 0.01))
+    assert "another scale" in refusal("LOGISTIC", [x], [y])
+
+
+def test_types_without_a_kernel_are_refused() -> None:
+    x = Operand(DType.UINT8, (4,), quantization=q(0.1))
+    assert refusal("ELU", [x], [x]) == "ELU of (uint8) -> (uint8)"
+    whole = Operand(DType.INT32, (4,))
+    assert refusal("TANH", [whole], [whole]) == "TANH of (int32) -> (int32)"

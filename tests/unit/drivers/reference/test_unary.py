@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from penstock.errors import ShapeMismatch
+from penstock.ir import DType, Operand
+from tests.support_litert import (
+    Given,
+    Wanted,
+    any_quantization,
+    assert_agrees,
+    every,
+    q,
+    refusal,
+    run_alone,
+)
+
+QUANTIZED = (DType.INT8, DType.INT16)
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("kind", ["ABS", "EXP", "LOG"])
+@pytest.mark.parametrize("seed", range(8))
+def test_quantised_functions_of_every_value(kind: str, dtype: DType, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given = any_quantization(rng, dtype)
+    made = given if seed == 0 else any_quantization(rng, dtype, 1e-3, 10.0)
+    assert_agrees(run_alone(kind, [Given(every(dtype), given)], [Wanted(dtype, made)]))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("seed", range(8))
+def test_quantised_rsqrt_of_every_value_that_is_not_negative(dtype: DType, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    given, made = any_quantization(rng, dtype), any_quantization(rng, dtype)
+    x = every(dtype)
+    x = x[x >= given.zero_point]
+    assert_agrees(run_alone("RSQRT", [Given(x, given)], [Wanted(dtype, made)]))
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_quantised_rsqrt_of_a_negative_value_fails(dtype: DType) -> None:
+    x = np.array([1, 2], dtype.numpy)
+    kernel = run_alone("RSQRT", [Given(x, q(0.1))], [Wanted(dtype, q(0.1))]).kernel
+    with pytest.raises(ShapeMismatch, match="negative"):
+        kernel([np.array([1, -1], dtype.numpy)])
+
+
+@pytest.mark.parametrize(
+    "kind", ["EXP", "SQUARE", "FLOOR", "CEIL", "ROUND", "ABS", "NEG", "SIGN", "SIN", "COS"]
+)
+def test_float_functions(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.normal(0, 20, 500), [0, 0.5, 1.5, 2.5, -0.5, -1.5]])
+    recorded = run_alone(kind, [Given(x.astype(np.float32))], [Wanted(DType.FLOAT32)])
+    np.testing.assert_allclose(recorded.run()[0], recorded.wanted[0], 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("kind", ["LOG", "SQRT", "RSQRT"])
+def test_float_functions_of_positive_numbers(kind: str) -> None:
+    x = np.append(np.geomspace(1e-30, 1e30, 300), 0).astype(np.float32)
+    recorded = run_alone(kind, [Given(x)], [Wanted(DType.FLOAT32)])
+    np.testing.assert_allclose(recorded.run()[0], recorded.wanted[0], 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("NEG", DType.INT8),
+        ("NEG", DType.INT16),
+        ("NEG", DType.INT32),
+        ("NEG", DType.INT64),
+        ("ABS", DType.INT16),
+        ("ABS", DType.INT32),
+        ("SIGN", DType.INT32),
+    ],
+)
+def test_integer_functions(kind: str, dtype: DType) -> None:
+    x = np.arange(-5, 6).astype(dtype.numpy)
+    assert_agrees(run_alone(kind, [Given(x)], [Wanted(dtype)]))
+
+
+def test_types_without_a_kernel_are_refused() -> None:
+    x = Operand(DType.INT8, (4,), quantization=q(0.1))
+    assert refusal("SQRT", [x], [x]) == "SQRT of (int8) -> (int8)"
+    assert refusal("SIN", [x], [x]) == "SIN of (int8) -> (int8)"
+    whole = Operand(DType.INT64, (4,))
+    assert refusal("ABS", [whole], [whole]) == "ABS of (int64) -> (int64)"
