@@ -71,9 +71,8 @@ def _plain_integers(site: Site) -> Kernel:
     return lambda inputs: (np.matmul(*_operands(site, inputs)),)
 
 
-def _magnitude(operand: Operand) -> int:
+def _magnitude(operand: Operand, zero_point: int) -> int:
     """Greatest magnitude of a stored value less the zero point."""
-    zero_point = tensor_quantization(operand, "a factor").zero_point
     least, greatest = integer_range(operand.dtype)
     return max(greatest - zero_point, zero_point - least)
 
@@ -89,8 +88,9 @@ def _quantized(site: Site) -> Kernel:
     if right is None:
         raise Unsupported(f"a right side of type {b.dtype.value} without a scale")
     quantization = tensor_quantization(target, "an output")
-    product = float(np.float32(left.scale) * np.float32(right.scale))
-    each = _magnitude(a) * _magnitude(b)
+    scale = 0.0 if right.per_channel else right.scale
+    product = float(np.float32(left.scale) * np.float32(scale))
+    each = _magnitude(a, left.zero_point) * _magnitude(b, right.zero_point)
     limits = integer_range(target.dtype)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

@@ -103,7 +103,7 @@ def float_finish(bias: NDArray | None, activation: str) -> Finish:
     def finish(sums: NDArray, out: NDArray) -> None:
         if offset is not None:
             np.add(sums, offset, out=sums)
-        np.copyto(out, clamp_in_place(sums, activation), casting="same_kind")
+        np.copyto(out, clamp_in_place(sums, activation), casting="unsafe")
 
     return finish
 

@@ -9,6 +9,14 @@ import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import activation_bounds, integer_range
 from penstock.drivers.reference.ops.convolution import float_finish
+from penstock.drivers.reference.ops.hybrid import (
+    MAGNITUDE,
+    NARROW,
+    HybridFinish,
+    quantize_rows,
+    weight_scales,
+    weight_values,
+)
 from penstock.drivers.reference.ops.kernel import (
     Kernel,
     Site,
@@ -18,7 +26,7 @@ from penstock.drivers.reference.ops.kernel import (
 from penstock.drivers.reference.ops.padding import Axis, Steps, slide
 from penstock.drivers.reference.ops.products import Columns, Finish
 from penstock.drivers.reference.ops.weights import QUANTIZED, Scaling, centred, given
-from penstock.ir import NDArray
+from penstock.ir import DType, NDArray
 
 Layer: TypeAlias = Callable[[NDArray, NDArray], NDArray]
 """Output shape, as the operation's first input, and image to output."""
@@ -28,12 +36,14 @@ Prepare: TypeAlias = Callable[[NDArray, "NDArray | None"], Layer]
 
 @kernel("TRANSPOSE_CONV")
 def transpose_conv(site: Site) -> Kernel:
-    """Float and quantised (uint8, int8, int16 with weights of 8 bits or fewer)."""
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
     filters, source, target = site.input(1), site.input(2), site.output()
     if source.dtype.is_float and filters.dtype is source.dtype is target.dtype:
         prepare = _float_layer(site)
     elif source.dtype in QUANTIZED and target.dtype is source.dtype:
         prepare = _quantized_layer(site)
+    elif source.dtype is target.dtype is DType.FLOAT32 and filters.dtype in NARROW:
+        prepare = _hybrid_layer(site)
     else:
         raise site.unsupported_types()
     values, bias, biased = site.constant(1), site.constant(3), site.has(3)
@@ -147,6 +157,37 @@ def _quantized_layer(site: Site) -> Prepare:
             real = image.astype(columns.dtype)
             real -= zero_point
             spread(real, columns, filters.shape[1:3], steps, out, finish)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _hybrid_layer(site: Site) -> Prepare:
+    """Inputs are quantised asymmetrically."""
+    steps = Steps.of(site.attributes)
+    activation = site.attributes.text("fused_activation_function")
+    activation_bounds(activation)
+    operand = site.input(1)
+    scaling = weight_scales(operand, axis=0)
+
+    def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
+        weights = weight_values(filters, operand)
+        matrix = Columns(weights.reshape(len(filters), -1), 2 * MAGNITUDE)
+        columns = matrix.values.reshape(filters.shape)
+
+        def layer(shape: NDArray, image: NDArray) -> NDArray:
+            out = _output(shape, image, filters, site)
+            rows = quantize_rows(image.reshape(len(image), -1), asymmetric=True)
+            centred_rows = rows.values.astype(columns.dtype)
+            centred_rows -= rows.offsets[:, None].astype(columns.dtype)
+            for index, values in enumerate(centred_rows.reshape(image.shape)):
+                finish = HybridFinish(
+                    matrix.sums, scaling, bias, activation, rows.scales[index], np.zeros(1)
+                )
+                extents = filters.shape[1:3]
+                spread(values[None], columns, extents, steps, out[index : index + 1], finish)
             return out
 
         return layer

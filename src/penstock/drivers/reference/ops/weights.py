@@ -58,13 +58,18 @@ def given(array: NDArray | None) -> NDArray:
 
 
 def centred(values: NDArray, operand: Operand) -> NDArray:
-    """Stored weights less their zero point, as int64; one zero point for all of them."""
-    if operand.quantization is None:
+    """Stored weights less their zero point, as int64.
+
+    Weights with a scale a channel are symmetric (TFLite's quantisation specification); those with a
+    zero point are `Unsupported`.
+    """
+    quantization = operand.quantization
+    if quantization is None:
         raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
-    zero_points = set(operand.quantization.zero_points)
-    require(len(zero_points) == 1, "weights with a zero point a channel")
+    symmetric = not quantization.per_channel or not any(quantization.zero_points)
+    require(symmetric, "weights with a zero point a channel")
     wide: NDArray = values.astype(np.int64)
-    wide -= zero_points.pop()
+    wide -= quantization.zero_point
     return wide
 
 
