@@ -1,0 +1,29 @@
+"""`assert_no_copies`: a block in which the runtime may not copy tensor data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.compilation.receipt import CopyReceipt, copy_watchers
+
+
+@contextmanager
+def assert_no_copies(allowed_bytes: int = 0) -> Iterator[list[CopyReceipt]]:
+    """Raises `AssertionError` at the end of the block when the runtime copied more than *allowed_bytes*
+    of tensor data in it, in any thread; the message lists every copy with its reason.
+
+    The list it gives holds the copies so far.
+    """
+    copies: list[CopyReceipt] = []
+    copy_watchers.append(copies.append)
+    try:
+        yield copies
+    finally:
+        copy_watchers.remove(copies.append)
+    total = sum(copy.nbytes for copy in copies)
+    if total > allowed_bytes:
+        lines = [f"{c.nbytes} bytes, {c.source} -> {c.destination}: {c.reason}" for c in copies]
+        raise AssertionError(
+            "\n  ".join([f"{total} bytes were copied; {allowed_bytes} are allowed", *lines])
+        )

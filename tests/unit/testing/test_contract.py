@@ -1,0 +1,385 @@
+"""The contract suites catch what they promise to catch: each broken device fails the check of its fault."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from penstock.drivers.reference import create as reference
+from penstock.drivers.sample import create as sample
+from penstock.errors import (
+    GeneralFailure,
+    InvalidArgument,
+)
+from penstock.hal import (
+    CacheHandle,
+    Capabilities,
+    Device,
+    EventFence,
+    ExecutionConfig,
+    ExecutionResult,
+    Fence,
+    PerformanceInfo,
+    PoolArgument,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+    Support,
+)
+from penstock.ir import Model
+from penstock.memory import Mapping, map_memory
+from penstock.testing.contract import (
+    CHECKS,
+    SUITES,
+    VALUE_CHECKS,
+    CheckResult,
+    Report,
+    burst,
+    caching,
+    execute,
+    fenced,
+    lifetime,
+    memory,
+    prepare,
+    run_check,
+    run_contract,
+    support,
+)
+from penstock.testing.doubles import (
+    FaultyDevice,
+    InterceptingDevice,
+    LyingDevice,
+    ScribblingDevice,
+    SlowDevice,
+    SubsetDevice,
+)
+from penstock.testing.loopback import LoopbackDevice
+
+T = TypeVar("T")
+MODULES = (support, prepare, caching, memory, execute, burst, fenced, lifetime)
+
+
+BY_NAME = {check.__name__: check for check in CHECKS}
+
+
+def failing(device: Device, *names: str) -> set[str]:
+    """Which of the checks *names* fail on *device*."""
+    results = [run_check(device, BY_NAME[name]) for name in names]
+    return {r.check for r in results if r.outcome == "failed"}
+
+
+class Changed(InterceptingDevice):
+    """The sample device with one answer replaced."""
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__(sample())
+        self._answers = answers
+
+    def __getattribute__(self, name: str) -> Any:
+        answers = object.__getattribute__(self, "__dict__").get("_answers", {})
+        return answers[name] if name in answers else object.__getattribute__(self, name)
+
+
+def test_every_check_is_listed_once_and_documented_by_its_name() -> None:
+    for module in MODULES:
+        found = {
+            value
+            for name, value in vars(module).items()
+            if name.startswith("check_") and value.__module__ == module.__name__
+        }
+        assert found == set(module.CHECKS)
+        assert len(module.CHECKS) == len(found)
+    assert len({c.__name__ for c in CHECKS}) == len(CHECKS)
+    assert {c.__name__ for c in CHECKS} >= VALUE_CHECKS
+    assert sum(len(checks) for checks in SUITES.values()) == len(CHECKS)
+
+
+def test_checks_are_callable_with_a_device_alone() -> None:
+    for check in CHECKS:
+        parameters = inspect.signature(check).parameters
+        assert list(parameters) == ["device"]
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (LyingDevice(sample(), "support_length"), "check_support_has_one_answer_per_operation"),
+        (LyingDevice(sample(), "support_changes"), "check_support_is_pure"),
+        (LyingDevice(sample(), "refuses_after_all"), "check_supported_models_prepare"),
+        (LyingDevice(sample(), "output_count"), "check_values"),
+        (LyingDevice(sample(), "output_shapes"), "check_unknown_output_shapes_are_reported"),
+        (LyingDevice(sample(), "insufficient"), "check_values"),
+        (LyingDevice(sample(), "values"), "check_values"),
+        (LyingDevice(sample(), "timing"), "check_timing_is_plausible"),
+        (ScribblingDevice(sample(), "inputs"), "check_values"),
+        (ScribblingDevice(sample(), "behind"), "check_values"),
+        (ScribblingDevice(sample(), "before"), "check_values_at_any_offset"),
+        (Changed(name=""), "check_name_and_version"),
+        (Changed(version=""), "check_name_and_version"),
+        (Changed(type="cpu"), "check_type_and_levels"),
+        (Changed(feature_level=9), "check_type_and_levels"),
+        (Changed(hal_version=0), "check_type_and_levels"),
+        (Changed(capabilities=Capabilities(alignment=48)), "check_capabilities"),
+        (
+            Changed(capabilities=Capabilities(performance={"int8": PerformanceInfo(-1.0)})),
+            "check_capabilities",
+        ),
+        (
+            Changed(capabilities=Capabilities(performance={"int9": PerformanceInfo()})),
+            "check_capabilities",
+        ),
+        (Changed(capabilities=Capabilities(memory_kinds=("ashmem",))), "check_memory_kinds"),
+        (Changed(check=lambda: ""), "check_check_gives_a_reason"),
+        (Changed(cache_files_needed=lambda: (33, 0)), "check_cache_files_needed"),
+        (
+            Changed(supported_operations=lambda m: [Support(False)] * len(m.operations)),
+            "check_support_gives_reasons",
+        ),
+    ],
+    ids=lambda v: v if isinstance(v, str) else type(v).__name__,
+)
+def test_a_broken_device_fails_the_check_of_its_fault(device: Device, expected: str) -> None:
+    assert failing(device, expected) == {expected}
+
+
+def test_an_honest_device_around_another_passes_everything() -> None:
+    device = LoopbackDevice(InterceptingDevice(LoopbackDevice(sample())))
+    assert [r for r in run_contract(device) if r.outcome == "failed"] == []
+
+
+def test_a_device_that_supports_little_passes_with_what_it_has() -> None:
+    only_relu = SubsetDevice(
+        reference(), "relu", lambda model, i: model.operations[i].type == "RELU"
+    )
+    results = run_contract(only_relu)
+    assert [r.check for r in results if r.outcome == "failed"] == []
+    assert {r.check for r in results if r.outcome == "not_covered"} >= {
+        "check_inputs_may_share_memory",
+        "check_unknown_output_shapes_are_reported",
+    }
+
+
+def test_a_device_that_supports_nothing_covers_little() -> None:
+    nothing = SubsetDevice(sample(), "nothing", lambda _model, _index: False)
+    results = run_contract(nothing)
+    assert [r.check for r in results if r.outcome == "failed"] == []
+    report = Report.of(results)
+    assert report.not_covered > report.passed > 0
+    assert report.failed == 0
+
+
+class Careless(InterceptingDevice):
+    """Looks at nothing it is given before it uses it."""
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        return CarelessModel(self.device.prepare_model(model, PrepareConfig()))
+
+
+class CarelessModel:
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._prepared = prepared
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._prepared, name)
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        try:
+            return self._prepared.execute(request, ExecutionConfig())
+        except InvalidArgument:
+            return ExecutionResult()
+
+
+def test_a_device_without_validation_is_caught() -> None:
+    expected = {
+        "check_prepare_refuses_bad_configurations",
+        "check_execute_refuses_every_mutation",
+        "check_a_refused_request_leaves_the_model_usable",
+        "check_tokens_nobody_gave_are_refused",
+        "check_host_memory_for_a_pools_only_device",
+    }
+    assert failing(Careless(sample()), *expected) == expected
+
+
+class Keeping(InterceptingDevice):
+    """Keeps a mapping of every pool it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(sample())
+        self.kept: list[Mapping] = []
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        if method.endswith("execute") and arguments[0].pools:
+            try:
+                self.kept.append(map_memory(arguments[0].pools[0]))
+            except GeneralFailure:
+                return proceed()
+        return proceed()
+
+
+def test_a_device_that_keeps_mappings_is_caught() -> None:
+    check = "check_runs_leave_nothing_behind"
+    assert failing(Keeping(), check) == {check}
+
+
+class Remembering(InterceptingDevice):
+    """Adds one to the first output for every run before: state in a prepared model."""
+
+    def __init__(self) -> None:
+        super().__init__(sample())
+        self.runs = 0
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        result = proceed()
+        if isinstance(result, ExecutionResult):
+            self.runs += 1
+            argument = arguments[0].outputs[0]
+            if self.runs > 1 and isinstance(argument, PoolArgument):
+                with map_memory(arguments[0].pools[argument.location.pool]) as mapping:
+                    mapping.array[argument.location.offset] += 1
+        return result
+
+
+def test_a_device_with_a_memory_of_its_runs_is_caught() -> None:
+    check = "check_runs_do_not_depend_on_earlier_ones"
+    assert failing(Remembering(), check) == {check}
+
+
+class Impatient(InterceptingDevice):
+    """Answers a fenced request with a fence that has signalled, and runs nothing."""
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        if method != "execute_fenced":
+            return proceed()
+        made: Any = EventFence()
+        made.signal()
+        return made  # type: ignore[no-any-return]
+
+
+class Ignorant(InterceptingDevice):
+    """Starts fenced requests without looking at the fences."""
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        return IgnorantModel(self.device.prepare_model(model, config))
+
+
+class IgnorantModel(CarelessModel):
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return self._prepared.execute(request, config)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        return self._prepared.execute_fenced(request, [], config)
+
+
+def test_devices_that_do_not_wait_for_fences_are_caught() -> None:
+    values = "check_fenced_gives_the_values_of_execute"
+    assert failing(Impatient(sample()), values) == {values}
+    waits = {"check_fenced_waits_for_every_fence", "check_fenced_fails_with_a_failed_fence"}
+    assert failing(Ignorant(sample()), *waits) == waits
+
+
+class Caching(InterceptingDevice):
+    """Saves a digest's worth of the model and loads it; *checks* says whether it looks at what it loads."""
+
+    def __init__(self, *, checks: bool) -> None:
+        super().__init__(sample())
+        self.checks = checks
+        self.saved: dict[bytes, Model] = {}
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        return 1, 1
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        prepared = super().prepare_model(model, config)
+        if (len(config.model_cache), len(config.data_cache)) == (1, 1):
+            content = model.digest.structure + config.token + config.binding
+            self.saved[content] = model
+            try:
+                for handle in (*config.model_cache, *config.data_cache):
+                    self._write(handle, content)
+            except OSError:
+                return prepared
+        return prepared
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        import os
+
+        if (len(config.model_cache), len(config.data_cache)) != (1, 1):
+            raise InvalidArgument("one file of each is needed")
+        contents = set()
+        for handle in (*config.model_cache, *config.data_cache):
+            os.lseek(handle.fd, 0, os.SEEK_SET)
+            contents.add(os.read(handle.fd, 1000))
+        content = contents.pop()
+        known = not contents and content in self.saved
+        if self.checks and not (known and content[32:] == config.token + config.binding):
+            raise GeneralFailure("these are not the bytes that were saved")
+        model = self.saved.get(content) or next(reversed(self.saved.values()))
+        return super().prepare_model(model, config)
+
+    @staticmethod
+    def _write(handle: CacheHandle, content: bytes) -> None:
+        import os
+
+        os.ftruncate(handle.fd, 0)
+        os.lseek(handle.fd, 0, os.SEEK_SET)
+        os.write(handle.fd, content)
+
+
+def test_a_caching_device_is_covered_and_its_trust_is_tested() -> None:
+    names = {c.__name__ for c in caching.CHECKS}
+    careful, trusting = Caching(checks=True), Caching(checks=False)
+    results = [run_check(careful, c) for c in caching.CHECKS]
+    outcomes = {r.check: r.outcome for r in results}
+    assert set(outcomes) == names
+    assert outcomes.pop("check_loading_without_a_cache") == "not_covered"
+    assert set(outcomes.values()) == {"passed"}, results
+    altered = "check_altered_files_are_not_loaded"
+    assert failing(trusting, altered) == {altered}
+
+
+def test_a_missed_deadline_and_a_cancellation_are_allowed() -> None:
+    slow = SlowDevice(sample(), {"execute": 0.002, "prepare_model": 0.002})
+    for check in (
+        execute.check_execute_past_its_deadline,
+        execute.check_execute_cancelled,
+        prepare.check_prepare_cancelled,
+        prepare.check_prepare_past_its_deadline,
+        execute.check_values,
+    ):
+        assert run_check(slow, check).outcome == "passed"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, ValueError])
+def test_an_error_outside_the_contract_is_a_failure_and_no_crash(error: type[Exception]) -> None:
+    faulty = FaultyDevice(sample(), {"execute": "always"}, error=error)
+    result = run_check(faulty, execute.check_values, "execute")
+    assert result.outcome == "failed"
+    assert error.__name__ in result.message
+
+
+def test_failures_say_what_and_where() -> None:
+    result = run_check(LyingDevice(sample(), "values"), execute.check_values)
+    assert "add, output 0" in result.message
+    scribbled = run_check(ScribblingDevice(sample(), "behind"), execute.check_values)
+    assert "bytes behind argument" in scribbled.message
+    changed = run_check(ScribblingDevice(sample(), "inputs"), execute.check_values)
+    assert "input 0 was changed" in changed.message
+
+
+def test_the_report_counts_by_outcome() -> None:
+    results = [
+        CheckResult("s", "a", "passed", "", 0.0),
+        CheckResult("s", "b", "failed", "why", 0.0),
+        CheckResult("s", "c", "not_covered", "none", 0.0),
+        CheckResult("s", "d", "passed", "", 0.0),
+    ]
+    assert Report.of(results) == Report(2, 1, 1, (results[1],))

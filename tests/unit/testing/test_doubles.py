@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.drivers.null import create as null
+from penstock.drivers.reference import create as reference
+from penstock.drivers.sample import create as sample
+from penstock.errors import (
+    Cancelled,
+    GeneralFailure,
+    InputError,
+    MissedDeadlineTransient,
+    ResourceExhaustedTransient,
+)
+from penstock.hal import (
+    BufferDesc,
+    BufferRole,
+    CancelToken,
+    Capabilities,
+    Device,
+    ExecutionConfig,
+    PerformanceInfo,
+    PrepareConfig,
+    Request,
+)
+from penstock.ir import Model
+from penstock.testing import assert_no_copies
+from penstock.testing.contract.cases import Case, every_case
+from penstock.testing.contract.trial import PLAIN, Trial
+from penstock.testing.doubles import (
+    METHODS,
+    FaultyDevice,
+    InterceptingDevice,
+    RecordingDevice,
+    SlowDevice,
+    SubsetDevice,
+)
+from penstock.testing.loopback import LoopbackDevice
+from penstock.testing.resources import Resources
+
+CASE = next(c for c in every_case() if c.name == "diamond")
+
+
+def exercise(device: Device, case: Case = CASE) -> None:
+    """Every method of `METHODS` once, errors let pass."""
+    device.supported_operations(case.model)
+    with pytest.raises(GeneralFailure):
+        device.prepare_model_from_cache(PrepareConfig())
+    with closing(device.prepare_model(case.model, PrepareConfig())) as prepared:
+        with pytest.raises(GeneralFailure):
+            device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+        with Trial(case) as trial:
+            prepared.execute(trial.request, PLAIN)
+            prepared.execute_fenced(trial.request, [], PLAIN).wait()
+            with closing(prepared.configure_burst()) as burst:
+                burst.execute(trial.request, PLAIN)
+            with closing(prepared.create_reusable_execution(trial.request)) as execution:
+                execution.execute(PLAIN)
+
+
+class TestFaulty:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_every_method_can_fail(self, method: str) -> None:
+        device = FaultyDevice(null(), {method: 1}, ResourceExhaustedTransient)
+        with pytest.raises(ResourceExhaustedTransient, match=f"{method} fails at call 1"):
+            exercise(device)
+        exercise(device)
+        assert device.calls[method] == 2
+
+    def test_the_third_call_fails_and_the_fourth_does_not(self) -> None:
+        device = FaultyDevice(sample(), raise_on={"execute": 3})
+        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        with Trial(CASE) as trial:
+            for call in range(1, 6):
+                if call == 3:
+                    with pytest.raises(GeneralFailure, match="execute fails at call 3"):
+                        prepared.execute(trial.request, PLAIN)
+                else:
+                    prepared.execute(trial.request, PLAIN)
+
+    def test_several_calls_or_all_of_them(self) -> None:
+        some = FaultyDevice(null(), {"supported_operations": range(2, 4)})
+        every = FaultyDevice(null(), {"supported_operations": "always"})
+        outcomes = []
+        for _ in range(4):
+            for device in (some, every):
+                try:
+                    device.supported_operations(CASE.model)
+                    outcomes.append(True)
+                except GeneralFailure:
+                    outcomes.append(False)
+        assert outcomes == [True, False, False, False, False, False, True, False]
+
+    def test_calls_are_counted_across_threads(self) -> None:
+        device = FaultyDevice(null(), {})
+        threads = [
+            threading.Thread(
+                target=lambda: [device.supported_operations(CASE.model) for _ in range(200)]
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert device.calls["supported_operations"] == 800
+
+    def test_a_method_that_does_not_exist_is_refused(self) -> None:
+        with pytest.raises(InputError, match="no method of a device is named run"):
+            FaultyDevice(null(), {"run": 1})
+
+    def test_the_runtime_falls_back_from_it(self) -> None:
+        class Quick(FaultyDevice):
+            capabilities = Capabilities(default_performance=PerformanceInfo(0.1, 0.1))
+
+        faulty = Quick(reference(), {"execute": "always"}, name="faulty")
+        with penstock.compile(CASE.model, devices=[faulty, "reference"], cache=False) as compiled:
+            outputs = compiled(*CASE.inputs)
+            for found, wanted in zip(outputs, CASE.outputs, strict=True):
+                assert np.array_equal(found, wanted)
+            assert outputs.receipt.steps[0].fallback_from == "faulty"
+
+
+class TestRecording:
+    def test_every_method_is_seen(self) -> None:
+        device = RecordingDevice(null())
+        exercise(device)
+        assert {call.method for call in device.calls} == set(METHODS)
+        assert device.count("execute") == 1
+        failed = [c.method for c in device.calls if c.error is not None]
+        assert sorted(failed) == ["allocate", "prepare_model_from_cache"]
+
+    def test_arguments_and_results_are_kept(self) -> None:
+        device = RecordingDevice(sample())
+        exercise(device)
+        (run,) = [c for c in device.calls if c.method == "execute"]
+        assert isinstance(run.arguments[0], Request)
+        assert run.arguments[1] is PLAIN
+        assert [s.dimensions for s in run.result.output_shapes] == [a.shape for a in CASE.outputs]
+
+
+class TestSlow:
+    def test_it_takes_its_time_by_its_own_clock(self) -> None:
+        clock = Clock()
+        device = SlowDevice(
+            sample(), {"execute": 0.5}, sleep=clock.sleep, clock_ns=clock.nanoseconds
+        )
+        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        assert clock.now == 0.0
+        with Trial(CASE) as trial:
+            prepared.execute(trial.request, PLAIN)
+        assert clock.now == pytest.approx(0.5, abs=0.002)
+
+    def test_it_notices_its_deadline(self) -> None:
+        clock = Clock()
+        device = SlowDevice(
+            sample(), {"execute": 60.0}, sleep=clock.sleep, clock_ns=clock.nanoseconds
+        )
+        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        config = ExecutionConfig(deadline_ns=10**9)
+        with Trial(CASE) as trial, pytest.raises(MissedDeadlineTransient):
+            prepared.execute(trial.request, config)
+        assert clock.now == pytest.approx(1.0, abs=0.002)
+
+    def test_it_notices_its_cancel_token(self) -> None:
+        token = CancelToken()
+
+        def sleep(_: float) -> None:
+            token.set()
+
+        device = SlowDevice(sample(), {"prepare_model": 60.0}, sleep=sleep)
+        with pytest.raises(Cancelled):
+            device.prepare_model(CASE.model, PrepareConfig(cancel=token))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def nanoseconds(self) -> int:
+        return int(self.now * 1e9)
+
+
+class TestSubset:
+    def test_it_leaves_operations_to_others_with_a_reason(self) -> None:
+        def supports(model: Model, index: int) -> bool | str:
+            return "adds are dull" if model.operations[index].type == "ADD" else True
+
+        device = SubsetDevice(reference(), "subset", supports)
+        answers = device.supported_operations(CASE.model)
+        assert [a.supported for a in answers] == [True, False, False]
+        assert answers[1].reason == "adds are dull"
+        with pytest.raises(GeneralFailure, match=r"operation 1 \(ADD\): adds are dull"):
+            device.prepare_model(CASE.model, PrepareConfig())
+
+    def test_it_supports_nothing_that_the_device_does_not(self) -> None:
+        model = next(c for c in every_case() if c.name == "add_int8").model
+        device = SubsetDevice(sample(), "subset", lambda _model, _index: True)
+        assert not device.supported_operations(model)[0].supported
+
+    def test_two_subsets_make_a_whole(self) -> None:
+        even = SubsetDevice(reference(), "even", lambda _, i: i % 2 == 0)
+        odd = SubsetDevice(reference(), "odd", lambda m, i: m.operations[i].type != "RELU")
+        case = next(c for c in every_case() if c.name == "chain")
+        relu = SubsetDevice(reference(), "relu", lambda m, i: m.operations[i].type == "RELU")
+        with penstock.compile(case.model, devices=[relu, odd], cache=False) as compiled:
+            assert np.array_equal(compiled(*case.inputs)[0], case.outputs[0])
+            used = {s.device for s in compiled(*case.inputs).receipt.steps}
+        assert used == {"relu", "odd"}
+        assert even.name == "even"
+
+
+def test_doubles_nest_and_keep_the_properties_of_what_is_inside() -> None:
+    inner = sample()
+    device = RecordingDevice(LoopbackDevice(FaultyDevice(InterceptingDevice(inner, "new"), {})))
+    assert device.name == "new"
+    assert (device.version, device.type) == (inner.version, inner.type)
+    assert (device.feature_level, device.hal_version) == (inner.feature_level, inner.hal_version)
+    assert device.capabilities == inner.capabilities
+    assert device.check() is None
+    assert device.cache_files_needed() == (0, 0)
+    exercise(device)
+    device.close()
+
+
+class TestLoopback:
+    def test_objects_live_and_die_with_those_of_the_client(self) -> None:
+        device = LoopbackDevice(sample())
+        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        burst = prepared.configure_burst()
+        assert device.dispatcher.live_objects == 2
+        del burst
+        assert device.dispatcher.live_objects == 1
+        prepared.close()
+        prepared.close()
+        assert device.dispatcher.live_objects == 0
+
+    def test_use_after_close_is_named(self) -> None:
+        prepared = LoopbackDevice(sample()).prepare_model(CASE.model, PrepareConfig())
+        prepared.close()
+        with (
+            Trial(CASE) as trial,
+            pytest.raises(penstock.errors.ClosedError, match="RemotePreparedModel used after"),
+        ):
+            prepared.execute(trial.request, PLAIN)
+
+    def test_the_device_is_closed_once(self) -> None:
+        closes = []
+
+        class Counting(InterceptingDevice):
+            def close(self) -> None:
+                closes.append(1)
+
+        device = LoopbackDevice(Counting(sample()))
+        device.close()
+        device.close()
+        assert closes == [1]
+
+    def test_the_runtime_runs_through_it(self) -> None:
+        with penstock.compile(
+            CASE.model, devices=[LoopbackDevice(reference())], cache=False
+        ) as compiled:
+            for found, wanted in zip(compiled(*CASE.inputs), CASE.outputs, strict=True):
+                assert np.array_equal(found, wanted)
+
+    def test_errors_of_the_device_arrive_as_themselves(self) -> None:
+        faulty = FaultyDevice(sample(), {"execute": 1}, ResourceExhaustedTransient)
+        prepared = LoopbackDevice(faulty).prepare_model(CASE.model, PrepareConfig())
+        with Trial(CASE) as trial, pytest.raises(ResourceExhaustedTransient, match="as told"):
+            prepared.execute(trial.request, PLAIN)
+
+    def test_a_prepared_model_of_another_device_is_no_role(self) -> None:
+        device, other = LoopbackDevice(sample()), LoopbackDevice(sample())
+        prepared = other.prepare_model(CASE.model, PrepareConfig())
+        with pytest.raises(penstock.errors.InvalidArgument, match="another device"):
+            device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+
+
+class TestCopies:
+    def test_a_run_on_host_memory_copies_nothing(self) -> None:
+        with penstock.compile(CASE.model, devices=["reference"], cache=False) as compiled:
+            with assert_no_copies() as copies:
+                compiled(*CASE.inputs)
+            assert copies == []
+
+    def test_a_pools_only_device_costs_copies(self) -> None:
+        with penstock.compile(CASE.model, devices=["sample"], cache=False) as compiled:
+            with pytest.raises(AssertionError, match="takes pools only"), assert_no_copies():
+                compiled(*CASE.inputs)
+            with assert_no_copies(allowed_bytes=1 << 20) as copies:
+                outputs = compiled(*CASE.inputs)
+            assert tuple(copies) == outputs.receipt.copies
+
+    def test_copies_outside_the_block_do_not_count(self) -> None:
+        with penstock.compile(CASE.model, devices=["sample"], cache=False) as compiled:
+            compiled(*CASE.inputs)
+            with assert_no_copies():
+                pass
+            compiled(*CASE.inputs)
+
+
+def test_leaks_are_named() -> None:
+    kept = []
+    with (
+        pytest.raises(AssertionError, match=r"opening a pool leaves behind: .* mapped pools"),
+        Resources.unchanged("opening a pool"),
+    ):
+        kept.append(Trial(CASE))
+    for trial in kept:
+        trial.close()
+    before = Resources(1, 0, 1, 0)
+    assert Resources(3, 1, 1, 0).more_than(before) == ["2 descriptors", "1 child processes"]
+    assert Resources(None, None, 1, 0).more_than(before) == []
