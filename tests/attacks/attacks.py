@@ -151,6 +151,10 @@ def a_tebibyte_of_input() -> bytes:
     return relu([2**20, 2**20]).encode()
 
 
+def a_gibibyte_of_input() -> bytes:
+    return relu([2**14, 2**14]).encode()
+
+
 def constant_larger_than_the_file() -> bytes:
     file = FileBuilder()
     w, y = file.tensor("w", [2**20, 2**10], value=bytes(16)), file.tensor("y", [1])
@@ -199,11 +203,11 @@ def sparse_blocks_of_negative_size() -> bytes:
     return sparse([4, 4], [{"dense_size": 2}, {"dense_size": 2}, {"dense_size": -1}], blocks=[0])
 
 
-def initial_state_of_a_tebibyte() -> bytes:
+def initial_state_of_a_gibibyte() -> bytes:
     file = FileBuilder()
     x, y = file.tensor("x", [1], "INT8"), file.tensor("y", [1], "INT8")
     state = file.tensor(
-        "s", [2**20, 2**20], "INT8", is_variable=True, quantization=quantization([1.0], [5])
+        "s", [2**15, 2**15], "INT8", is_variable=True, quantization=quantization([1.0], [5])
     )
     file.operator("CUSTOM:step", [x, state], [y])
     return file.finish([x], [y])
@@ -488,14 +492,15 @@ ATTACKS: dict[str, Attack] = {
         (dimensions_that_overflow, (ShapeOverflow,)),
         (elements_that_overflow_only_as_bytes, (ShapeOverflow,)),
         (a_million_dimensions, (ShapeOverflow,)),
-        (a_tebibyte_of_input, None),
+        (a_tebibyte_of_input, (ShapeOverflow,)),
+        (a_gibibyte_of_input, None),
         (constant_larger_than_the_file, (InvalidOperand,)),
         (external_data_that_wraps_around, (OffsetOutOfBounds,)),
         (external_data_behind_the_file, (OffsetOutOfBounds,)),
         (sparse_zeros_without_end, (LimitExceeded, ShapeOverflow)),
         (sparse_levels_that_multiply, (InvalidSparsity,)),
         (sparse_blocks_of_negative_size, (InvalidSparsity,)),
-        (initial_state_of_a_tebibyte, (LimitExceeded,)),
+        (initial_state_of_a_gibibyte, (LimitExceeded,)),
         (zip_bomb, (LimitExceeded,)),
         (zip_that_lies_about_its_size, (InvalidMetadata,)),
         (zip_whose_directory_lies_outside, (InvalidMetadata,)),

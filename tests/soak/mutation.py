@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from penstock.errors import ModelError, NotExportable
 from penstock.export.tflite import write
 from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import TFLITE, Field, Kind
+from penstock.ir import infer_shapes
 from penstock.loaders.flatbuffer import Blob, Reader
 from tests.unit.loaders import files
 
@@ -57,7 +59,8 @@ def mutate(seeds: Sequence[bytes], seed: int) -> bytes:
 
 
 def trial(content: bytes) -> str:
-    """Loads *content*: the name of the defect, or "loads". What loads must survive writing and loading again.
+    """Loads *content*: the name of the defect, or "loads". What loads must survive shape inference, and come
+    out of writing and loading again as it was.
 
     Whatever else is raised is a defect of Penstock.
     """
@@ -66,6 +69,8 @@ def trial(content: bytes) -> str:
             model = loaders.load(content)
         except ModelError as error:
             return type(error).__name__
+        with contextlib.suppress(ModelError):
+            infer_shapes(model)
         try:
             again = loaders.load(write(model))
         except NotExportable:

@@ -13,7 +13,7 @@ from tests.unit.loaders.corpus import Entry, entries, parameters, path_of, stops
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
-LIGHT_MACS = 5_000_000
+HEAVY_MACS = 1_000_000_000
 MISSING_KERNELS = {"hair_segmentation_float"}
 """Networks whose custom operators LiteRT's Python package does not have."""
 
@@ -76,7 +76,7 @@ def runnable() -> list[Any]:
     found = []
     for entry in entries("network", "unit"):
         if "golden" in entry and entry["id"] not in MISSING_KERNELS:
-            heavy = (entry.get("macs") or 0) > LIGHT_MACS
+            heavy = (entry.get("macs") or 0) > HEAVY_MACS
             found.append(
                 pytest.param(entry, id=entry["id"], marks=pytest.mark.slow if heavy else ())
             )
@@ -87,7 +87,7 @@ def runnable() -> list[Any]:
 def test_litert_runs_the_written_file_like_the_original(entry: Entry) -> None:
     original = path_of(entry).read_bytes()
     with np.load(path_of(entry).parents[1] / entry["golden"]["file"], allow_pickle=False) as arrays:
-        heavy = (entry.get("macs") or 0) > 100 * LIGHT_MACS
+        heavy = (entry.get("macs") or 0) > HEAVY_MACS / 5
         cases = {**entry, "golden": {"cases": entry["golden"]["cases"][: 1 if heavy else None]}}
         expected = run_cases(original, cases, arrays)
         found = run_cases(write(loaders.load(original)), cases, arrays)

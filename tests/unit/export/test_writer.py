@@ -264,3 +264,12 @@ def test_packed_values_are_written_packed() -> None:
     (y,) = builder.operation("CUSTOM", [p], [(F32, (1,))], {"custom_code": "C"})
     again = loaders.load(write(builder.build([y])))
     assert again.operands[0].value == pack(values, DType.INT4)[0]
+
+
+def test_a_variable_without_elements_needs_no_initial_value() -> None:
+    file = files.accumulator()
+    for tensor in [*file.subgraphs[0]["tensors"][1:], file.subgraphs[1]["tensors"][1]]:
+        tensor["shape"] = [0]
+    file.subgraphs[1]["tensors"][1]["buffer"] = 0
+    model = loaders.load(file.encode())
+    assert loaders.load(write(model)) == model

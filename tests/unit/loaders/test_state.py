@@ -147,7 +147,7 @@ def test_initial_values_that_the_file_does_not_hold_are_bounded() -> None:
         tensor["type"] = 9
         tensor.pop("buffer", None)
     state = file.graph["tensors"][4]
-    state["quantization"], state["shape"] = quantization([0.5], [-3]), [2**31 - 1, 2]
+    state["quantization"], state["shape"] = quantization([0.5], [-3]), [2**20, 2**11]
     with pytest.raises(LimitExceeded, match="initial value"):
         load(file)
 

@@ -162,6 +162,7 @@ def test_an_integer_tensor_with_scale_zero_is_named() -> None:
     ({"shape": [-1, 4]}, ShapeOverflow),
     ({"shape": [2**31 - 1] * 4}, ShapeOverflow),
     ({"shape": [1] * 40}, ShapeOverflow),
+    ({"shape": [0, 2**31 - 1, 2**31 - 1, 4]}, ShapeOverflow),
     ({"buffer": 9}, IndexOutOfRange),
     ({"external_buffer": 1}, InvalidOperand),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ from penstock.ir.model import Model, StatePort
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Operation
 from penstock.ir.operations import spec_of
-from penstock.ir.types import DType, Quantization
+from penstock.ir.types import DType, Quantization, byte_size
 
 Values: TypeAlias = "dict[str, Any]"
 
@@ -197,8 +197,11 @@ class SubgraphWriter:
 def has_initial_value(model: Model, port: StatePort) -> bool:
     """Whether the variable of *port* can be given its initial value by a constant."""
     variable = model.variables[port.variable]
-    known = variable.shape is not None and None not in variable.shape
-    return (known and variable.dtype.bits is not None) or variable.value is not None
+    if variable.value is not None:
+        return bool(variable.value)
+    if variable.shape is None or None in variable.shape:
+        return False
+    return bool(byte_size(variable.dtype, variable.shape))
 
 
 def shared_name(model: Model, variable: int) -> str:

@@ -462,25 +462,23 @@ class _Body:
             operands[index] = replace(
                 operand, lifetime=Lifetime.SUBGRAPH_INPUT, value=None, location=None
             )
+        known = self.written.union(inputs)
+        read = (index for operation in self.operations for index in operation.inputs)
+        for index in (*read, *outputs):
+            operand = operands[index]
+            if index not in known and _is_empty(operand):
+                operands[index] = replace(operand, lifetime=Lifetime.CONSTANT_COPY, value=b"")
         for index in outputs:
             if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
                 operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
-        known = self.written.union(inputs)
-        for operation in self.operations:
-            for index in operation.inputs:
-                operand = operands[index]
-                if (
-                    index not in known
-                    and operand.lifetime is Lifetime.TEMPORARY_VARIABLE
-                    and _is_empty(operand)
-                ):
-                    operands[index] = replace(operand, lifetime=Lifetime.CONSTANT_COPY, value=b"")
 
 
 def _is_empty(operand: Operand) -> bool:
+    """Whether a temporary holds no elements, so that nothing needs to write it."""
     return (
-        operand.shape is not None
+        operand.lifetime is Lifetime.TEMPORARY_VARIABLE
+        and operand.shape is not None
         and 0 in operand.shape
-        and operand.dtype.bits is not None
         and is_static(operand.shape)
+        and operand.dtype.bits is not None
     )

@@ -28,6 +28,8 @@ QUANTIZED: Final = frozenset(
 )
 """Types whose scale may not be zero; elsewhere a scale of zero says "not quantised"."""
 
+MAX_TENSOR_BYTES: Final = 2**40 - 1
+
 INT32_RANGE: Final = range(-(2**31), 2**31)
 
 
@@ -44,7 +46,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
             raise InvalidOperand(
                 "its value is in another file (external_buffer), which cannot be loaded"
             )
-        full = _dimensions(tensor)
+        full = _dimensions(tensor, dtype)
         quantization = read_quantization(tensor["quantization"], dtype, full)
         place = file.buffer(tensor["buffer"], "")
         origin = Origin(subgraph, index)
@@ -107,11 +109,18 @@ def read_quantization(
     return Quantization(tuple(values), tuple(points), axis if len(values) > 1 else None)
 
 
-def _dimensions(tensor: Values) -> tuple[int, ...]:
+def _dimensions(tensor: Values, dtype: DType) -> tuple[int, ...]:
+    """The shape; `ShapeOverflow` where it is negative or larger than any machine's memory.
+
+    Dimensions of zero count as one, as NumPy counts them: no array has the shape (0, 2**40, 2**40).
+    """
     shape = integers(tensor["shape"])
     for dimension in shape:
         if dimension < 0:
             raise ShapeOverflow(f"dimension {dimension} is negative")
+    size = element_count(tuple(d or 1 for d in shape)) * max(dtype.bits or 64, 8) // 8
+    if size > MAX_TENSOR_BYTES:
+        raise ShapeOverflow(f"{dtype.value} of shape {shape} takes {size} bytes, a TiB or more")
     return shape
 
 
@@ -119,14 +128,8 @@ def _signature(tensor: Values, shape: tuple[int, ...]) -> Shape:
     """The shape with unknown dimensions where `shape_signature` has -1."""
     signature = tensor["shape_signature"]
     if signature is None or len(signature) != len(shape):
-        element_count(shape)
         return shape
-    known = signature.tolist()
-    if any(s >= 0 and s != d for s, d in zip(known, shape, strict=True)):
-        raise InvalidOperand(f"shape_signature {tuple(known)} contradicts shape {shape}")
-    merged = tuple(None if s < 0 else d for s, d in zip(known, shape, strict=True))
-    element_count(d for d in merged if d is not None)
-    return merged
+    return tuple(None if s < 0 else d for s, d in zip(signature.tolist(), shape, strict=True))
 
 
 def _trim(file: File, place: DataLocation, dtype: DType, shape: tuple[int, ...]) -> DataLocation:
