@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -144,12 +145,9 @@ def table_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 def peak_memory() -> int | None:
     """The most memory this process has held at once, in bytes; None where the system does not say."""
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return None
-    import sys
+    import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
-    usage: Callable[[int], Any] = resource.getrusage
-    return int(usage(resource.RUSAGE_SELF).ru_maxrss) * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -120,7 +120,9 @@ def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
 
     Reads cgroup v2 files (`cpu.max`, `memory.max`), else those of v1.
     """
-    affinity = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    affinity = os.cpu_count()
+    if sys.platform == "linux":
+        affinity = len(os.sched_getaffinity(0))
     return {
         "processors": os.cpu_count(),
         "affinity": affinity,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from penstock.errors import InputError, ModelError, NotAvailable, PenstockError, UnknownSignature
@@ -53,6 +56,24 @@ def name(error: BaseException) -> str:
     """The class of the defect: a `FileError` about a model's content is named for what it found there."""
     cause = error.__cause__
     return type(cause if isinstance(cause, ModelError) else error).__name__
+
+
+@contextmanager
+def reading(path: object, unreadable: str) -> Iterator[None]:
+    """Turns whatever a library makes of a damaged file into a `FileError` that begins with *unreadable*,
+    and keeps its warnings off the terminal.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise FileError(path, os_reason(error)) from None
+        reason = " ".join(str(error).split())
+        raise FileError(path, f"{unreadable}: {reason}" if reason else unreadable) from error
 
 
 def os_reason(error: OSError) -> str:

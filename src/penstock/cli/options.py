@@ -11,7 +11,7 @@ ModelFile: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A .t
 Inputs: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[INPUT]...",
+        metavar="INPUT",
         help="For each model input a picture (PNG, JPEG, BMP), a WAV file, .npy, .npz, or random.",
     ),
 ]

@@ -9,7 +9,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli.failures import FileError, UsageError, reading
 from penstock.execution.inputs import fits
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.show import show_operand, show_shape
@@ -28,11 +28,8 @@ _WORDS: Final = (b"gate", b"pipe", b"river", b"turbine", b"water")
 
 def read_npy(path: Path, operand: Operand) -> NDArray:
     """The one array of an `.npy` file, if it fits *operand*. Raises `FileError`."""
-    try:
-        with path.open("rb") as stream:
-            return _read(stream, path, operand)
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
+    with reading(path, "not an .npy file"), path.open("rb") as stream:
+        return _read(stream, path, operand)
 
 
 def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
@@ -40,43 +37,31 @@ def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
 
     Raises `FileError`.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-            wanted = [o.name for o in operands]
-            if not (all(wanted) and set(wanted) <= set(names)):
-                if len(names) != len(operands):
-                    raise FileError(path, f"holds {_list(names)}; the model needs {_list(wanted)}")
-                wanted = names
-            return [_read_entry(archive, n, path, o) for n, o in zip(wanted, operands, strict=True)]
-    except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise FileError(path, f"not an .npz file: {error}") from None
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
+    with reading(path, "not an .npz file"), zipfile.ZipFile(path) as archive:
+        names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+        wanted = [o.name for o in operands]
+        if not (all(wanted) and set(wanted) <= set(names)):
+            if len(names) != len(operands):
+                raise FileError(path, f"holds {_list(names)}; the model needs {_list(wanted)}")
+            wanted = names
+        return [_read_entry(archive, n, path, o) for n, o in zip(wanted, operands, strict=True)]
 
 
 def _read_entry(archive: zipfile.ZipFile, name: str, path: Path, operand: Operand) -> NDArray:
-    try:
-        with archive.open(f"{name}.npy") as stream:
-            return _read(stream, path, operand)
-    except (RuntimeError, zipfile.BadZipFile) as error:
-        raise FileError(path, f"entry {name!r} cannot be read: {error}") from None
+    with reading(path, f"entry {name!r} cannot be read"), archive.open(f"{name}.npy") as stream:
+        return _read(stream, path, operand)
 
 
 def _read(stream: IO[bytes], path: Path, operand: Operand) -> NDArray:
     """The header is checked against the operand before room for the values is made."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise FileError(
-                path, f"version {version[0]}.{version[1]} of the .npy format is not known"
-            )
-    except (ValueError, EOFError, TypeError) as error:
-        raise FileError(path, f"not an .npy file: {' '.join(str(error).split())}") from None
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+    else:
+        number = ".".join(map(str, version))
+        raise FileError(path, f"version {number} of the .npy format is not known")
     check(path, operand, dtype, shape)
     data = _exactly(stream, math.prod(shape) * dtype.itemsize, path)
     array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from penstock.cli.failures import FileError, os_reason
+from penstock.cli.failures import FileError, reading
 from penstock.ir import NDArray, Operand
 from penstock.ir.show import show_operand
 
@@ -62,22 +62,19 @@ def _layout(shape: tuple[int | None, ...]) -> Layout | None:
 
 def read_picture(path: Path) -> Image.Image:
     """The decoded, upright picture as 8-bit RGB. Raises `FileError`."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as opened:
-                if opened.width * opened.height > MAX_PIXELS:
-                    raise FileError(path, too_large(opened.width * opened.height))
-                return _to_rgb(ImageOps.exif_transpose(opened))
-    except UnidentifiedImageError:
-        raise FileError(path, "not a PNG, JPEG or BMP picture") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise FileError(path, too_large()) from None
-    except OSError as error:
-        reason = os_reason(error) if error.errno else f"the picture cannot be decoded: {error}"
-        raise FileError(path, reason) from None
-    except (SyntaxError, ValueError, EOFError) as error:
-        raise FileError(path, f"the picture cannot be decoded: {error}") from None
+    with reading(path, "the picture cannot be decoded"):
+        # Pillow's own limit only warns, up to twice its size.
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            opened = Image.open(path, formats=FORMATS)
+        except UnidentifiedImageError:
+            raise FileError(path, "not a PNG, JPEG or BMP picture") from None
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise FileError(path, too_large()) from None
+        with opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise FileError(path, too_large(opened.width * opened.height))
+            return _to_rgb(ImageOps.exif_transpose(opened))
 
 
 def too_large(pixels: int | None = None) -> str:

@@ -9,13 +9,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cli.failures import FileError, os_reason
+from penstock.cli.failures import FileError, reading
 from penstock.execution.inputs import quantize
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.show import show_operand
 
 MAX_FRAMES: Final = 2**26
 """Most frames read where the input's length is unknown (over an hour at 16 kHz)."""
+
+WIDTHS: Final = range(1, 5)
+"""Bytes a sample may have."""
 
 
 def waveform_length(operand: Operand) -> int | None:
@@ -46,23 +49,15 @@ def read_sound(path: Path, operand: Operand) -> tuple[NDArray, list[str]]:
             path,
             f"input {operand.name!r} is {show_operand(operand)}, which is not the shape of a sound",
         )
-    try:
-        with wave.open(str(path), "rb") as opened:
-            rate, channels, width = (
-                opened.getframerate(),
-                opened.getnchannels(),
-                opened.getsampwidth(),
-            )
-            frames = opened.getnframes()
-            data = opened.readframes(min(wanted or frames, frames, MAX_FRAMES))
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
-    except (wave.Error, EOFError, ValueError) as error:
-        raise FileError(path, f"not a PCM WAV file: {str(error) or 'it ends early'}") from None
+    with reading(path, "not a PCM WAV file"), wave.open(str(path), "rb") as opened:
+        rate, channels, width = opened.getframerate(), opened.getnchannels(), opened.getsampwidth()
+        if width not in WIDTHS:
+            raise FileError(path, f"has samples of {8 * width} bits; 8, 16, 24 and 32 are read")
+        # What the header declares may be more than the file has.
+        frames = min(opened.getnframes(), path.stat().st_size // (channels * width))
+        data = opened.readframes(min(wanted or frames, frames, MAX_FRAMES))
     data = data[: len(data) // (channels * width) * (channels * width)]
-    mono = (
-        _real(data, width).reshape(-1, channels).mean(axis=1, dtype=np.float64).astype(np.float32)
-    )
+    mono = _real(data, width).reshape(-1, channels).mean(axis=1, dtype=np.float64)
     shape = tuple(d if d is not None else len(mono) for d in operand.shape or ())
     samples = np.zeros(wanted or len(mono), np.float32)
     samples[: len(mono)] = mono
