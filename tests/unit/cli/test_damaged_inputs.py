@@ -96,8 +96,7 @@ def test_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
         path.write_bytes(mutated(content, generator))
         try:
             read(path)
-        except FileError as error:
-            assert "\n" not in str(error)
+        except FileError:
             refused += 1
     assert refused > MUTATIONS // 10
 

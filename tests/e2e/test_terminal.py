@@ -1,0 +1,80 @@
+"""On a terminal: boxes, colours unless NO_COLOR asks for none, and a progress bar that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+if sys.platform == "win32":
+    pytest.skip("Windows has no pseudo-terminals of this kind", allow_module_level=True)
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+
+
+def on_terminal(*arguments: object, **environment: str) -> str:
+    """Everything the program writes to a terminal that is both its stdout and its stderr."""
+    ours, its = os.openpty()
+    clean = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "PENSTOCK_DEVICES"}}
+    clean |= {"COLUMNS": "100", "TERM": "xterm-256color", **environment}
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *map(str, arguments)],
+        stdout=its,
+        stderr=its,
+        stdin=subprocess.DEVNULL,
+        cwd=ROOT,
+        env=clean,
+    ) as process:
+        os.close(its)
+        printed = bytearray()
+        while part := _read(ours):
+            printed += part
+        os.close(ours)
+    assert process.returncode == 0, printed.decode()
+    return printed.decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # how Linux says that the other end has closed
+        return b""
+
+
+def test_tables_have_boxes(digits: Path) -> None:
+    printed = on_terminal("run", digits / "digits_int8.tflite", digits / "seven.png")
+    assert "╭" in printed
+    assert "plan: 1 step, 6 operations (reference 6)" in printed
+
+
+def test_no_color_is_honoured(digits: Path) -> None:
+    arguments = ("run", digits / "digits_float32.tflite", digits / "seven.png", "--task", "outputs")
+    noted = (
+        "run",
+        digits / "digits_float32.tflite",
+        digits / "seven.png",
+        "--labels",
+        ROOT / "LICENSE",
+    )
+    assert COLOUR.search(on_terminal(*noted))
+    assert not COLOUR.search(on_terminal(*noted, NO_COLOR="1"))
+    assert not COLOUR.search(on_terminal(*arguments, NO_COLOR="1"))
+
+
+def test_bench_draws_a_bar_and_takes_it_away(digits: Path) -> None:
+    printed = on_terminal("bench", digits / "digits_int8.tflite", "--runs", "400")
+    assert "measuring" in printed
+    assert "measuring" not in printed[printed.rindex("╭") :]
+
+
+def test_json_on_a_terminal_is_still_one_object(digits: Path) -> None:
+    import json
+
+    printed = on_terminal("bench", digits / "digits_int8.tflite", "--runs", "20", "--json")
+    assert json.loads(printed)["runs"] == 20
