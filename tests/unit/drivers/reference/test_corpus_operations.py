@@ -1,0 +1,67 @@
+"""Every operation of the corpus's networks that is no layer with weights, one by one, against LiteRT's
+reference kernels: on the tensors that the judge's operator read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from penstock.drivers.reference.ops.kernel import KERNELS
+from tests.conftest import CORPUS, NO_CORPUS
+from tests.support_litert import assert_agrees, case_inputs, record
+
+ELSEWHERE: Final = frozenset(
+    {
+        "AVERAGE_POOL_2D",
+        "BATCH_MATMUL",
+        "CONV_2D",
+        "DEPTHWISE_CONV_2D",
+        "DEQUANTIZE",
+        "FULLY_CONNECTED",
+        "IF",
+        "MAX_POOL_2D",
+        "QUANTIZE",
+        "STABLEHLO_COMPOSITE",
+        "SVDF",
+        "TRANSPOSE_CONV",
+        "WHILE",
+    }
+)
+"""Layers, which have a test of their own, and operations that need the model's other subgraphs."""
+
+BEYOND_THE_JUDGE: Final = {"hair_segmentation_float"}
+"""LiteRT has no kernels for its custom operators."""
+
+FLOAT_TOLERANCE: Final = 1e-5
+"""Of the greatest output: float32 sums of a thousand terms, in another order than the judge's."""
+
+
+def _parameters() -> list[Any]:
+    if CORPUS is None:
+        return [pytest.param({}, marks=pytest.mark.skip(reason=NO_CORPUS))]
+    entries = json.loads((CORPUS / "models" / "manifest.json").read_bytes())["entries"]
+    chosen = []
+    for entry in entries:
+        cases = entry.get("golden", {}).get("cases", ())
+        judged = entry["format"] == "tflite" and entry["id"] not in BEYOND_THE_JUDGE
+        if (
+            judged
+            and entry.get("ops", {}).keys() - ELSEWHERE
+            and cases
+            and "signature" not in cases[0]
+        ):
+            marks = [pytest.mark.slow] if (entry.get("macs") or 0) > 1e9 else []
+            chosen.append(pytest.param(entry, id=entry["id"], marks=marks))
+    return chosen
+
+
+@pytest.mark.parametrize("entry", _parameters())
+def test_operations_of_a_network_agree(entry: dict[str, Any], corpus: Path) -> None:
+    for recorded in record(corpus / "models" / entry["file"], case_inputs(corpus, entry)[0]):
+        key = recorded.operation.key
+        if key in KERNELS and recorded.operation.type not in ELSEWHERE:
+            assert_agrees(recorded, FLOAT_TOLERANCE)

@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+
+from penstock.errors import ShapeMismatch
+from penstock.ir import DType, NDArray, Operand
+from tests.support_litert import Given, Wanted, assert_agrees, kernel_of, q, run_alone, uniform
+
+TYPES = (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64, DType.BOOL)
+BLOCKS = (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT32, DType.INT64)
+
+
+def _x(dtype: DType, shape: tuple[int, ...] = (2, 3, 4)) -> NDArray:
+    return uniform(np.random.default_rng(0), dtype, shape)
+
+
+def _whole(*values: object) -> Given:
+    return Given(np.array(values, np.int32), constant=True)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_transpositions_tiles_and_reversals(dtype: DType) -> None:
+    made, x = [Wanted(dtype)], Given(_x(dtype))
+    assert_agrees(run_alone("TRANSPOSE", [x, _whole(2, 0, 1)], made))
+    order = Given(np.array([1, 2, 0], np.int32))
+    assert_agrees(run_alone("TRANSPOSE", [x, order], made))
+    assert_agrees(run_alone("TILE", [x, _whole(1, 3, 2)], made))
+    assert_agrees(run_alone("REVERSE_V2", [x, _whole(-2)], made))
+    value = Given(_x(dtype, ()), constant=True)
+    assert_agrees(run_alone("DILATE", [x, _whole(2, 1, 3), value], made))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_paddings(dtype: DType) -> None:
+    made, x, pads = [Wanted(dtype)], Given(_x(dtype)), _whole([0, 0], [1, 2], [3, 0])
+    assert_agrees(run_alone("PAD", [x, pads], made))
+    assert_agrees(run_alone("PADV2", [x, pads, Given(_x(dtype, (1,)), constant=True)], made))
+    mirrored = _whole([0, 1], [2, 1], [3, 3])
+    for mode in ("REFLECT", "SYMMETRIC"):
+        assert_agrees(run_alone("MIRROR_PAD", [x, mirrored], made, mode=mode))
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+def test_quantised_padding_is_the_zero_point(dtype: DType) -> None:
+    quantization = q(0.1, 5)
+    made = [Wanted(dtype, quantization)]
+    pads = _whole([0, 0], [1, 2], [3, 0])
+    assert_agrees(run_alone("PAD", [Given(_x(dtype), quantization), pads], made))
+    image = Given(_x(dtype, (2, 4, 6, 3)), quantization)
+    blocks = [_whole(2, 3), _whole([1, 1], [2, 1])]
+    assert_agrees(run_alone("SPACE_TO_BATCH_ND", [image, *blocks], made))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "along", "batch"), [((1, 3), 1, 0), ((2, 0, 4), 2, 1), ((2, 0, 1, 1), 0, 2)]
+)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.UINT8, DType.INT32])
+def test_reversed_sequences(dtype: DType, lengths: tuple[int, ...], along: int, batch: int) -> None:
+    x = Given(_x(dtype))
+    recorded = run_alone(
+        "REVERSE_SEQUENCE", [x, _whole(*lengths)], [Wanted(dtype)], seq_dim=along, batch_dim=batch
+    )
+    assert_agrees(recorded)
+
+
+@pytest.mark.parametrize("dtype", BLOCKS)
+def test_space_for_depth_and_back(dtype: DType) -> None:
+    image = Given(_x(dtype, (2, 4, 6, 8)))
+    for kind in ("SPACE_TO_DEPTH", "DEPTH_TO_SPACE"):
+        assert_agrees(run_alone(kind, [image], [Wanted(dtype)], block_size=2))
+
+
+@pytest.mark.parametrize("dtype", BLOCKS)
+def test_space_for_batch_and_back(dtype: DType) -> None:
+    made = [Wanted(dtype)]
+    image, row = Given(_x(dtype, (2, 4, 6, 3))), Given(_x(dtype, (2, 4, 6)))
+    batches, rows = Given(_x(dtype, (6, 4, 6, 3))), Given(_x(dtype, (6, 4, 6)))
+    two, one = [_whole(2, 3), _whole([1, 1], [2, 1])], [_whole(2), _whole([1, 1])]
+    assert_agrees(run_alone("SPACE_TO_BATCH_ND", [image, *two], made))
+    assert_agrees(run_alone("SPACE_TO_BATCH_ND", [row, *one], made))
+    assert_agrees(run_alone("BATCH_TO_SPACE_ND", [batches, *two], made))
+    assert_agrees(run_alone("BATCH_TO_SPACE_ND", [rows, *one], made))
+
+
+def test_blocks_of_an_empty_batch() -> None:
+    x = Operand(DType.FLOAT32, (0, 4, 6, 1))
+    sizes = [np.array([2, 2], np.int32), np.zeros((2, 2), np.int32)]
+    whole = Operand(DType.INT32, (2,))
+    (cut,) = kernel_of("SPACE_TO_BATCH_ND", [x, whole, whole], [x])(
+        [np.ones((0, 4, 6, 1), np.float32), *sizes]
+    )
+    assert cut.shape == (0, 2, 3, 1)
+    (back,) = kernel_of("BATCH_TO_SPACE_ND", [x, whole, whole], [x])([cut, *sizes])
+    assert back.shape == (0, 4, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("PAD", [[0, 0], [-1, 0], [0, 0]]),
+        ("PAD", [[0, 0]]),
+        ("MIRROR_PAD", [[0, 0], [3, 0], [0, 0]]),
+        ("TILE", [1, 2]),
+        ("TILE", [1, -2, 1]),
+        ("TRANSPOSE", [0, 0, 1]),
+        ("REVERSE_V2", [3]),
+    ],
+)
+def test_arguments_that_do_not_fit_fail(kind: str, value: list[object]) -> None:
+    x = Operand(DType.FLOAT32, (2, 3, 4))
+    kernel = kernel_of(kind, [x, Operand(DType.INT32, None)], [x])
+    with pytest.raises(ValueError):
+        kernel([np.ones((2, 3, 4), np.float32), np.array(value, np.int32)])
+
+
+def test_crops_beyond_the_image_fail() -> None:
+    x, whole = Operand(DType.FLOAT32, (4, 1, 1, 1)), Operand(DType.INT32, (2,))
+    kernel = kernel_of("BATCH_TO_SPACE_ND", [x, whole, whole], [x])
+    with pytest.raises(ShapeMismatch, match="crops"):
+        kernel([np.ones((4, 1, 1, 1), np.float32), np.array([2, 2]), np.array([[2, 1], [0, 0]])])
