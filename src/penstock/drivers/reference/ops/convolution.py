@@ -16,9 +16,18 @@ from penstock.drivers.reference.ops.hybrid import (
 )
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.padding import Axis, Steps, pad, patches
-from penstock.drivers.reference.ops.products import Columns, Finish, multiply_rows, tiles
+from penstock.drivers.reference.ops.products import (
+    Columns,
+    Finish,
+    Multiply,
+    float_product,
+    multiply_fast,
+    multiply_rows,
+    tiles,
+)
 from penstock.drivers.reference.ops.weights import (
     QUANTIZED,
+    REAL,
     Layer,
     Prepare,
     Scaling,
@@ -32,7 +41,7 @@ from penstock.ir import DType, NDArray
 def conv_2d(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid convolution."""
     source, filters, target = site.input(0), site.input(1), site.output()
-    if source.dtype.is_float and filters.dtype is source.dtype is target.dtype:
+    if source.dtype in REAL and filters.dtype is source.dtype is target.dtype:
         return layer_kernel(site, _float_layer(site))
     if source.dtype in QUANTIZED and target.dtype is source.dtype:
         return layer_kernel(site, _quantized_layer(site))
@@ -43,7 +52,7 @@ def conv_2d(site: Site) -> Kernel:
 
 def convolve(
     image: NDArray, columns: NDArray, extents: tuple[int, int], window: tuple[Axis, Axis],
-    out: NDArray, finish: Finish,
+    out: NDArray, finish: Finish, multiply: Multiply = multiply_fast,
 ) -> None:  # fmt: skip
     """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width, depth].
 
@@ -56,7 +65,9 @@ def convolve(
     groups = image.shape[3] // depth
     rows, across = window
     if groups == 1 and inner == depth and rows.stride == across.stride == 1:
-        multiply_rows(image.reshape(-1, depth), columns, out.reshape(-1, channels), finish)
+        multiply_rows(
+            image.reshape(-1, depth), columns, out.reshape(-1, channels), finish, multiply
+        )
         return
     view = patches(image, rows, across)
     position = max(inner * groups, channels) * columns.itemsize
@@ -64,24 +75,24 @@ def convolve(
         for y in tiles(rows.outputs, across.outputs * position):
             for x in tiles(across.outputs, (y.stop - y.start) * position):
                 tile = view[index, y, x]
-                sums = _grouped(tile, columns, groups)
+                sums = _grouped(tile, columns, groups, multiply)
                 finish(sums, out[index, y, x].reshape(-1, channels))
 
 
-def _grouped(tile: NDArray, columns: NDArray, groups: int) -> NDArray:
+def _grouped(tile: NDArray, columns: NDArray, groups: int, multiply: Multiply) -> NDArray:
     """Sums [positions, channels] of patches [height, width, filter height, filter width, depth]."""
     positions, inner = tile.shape[0] * tile.shape[1], columns.shape[1]
     if groups == 1:
         flat = np.empty(tile.shape, columns.dtype)
         np.copyto(flat, tile)
-        return np.asarray(np.matmul(flat.reshape(positions, inner), columns.T))
+        return multiply(flat.reshape(positions, inner), columns)
     depth, each = tile.shape[4] // groups, len(columns) // groups
     sums = np.empty((positions, len(columns)), columns.dtype)
     for group in range(groups):
         flat = np.empty((*tile.shape[:4], depth), columns.dtype)
         np.copyto(flat, tile[..., group * depth : (group + 1) * depth])
         channels = slice(group * each, (group + 1) * each)
-        sums[:, channels] = np.matmul(flat.reshape(positions, inner), columns[channels].T)
+        sums[:, channels] = multiply(flat.reshape(positions, inner), columns[channels])
     return sums
 
 
@@ -113,6 +124,7 @@ def _float_layer(site: Site) -> Prepare:
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
     dtype = site.output().dtype
+    multiply = float_product(site)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         columns = filters.reshape(len(filters), -1).astype(np.float32, copy=False)
@@ -122,7 +134,7 @@ def _float_layer(site: Site) -> Prepare:
         def layer(image: NDArray) -> NDArray:
             window = steps.over(image.shape, extents)
             out = _output(image, window, filters, dtype)
-            convolve(pad(image, *window, 0), columns, extents, window, out, finish)
+            convolve(pad(image, *window, 0), columns, extents, window, out, finish, multiply)
             return out
 
         return layer

@@ -18,9 +18,10 @@ from penstock.drivers.reference.ops.hybrid import (
 )
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.padding import Axis, Steps, pad
-from penstock.drivers.reference.ops.products import Columns, Finish
+from penstock.drivers.reference.ops.products import TILE_BYTES, Columns, Finish
 from penstock.drivers.reference.ops.weights import (
     QUANTIZED,
+    REAL,
     Layer,
     Prepare,
     Scaling,
@@ -40,7 +41,7 @@ STRIP_ROWS: Final = 8
 def depthwise_conv_2d(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
     source, filters, target = site.input(0), site.input(1), site.output()
-    if source.dtype.is_float and filters.dtype is source.dtype is target.dtype:
+    if source.dtype in REAL and filters.dtype is source.dtype is target.dtype:
         return layer_kernel(site, _float_layer(site))
     if source.dtype in QUANTIZED and target.dtype is source.dtype:
         return layer_kernel(site, _quantized_layer(site))
@@ -60,36 +61,45 @@ def convolve_depthwise(
     rows, across = window
     channels = taps.shape[2]
     length = across.outputs * channels
-    vectors = np.tile(taps, (1, 1, across.outputs))
+    vectors = None
+    if taps.nbytes * across.outputs <= TILE_BYTES:
+        vectors = np.tile(taps, (1, 1, across.outputs))
     step = max(STRIP_ROWS, STRIP_BYTES // max(1, length * taps.itemsize))
     for index in range(len(out)):
         for start in range(0, rows.outputs, step):
             count = min(step, rows.outputs - start)
             top = start * rows.stride
             strip = image[index, top : top + (count - 1) * rows.stride + rows.reach]
-            sums = _strip(strip, vectors, window, count)
+            sums = _strip(strip, taps, vectors, window, count)
             target = out[index, start : start + count]
             finish(sums.reshape(-1, channels), target.reshape(-1, channels))
 
 
-def _strip(strip: NDArray, vectors: NDArray, window: tuple[Axis, Axis], count: int) -> NDArray:
-    """Sums [rows, width * channels] of *count* output rows; *vectors* are the taps, a whole row long."""
+def _strip(
+    strip: NDArray, taps: NDArray, vectors: NDArray | None, window: tuple[Axis, Axis], count: int
+) -> NDArray:
+    """Sums [rows, width * channels] of *count* output rows.
+
+    *vectors* are the taps repeated over a whole row, where they are small enough to be kept.
+    """
     rows, across = window
-    height, width, length = vectors.shape
-    planes = _planes(strip, across, length // across.outputs, vectors.dtype)
-    sums = np.empty((count, length), vectors.dtype)
+    height, width, channels = taps.shape
+    length = across.outputs * channels
+    planes = _planes(strip, across, channels, taps.dtype)
+    sums = np.empty((count, length), taps.dtype)
     product = np.empty_like(sums)
     for y in range(height):
         first = y * rows.dilation
         lines = slice(first, first + (count - 1) * rows.stride + 1, rows.stride)
         for x in range(width):
             offset, phase = divmod(x * across.dilation, across.stride)
-            begin = offset * length // across.outputs
+            begin = offset * channels
             line = planes[phase][lines, begin : begin + length]
+            vector = np.tile(taps[y, x], across.outputs) if vectors is None else vectors[y, x]
             if x == y == 0:
-                np.multiply(line, vectors[y, x], out=sums)
+                np.multiply(line, vector, out=sums)
             else:
-                np.multiply(line, vectors[y, x], out=product)
+                np.multiply(line, vector, out=product)
                 np.add(sums, product, out=sums)
     return sums
 

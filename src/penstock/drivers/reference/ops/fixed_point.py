@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.ir import NDArray
 
 INT32_MAX: Final = 2**31 - 1
@@ -20,22 +21,31 @@ INT32_MIN: Final = -(2**31)
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:
-    """(mantissa, shift) of a multiplier >= 0; those under 2**-32 become (0, 0)."""
-    if real == 0.0:
-        return 0, 0
-    fraction, shift = math.frexp(real)
-    mantissa = int(round_half_away(fraction * 2**31))
-    if mantissa == 2**31:
-        mantissa //= 2
-        shift += 1
-    return (0, 0) if shift < -31 else (mantissa, shift)
+    """(mantissa, shift) of a multiplier >= 0; those under 2**-32 become (0, 0).
+
+    `Unsupported` where it is 2**30 or more, or not a number.
+    """
+    mantissas, shifts = quantize_multipliers([real])
+    return int(mantissas[0]), int(shifts[0])
 
 
 def quantize_multipliers(reals: Sequence[float] | NDArray) -> tuple[NDArray, NDArray]:
-    """`quantize_multiplier` of each: (mantissas, shifts), int64 arrays."""
-    pairs = [quantize_multiplier(float(real)) for real in reals]
-    mantissas, shifts = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(mantissas, np.int64), np.array(shifts, np.int64)
+    """`quantize_multiplier` of each: (mantissas, shifts), int64 arrays.
+
+    `Unsupported` where one is not finite, or too great for any 32-bit value to keep its own.
+    """
+    multipliers = np.asarray(reals, np.float64)
+    if not np.all(np.abs(multipliers) < 2.0**30):
+        raise Unsupported(f"a multiplier of {multipliers.max(initial=0.0)}")
+    fractions, exponents = np.frexp(multipliers)
+    mantissas = np.floor(fractions * 2.0**31 + 0.5).astype(np.int64)
+    shifts = exponents.astype(np.int64)
+    carried = mantissas == 2**31
+    mantissas[carried] //= 2
+    shifts[carried] += 1
+    mantissas[shifts < -31] = 0
+    shifts[mantissas == 0] = 0
+    return mantissas, shifts
 
 
 def round_half_away(real: float) -> float:

@@ -15,9 +15,10 @@ from penstock.drivers.reference.ops.hybrid import (
     weight_values,
 )
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.products import Columns, multiply_rows
+from penstock.drivers.reference.ops.products import Columns, float_product, multiply_rows
 from penstock.drivers.reference.ops.weights import (
     QUANTIZED,
+    REAL,
     Layer,
     Prepare,
     Scaling,
@@ -33,7 +34,7 @@ def fully_connected(site: Site) -> Kernel:
     source, weights, target = site.input(0), site.input(1), site.output()
     layout = site.attributes.text("weights_format")
     require(layout == "DEFAULT" and len(site.outputs) == 1, f"weights in the format {layout}")
-    if source.dtype.is_float and weights.dtype is source.dtype is target.dtype:
+    if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
         return layer_kernel(site, _float_layer(site))
     if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
         return layer_kernel(site, _quantized_layer(site))
@@ -53,6 +54,7 @@ def _output(source: NDArray, weights: NDArray, site: Site) -> NDArray:
 def _float_layer(site: Site) -> Prepare:
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
+    multiply = float_product(site)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
@@ -61,7 +63,8 @@ def _float_layer(site: Site) -> Prepare:
 
         def layer(source: NDArray) -> NDArray:
             out = _output(source, weights, site)
-            multiply_rows(source.reshape(-1, depth), columns, out.reshape(-1, units), finish)
+            rows, results = source.reshape(-1, depth), out.reshape(-1, units)
+            multiply_rows(rows, columns, results, finish, multiply)
             return out
 
         return layer

@@ -118,5 +118,5 @@ class HybridFinish:
         np.multiply(real, self.scales, out=real)
         np.multiply(real, self.scale.reshape(-1, 1), out=real)
         if self.bias is not None:
-            np.add(real, self.bias, out=real)
+            np.add(real, self.bias.reshape(-1), out=real)
         np.copyto(out, clamp_in_place(real, self.activation))

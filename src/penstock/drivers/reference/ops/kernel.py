@@ -51,6 +51,10 @@ class Site:
     subgraphs: Callable[[int], Kernel] = field(default=_no_subgraphs)
     """The kernel of a referenced subgraph, by its index; `Unsupported` where one of its operations is."""
 
+    ordered: bool = False
+    """Whether float results reach an operation that quantises them: then sums are taken in the order of TFLite's
+    reference kernels, since the last bit decides which way the rounding falls and everything after it."""
+
     @property
     def attributes(self) -> Attributes:
         return self.operation.attributes
@@ -92,9 +96,12 @@ class Site:
 
 
 def tensor_quantization(operand: Operand, role: str) -> Quantization:
-    """The scale and zero point of an operand that must have one pair; `Unsupported` where it has none or many."""
+    """The scale and zero point of an operand that must have one pair.
+
+    `Unsupported` where it has none or many, or a scale of 0.
+    """
     quantization = operand.quantization
-    if quantization is None or len(quantization.scales) != 1:
+    if quantization is None or len(quantization.scales) != 1 or quantization.scale == 0.0:
         raise Unsupported(f"{role} of type {operand.dtype.value} without one scale and zero point")
     return quantization
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import integer_range
-from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.ops.kernel import Site, Unsupported
 from penstock.ir import DType, NDArray
 
 TILE_BYTES: Final = 1 << 22
@@ -20,6 +20,13 @@ TILE_BYTES: Final = 1 << 22
 
 Finish: TypeAlias = Callable[[NDArray, NDArray], None]
 """Turns sums [rows, columns] into results of the same shape, its second argument; may destroy the sums."""
+
+
+Multiply: TypeAlias = Callable[[NDArray, NDArray], NDArray]
+"""[rows, depth] times [columns, depth] to fresh sums [rows, columns]."""
+
+ORDERED_TILE_ROWS: Final = 256
+"""Bytes of work memory weigh this much more where sums are taken in order: blocks stay in the cache."""
 
 
 def exact_dtype(bound: float) -> np.dtype[Any]:
@@ -57,12 +64,50 @@ class Columns:
 
     def __init__(self, weights: NDArray, magnitude: int) -> None:
         self.sums: NDArray = weights.sum(axis=1, dtype=np.int64)
-        self.bound: NDArray = np.abs(weights).sum(axis=1, dtype=np.float64) * magnitude
+        reach = np.abs(weights).sum(axis=1, dtype=np.int64)
+        self.bound: NDArray = reach.astype(np.float64) * magnitude
         dtype = exact_dtype(float(self.bound.max(initial=0.0)))
         self.values: NDArray = np.ascontiguousarray(weights, dtype)
 
 
-def multiply_rows(left: NDArray, columns: NDArray, out: NDArray, finish: Finish) -> None:
+def multiply_fast(left: NDArray, columns: NDArray) -> NDArray:
+    """Sums [rows, columns] through BLAS, in whatever order it adds."""
+    sums: NDArray = np.matmul(left, columns.T)
+    return sums
+
+
+def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
+    """The same in float32 with every sum begun at zero and its products added in order, each rounded:
+    bit for bit what TFLite's reference kernels get.
+    """
+    rows, depth = left.shape
+    across = rows >= len(columns)
+    inner, outer = (left, columns) if across else (columns, left)
+    inner_steps, outer_steps = np.ascontiguousarray(inner.T), np.ascontiguousarray(outer.T)
+    sums = np.zeros((len(outer), len(inner)), np.float32)
+    for part in tiles(len(inner), ORDERED_TILE_ROWS * max(1, len(outer))):
+        block = sums[:, part].copy()
+        product = np.empty_like(block)
+        for step in range(depth):
+            np.multiply(outer_steps[step][:, None], inner_steps[step, part], out=product)
+            np.add(block, product, out=block)
+        sums[:, part] = block
+    result: NDArray = sums.T if across else sums
+    return np.ascontiguousarray(result)
+
+
+def float_product(site: Site) -> Multiply:
+    """How a float layer multiplies: in order where rounding decides what comes after."""
+    return multiply_in_order if site.ordered else multiply_fast
+
+
+def multiply_rows(
+    left: NDArray,
+    columns: NDArray,
+    out: NDArray,
+    finish: Finish,
+    multiply: Multiply = multiply_fast,
+) -> None:
     """*left* [rows, depth] times *columns* [columns, depth] into *out*, through *finish*.
 
     *left* is converted to the type of *columns* on the way, a tile at a time.
@@ -71,7 +116,7 @@ def multiply_rows(left: NDArray, columns: NDArray, out: NDArray, finish: Finish)
         part = left[rows]
         if part.dtype != columns.dtype:
             part = part.astype(columns.dtype)
-        finish(np.matmul(part, columns.T), out[rows])
+        finish(multiply(part, columns), out[rows])
 
 
 def tiles(count: int, nbytes: int) -> Iterator[slice]:

@@ -25,7 +25,7 @@ from penstock.drivers.reference.ops.kernel import (
 )
 from penstock.drivers.reference.ops.padding import Axis, Steps, slide
 from penstock.drivers.reference.ops.products import Columns, Finish
-from penstock.drivers.reference.ops.weights import QUANTIZED, Scaling, centred, given
+from penstock.drivers.reference.ops.weights import QUANTIZED, REAL, Scaling, centred, given
 from penstock.ir import DType, NDArray
 
 Layer: TypeAlias = Callable[[NDArray, NDArray], NDArray]
@@ -38,7 +38,7 @@ Prepare: TypeAlias = Callable[[NDArray, "NDArray | None"], Layer]
 def transpose_conv(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
     filters, source, target = site.input(1), site.input(2), site.output()
-    if source.dtype.is_float and filters.dtype is source.dtype is target.dtype:
+    if source.dtype in REAL and filters.dtype is source.dtype is target.dtype:
         prepare = _float_layer(site)
     elif source.dtype in QUANTIZED and target.dtype is source.dtype:
         prepare = _quantized_layer(site)

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import quantized_range
+from penstock.drivers.reference.ops.fixed_point import quantize_multipliers
 from penstock.drivers.reference.ops.kernel import (
     Kernel,
     Site,
@@ -18,7 +19,10 @@ from penstock.drivers.reference.ops.kernel import (
 )
 from penstock.drivers.reference.ops.products import SignedInput
 from penstock.drivers.reference.ops.requantize import RealRequantizer, Requantizer
-from penstock.ir import DType, NDArray, Operand
+from penstock.ir import DType, NDArray, Operand, Quantization
+
+REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+"""Types of layers that are computed in float32."""
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 Layer = Callable[[NDArray], NDArray]
@@ -57,19 +61,24 @@ def given(array: NDArray | None) -> NDArray:
     return array
 
 
-def centred(values: NDArray, operand: Operand) -> NDArray:
-    """Stored weights less their zero point, as int64.
+def weight_quantization(operand: Operand) -> Quantization:
+    """The quantisation of integer weights.
 
     Weights with a scale a channel are symmetric (TFLite's quantisation specification); those with a
-    zero point are `Unsupported`.
+    zero point, and those without a scale, are `Unsupported`.
     """
     quantization = operand.quantization
     if quantization is None:
         raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
     symmetric = not quantization.per_channel or not any(quantization.zero_points)
     require(symmetric, "weights with a zero point a channel")
-    wide: NDArray = values.astype(np.int64)
-    wide -= quantization.zero_point
+    return quantization
+
+
+def centred(values: NDArray, operand: Operand) -> NDArray:
+    """Stored weights less their zero point, as int32."""
+    wide: NDArray = values.astype(np.int32)
+    wide -= weight_quantization(operand).zero_point
     return wide
 
 
@@ -118,7 +127,8 @@ class Scaling:
             str(site.attributes.get("fused_activation_function", "NONE")),
             inputs[0].dtype is DType.INT16 and offset is DType.INT64,
         )
-        scaling.multipliers(single=False)
+        weight_quantization(scaling.filters)
+        quantize_multipliers(scaling.multipliers(single=False))
         quantized_range(scaling.activation, scaling.target.dtype, scaling.target.quantization)
         return scaling
 
