@@ -7,9 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.errors import ShapeMismatch
 from penstock.ir.operations.folding import broadcast_folding
-from penstock.ir.operations.rules import agree_shapes, broadcast, broadcasting, like
+from penstock.ir.operations.rules import agree, agree_shapes, broadcast, broadcasting, like
 from penstock.ir.operations.spec import FoldRule, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import BOOL, NUMBER, VALUE
 from penstock.ir.types import Shape
@@ -47,11 +46,8 @@ def _select(context: ShapeContext) -> Sequence[Shape]:
     if condition is None or values is None or not condition:
         return (values,)
     if len(condition) == 1 and len(values) > 1:
-        if values[0] not in (None, condition[0]):
-            raise ShapeMismatch(
-                f"a condition of {condition[0]} rows selects from values of shape {values}"
-            )
-        return (values,)
+        rows = agree(condition[0], values[0], "rows of condition and values")
+        return ((rows, *values[1:]),)
     return (agree_shapes(values, condition, "condition and values"),)
 
 
