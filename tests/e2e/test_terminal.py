@@ -78,3 +78,11 @@ def test_json_on_a_terminal_is_still_one_object(digits: Path) -> None:
 
     printed = on_terminal("bench", digits / "digits_int8.tflite", "--runs", "20", "--json")
     assert json.loads(printed)["runs"] == 20
+
+
+def test_help_needs_neither_numpy_nor_pillow() -> None:
+    code = "import sys, penstock.cli.main; print(*sorted({'numpy', 'PIL', 'msgspec'} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert result.stdout == "\n"

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import opening, options
+from penstock.cli import options
 from penstock.cli.output import Output, milliseconds, output_of, size
 from penstock.errors import NotAvailable
-from penstock.execution.interface import interface_of
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
@@ -46,7 +45,9 @@ def bench(
     seed: options.Seed = 0,
 ) -> None:
     """Measure MODEL: time a run (median, p90, p99), throughput, load and compile time, peak memory."""
+    from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed, parse_normalisation
+    from penstock.execution.interface import interface_of
 
     if tune:
         raise NotAvailable("'bench --tune' is not available yet in this version")

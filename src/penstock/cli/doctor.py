@@ -17,7 +17,6 @@ from penstock.cli.devices import describe, usable
 from penstock.cli.knobs import describe as describe_knob
 from penstock.cli.output import output_of, size
 from penstock.errors import NotAvailable
-from penstock.runtime import allowed_threads
 
 PACKAGES: Final = (
     "penstock",
@@ -120,6 +119,8 @@ def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
 
     Reads cgroup v2 files (`cpu.max`, `memory.max`), else those of v1.
     """
+    from penstock.runtime import allowed_threads
+
     affinity = os.cpu_count()
     if sys.platform == "linux":
         affinity = len(os.sched_getaffinity(0))

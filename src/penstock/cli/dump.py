@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import opening, options
+from penstock.cli import options
 from penstock.cli.output import output_of
 
 
@@ -26,6 +26,8 @@ def dump(
     signature: options.SignatureName = None,
 ) -> None:
     """Print the model, the plan, or what was compiled, as text that can be compared."""
+    from penstock.cli import opening
+
     output = output_of(context)
     loaded = opening.load(model)
     if after is Stage.LOAD:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.cli import opening, options
+from penstock.cli import options
 from penstock.cli.output import milliseconds, output_of, size
-from penstock.ir import Model, Operand, TensorMetadata
-from penstock.ir.show import show_operand
+
+if TYPE_CHECKING:
+    from penstock.ir import Model, Operand, TensorMetadata
 
 
 def inspect(context: typer.Context, model: options.ModelFile) -> None:
     """Show a model's inputs, outputs, signatures, operations and metadata."""
+    from penstock.cli import opening
+
     output = output_of(context)
     loaded = opening.load(model)
     data = describe(loaded.model)
@@ -119,6 +122,9 @@ def _about(metadata: TensorMetadata) -> dict[str, Any]:
 def _rows(
     kind: str, operands: tuple[Operand, ...], metadata: tuple[TensorMetadata, ...]
 ) -> list[tuple[str, str, str, str]]:
+    from penstock.ir import TensorMetadata
+    from penstock.ir.show import show_operand
+
     rows = []
     for position, operand in enumerate(operands):
         about = metadata[position] if position < len(metadata) else TensorMetadata()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli.failures import FileError, os_reason
-from penstock.ir import Metadata
+
+if TYPE_CHECKING:
+    from penstock.ir import Metadata
 
 MAX_BYTES: Final = 16 * 2**20
 

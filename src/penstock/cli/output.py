@@ -6,15 +6,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PIPE_WIDTH: Final = 2000
 """Columns assumed where no terminal says how wide it is, so that nothing is wrapped or cut."""
@@ -61,6 +62,14 @@ class Output:
 
     def progress(self) -> Progress:
         """A progress bar, visible on a terminal only."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
         console = Console(stderr=True)
         return Progress(
             TextColumn("{task.description}"),
@@ -120,7 +129,7 @@ def jsonable(value: Any) -> Any:
     """*value* in JSON's types: arrays become lists, numbers that JSON cannot say become null."""
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):
         return jsonable(value.tolist())
     if isinstance(value, list | tuple):
         return [jsonable(v) for v in value]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli import opening, options
+from penstock.cli import options
 from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.output import make_table, output_of, svg as svg_picture
 
@@ -34,6 +34,8 @@ def plan(
     signature: options.SignatureName = None,
 ) -> None:
     """Show where each operation of MODEL runs, and each device's reason where it does not."""
+    from penstock.cli import opening
+
     output = output_of(context)
     if dot is not None and svg is not None:
         raise UsageError("--dot and --svg cannot be asked for together")

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import opening, options
+from penstock.cli import options
 from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.labels import model_labels, read_labels
 from penstock.cli.output import Output, milliseconds, output_of
-from penstock.execution.interface import interface_of
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Outputs
@@ -63,8 +62,10 @@ def run(
     seed: options.Seed = 0,
 ) -> None:
     """Run MODEL once and say what it sees."""
+    from penstock.cli import opening
     from penstock.cli.answers import TASKS, Results, answer
     from penstock.cli.feed import Wishes, feed, parse_normalisation
+    from penstock.execution.interface import interface_of
 
     output = output_of(context)
     if task is not None and task not in TASKS:
