@@ -86,9 +86,9 @@ def check_interrupts(config: ExecutionConfig) -> None:
 def refusals(model: Model) -> list[str]:
     """For each operation of the entry subgraph why it is not computed here; empty where it is."""
     reasons: list[str] = []
-    for operation in model.operations:
+    for site in make_sites(model, model.main):
         try:
-            build(make_site(model, model.entry, operation))
+            build(site)
         except Unsupported as refusal:
             reasons.append(str(refusal))
         except PenstockError as error:
@@ -110,9 +110,10 @@ def compile_subgraph(model: Model, index: int) -> Program:
         if subgraph.operands[i].is_constant
     }
     frees = _frees(subgraph, constants)
+    sites = make_sites(model, index)
     instructions = tuple(
         Instruction(
-            build(make_site(model, subgraph, operation)),
+            build(sites[at]),
             operation.inputs,
             operation.outputs,
             frees[at],
@@ -123,23 +124,54 @@ def compile_subgraph(model: Model, index: int) -> Program:
     return Program(constants, instructions, subgraph.inputs, subgraph.outputs)
 
 
-def make_site(model: Model, subgraph: Subgraph, operation: Operation) -> Site:
-    """*operation* as its builder sees it."""
+def make_sites(model: Model, index: int) -> list[Site]:
+    """The operations of subgraph *index* as their builders see them."""
+    subgraph = model.subgraphs[index]
+    rounded = _rounded_later(subgraph)
+
+    def nested(target: int) -> Kernel:
+        return compile_subgraph(model, target).as_kernel()
+
+    def make(operation: Operation) -> Site:
+        operands = [subgraph.operands[i] for i in operation.inputs]
+
+        def value(position: int) -> NDArray | None:
+            operand: Operand = operands[position]
+            return model.constant(operand) if operand.is_constant else None
+
+        return Site(
+            operation,
+            tuple(o if o.has_value else None for o in operands),
+            tuple(subgraph.operands[i] for i in operation.outputs),
+            value,
+            nested,
+            not rounded.isdisjoint(operation.outputs),
+        )
+
+    return [make(operation) for operation in subgraph.operations]
+
+
+def _rounded_later(subgraph: Subgraph) -> set[int]:
+    """The float operands whose values reach an operation that quantises them."""
+    reached: set[int] = set()
+    for operation in reversed(subgraph.operations):
+        given = [i for i in operation.inputs if subgraph.operands[i].dtype.is_float]
+        if not reached.isdisjoint(operation.outputs):
+            reached.update(given)
+        elif _quantises(subgraph, operation):
+            reached.update(given[:1])
+    return reached
+
+
+def _quantises(subgraph: Subgraph, operation: Operation) -> bool:
+    """QUANTIZE of float values, or a hybrid layer: a float input beside integer weights."""
     operands = [subgraph.operands[i] for i in operation.inputs]
-
-    def value(position: int) -> NDArray | None:
-        operand: Operand = operands[position]
-        return model.constant(operand) if operand.is_constant else None
-
-    def nested(index: int) -> Kernel:
-        return compile_subgraph(model, index).as_kernel()
-
-    return Site(
-        operation,
-        tuple(o if o.has_value else None for o in operands),
-        tuple(subgraph.operands[i] for i in operation.outputs),
-        value,
-        nested,
+    if not operands or not operands[0].dtype.is_float:
+        return False
+    if operation.type == "QUANTIZE":
+        return True
+    return any(
+        o.is_constant and o.quantization is not None and o.dtype.is_integer for o in operands[1:]
     )
 
 

@@ -193,7 +193,9 @@ def _hybrid_layer(site: Site) -> Prepare:
             rows = quantize_rows(image.reshape(len(image), -1), asymmetric=True)
             for index, values in enumerate(rows.values.reshape(image.shape)):
                 scale, offset = rows.scales[index], rows.offsets[index]
-                finish = HybridFinish(columns.sums, scaling, bias, activation, scale, offset)
+                # Both scales are one factor here, where CONV_2D takes them one after the other.
+                factors, one = scaling * scale, np.ones(1, np.float32)
+                finish = HybridFinish(columns.sums, factors, bias, activation, one, offset)
                 padded = pad(values[None], *window, int(offset))
                 if out.size:
                     convolve_depthwise(padded, taps, window, out[index : index + 1], finish)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.drivers.reference.ops.products import multiply_fast, multiply_in_order
+from penstock.drivers.reference.program import make_sites
+from penstock.ir import DType, ModelBuilder, NDArray, Operand, Quantization
+
+
+def one_by_one(left: NDArray, columns: NDArray) -> NDArray:
+    sums = np.zeros((len(left), len(columns)), np.float32)
+    for row in range(len(left)):
+        for column in range(len(columns)):
+            total = np.float32(0)
+            for step in range(left.shape[1]):
+                total = np.float32(total + np.float32(left[row, step] * columns[column, step]))
+            sums[row, column] = total
+    return sums
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(7, 3, 40), (3, 7, 40), (1, 1, 1), (2, 5, 0), (0, 4, 3)]
+)
+def test_each_product_is_added_in_turn_and_rounded(rows: int, columns: int, depth: int) -> None:
+    random = np.random.default_rng(rows * 100 + columns)
+    left = random.standard_normal((rows, depth)).astype(np.float32)
+    right = random.standard_normal((columns, depth)).astype(np.float32)
+    ordered = multiply_in_order(left, right)
+    np.testing.assert_array_equal(ordered, one_by_one(left, right))
+    np.testing.assert_allclose(ordered, multiply_fast(left, right), rtol=1e-4, atol=1e-5)
+
+
+def test_many_rows_are_taken_in_tiles() -> None:
+    random = np.random.default_rng(0)
+    left = random.standard_normal((20_000, 5)).astype(np.float32)
+    right = random.standard_normal((4, 5)).astype(np.float32)
+    picked = [0, 1, 9_999, 16_384, 19_999]
+    np.testing.assert_array_equal(
+        multiply_in_order(left, right)[picked], one_by_one(left[picked], right)
+    )
+
+
+def test_sums_are_ordered_only_where_rounding_follows() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 2), "x")
+    weights = builder.constant(np.ones((2, 2), np.float32))
+    narrow = builder.constant(np.ones((2, 2), np.int8), quantization=Quantization((0.1,), (0,)))
+    shape = [Operand(DType.FLOAT32, (1, 2))]
+    before = builder.operation("FULLY_CONNECTED", [x, weights, None], shape)
+    active = builder.operation("RELU", before, shape)
+    hybrid = builder.operation("FULLY_CONNECTED", [active[0], narrow, None], shape)
+    after = builder.operation("FULLY_CONNECTED", [hybrid[0], weights, None], shape)
+    sites = make_sites(builder.build(after), 0)
+    assert [s.ordered for s in sites] == [True, True, False, False]
