@@ -9,8 +9,10 @@ model = builder.build(outputs=[y])
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -53,7 +55,8 @@ class SubgraphBuilder:
         self, dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None
     ) -> int:
         """Adds a subgraph input."""
-        index = self.operand(Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name, quantization))
+        operand = Operand(dtype, _plain(shape), Lifetime.SUBGRAPH_INPUT, name, quantization)
+        index = self.operand(operand)
         self._inputs.append(index)
         return index
 
@@ -133,7 +136,7 @@ class ModelBuilder(SubgraphBuilder):
     ) -> int:
         """Adds a variable and returns its index; *initial* None starts it at zeros."""
         if initial is None:
-            self._variables.append(Variable(name, dtype, shape, quantization))
+            self._variables.append(Variable(name, dtype, _plain(shape), quantization))
         else:
             c = self.constant_operand(initial, name, quantization, dtype)
             self._variables.append(
@@ -204,4 +207,9 @@ def pack_strings(value: NDArray) -> bytes:
 
 
 def _temporary(dtype: DType, shape: Shape, quantization: Quantization | None = None) -> Operand:
-    return Operand(dtype, shape, quantization=quantization)
+    return Operand(dtype, _plain(shape), quantization=quantization)
+
+
+def _plain(shape: Iterable[SupportsIndex | None] | None) -> Shape:
+    """*shape*, whatever integers and sequence it comes in, as a tuple of int and None."""
+    return None if shape is None else tuple(None if d is None else operator.index(d) for d in shape)

@@ -147,7 +147,7 @@ def _quantization(quantization: Quantization | None) -> object:
     if quantization is None:
         return None
     packed = struct.pack(f"<{len(quantization.scales)}d", *quantization.scales)
-    return packed.hex(), quantization.zero_points, quantization.dimension
+    return packed.hex(), [int(z) for z in quantization.zero_points], quantization.dimension
 
 
 def _canonical(value: AttributeValue) -> object:

@@ -39,7 +39,7 @@ def validate(model: Model) -> None:
     if not 0 <= model.main < len(model.subgraphs):
         raise IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
     for index, variable in enumerate(model.variables):
-        _check_item(model, variable, f"variable {index} ({variable.name})")
+        _check_variable(model, variable, f"variable {index} ({variable.name})")
     for index, subgraph in enumerate(model.subgraphs):
         _Checker(model, subgraph, index).run()
     _check_recursion(model)
@@ -160,6 +160,9 @@ class _Checker:
             raise InvalidOperand(
                 "state outputs must end the list of outputs, in the order of the ports", where=where
             )
+        used = [port.variable for port in subgraph.states]
+        if len(set(used)) != len(used):
+            raise DuplicateWriter("a variable has two state ports", where=where)
         for port in subgraph.states:
             if not 0 <= port.variable < len(self.model.variables):
                 raise IndexOutOfRange(
@@ -175,22 +178,17 @@ class _Checker:
                     )
 
 
+def _check_variable(model: Model, variable: Variable, where: str) -> None:
+    _check_shape(variable, where)
+    if variable.value is not None and variable.location is not None:
+        raise InvalidOperand(
+            "an initial value stands in the model or in a pool, not both", where=where
+        )
+    _check_item(model, variable, where)
+
+
 def _check_operand(model: Model, operand: Operand, where: str) -> None:
-    if operand.shape is not None:
-        if len(operand.shape) > MAX_RANK:
-            raise ShapeOverflow(
-                f"{len(operand.shape)} dimensions; the limit is {MAX_RANK}", where=where
-            )
-        for dimension in operand.shape:
-            if dimension is not None and dimension < 0:
-                raise ShapeOverflow(f"dimension {dimension} is negative", where=where)
-        if is_static(operand.shape):
-            try:
-                byte_size(operand.dtype, operand.shape)
-            except ModelError as error:
-                raise type(error)(error.message, where=where) from None
-    if operand.quantization is not None:
-        _check_quantization(operand, operand.quantization, where)
+    _check_shape(operand, where)
     if operand.is_constant:
         copied = operand.lifetime is Lifetime.CONSTANT_COPY
         if (operand.value is None) == copied or (operand.location is None) != copied:
@@ -202,8 +200,33 @@ def _check_operand(model: Model, operand: Operand, where: str) -> None:
         raise InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value", where=where)
 
 
-def _check_quantization(operand: Operand, quantization: Quantization, where: str) -> None:
-    axis, shape, dtype = quantization.dimension, operand.shape, operand.dtype
+def _check_shape(item: Operand | Variable, where: str) -> None:
+    shape = item.shape
+    if shape is not None:
+        if not isinstance(shape, tuple):
+            raise InvalidOperand(
+                f"a shape must be a tuple, not a {type(shape).__name__}", where=where
+            )
+        if len(shape) > MAX_RANK:
+            raise ShapeOverflow(f"{len(shape)} dimensions; the limit is {MAX_RANK}", where=where)
+        for dimension in shape:
+            if dimension is None:
+                continue
+            if type(dimension) is not int:
+                raise InvalidOperand(f"dimension {dimension!r} is not an int", where=where)
+            if dimension < 0:
+                raise ShapeOverflow(f"dimension {dimension} is negative", where=where)
+        if is_static(shape):
+            try:
+                byte_size(item.dtype, shape)
+            except ModelError as error:
+                raise type(error)(error.message, where=where) from None
+    if item.quantization is not None:
+        _check_quantization(item, item.quantization, where)
+
+
+def _check_quantization(item: Operand | Variable, quantization: Quantization, where: str) -> None:
+    axis, shape, dtype = quantization.dimension, item.shape, item.dtype
     if axis is not None and shape is not None:
         if not 0 <= axis < len(shape):
             raise InvalidQuantization(
@@ -235,10 +258,7 @@ def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
         return
     if not is_static(item.shape) or item.shape is None:
         raise InvalidOperand("a constant's shape must be fully known", where=where)
-    try:
-        expected = byte_size(item.dtype, item.shape)
-    except ModelError as error:
-        raise type(error)(error.message, where=where) from None
+    expected = byte_size(item.dtype, item.shape)
     if expected is not None and expected != length:
         raise InvalidOperand(
             f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has {length}",
@@ -308,6 +328,9 @@ def _check_signature(
         ("input", inputs, frozenset(target.ordinary_inputs)),
         ("output", outputs, frozenset(target.ordinary_outputs)),
     ):
+        labels = [label for label, _ in named]
+        if len(set(labels)) != len(labels):
+            raise InvalidSignature(f"two {kind}s have one name", where=where)
         for label, operand in named:
             if operand not in real:
                 raise InvalidSignature(
