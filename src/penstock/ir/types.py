@@ -52,6 +52,17 @@ class DType(enum.Enum):
     # Members are singletons; identity hashing spares a call per use of a set of types.
     __hash__ = object.__hash__
 
+    def __eq__(self, other: object) -> bool:
+        """Equal to itself, and to whatever NumPy takes for the dtype of its arrays."""
+        if self is other:
+            return True
+        if isinstance(other, DType) or other is None:
+            return False
+        try:
+            return self not in _OPAQUE and bool(np.dtype(other) == self.numpy)  # type: ignore[call-overload]
+        except TypeError:
+            return NotImplemented
+
     @property
     def bits(self) -> int | None:
         """Bits one element takes in a constant, packed; None for types without a fixed size."""
