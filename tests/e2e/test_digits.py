@@ -56,9 +56,10 @@ def test_the_committed_models_have_the_recorded_accuracy(digits: Path, network: 
     assert recorded["accuracy"] > 0.98
 
 
+@pytest.mark.slow
 def test_training_again_gives_the_same_files(digits: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn, which brings the digits, is not installed")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, "-m", "examples.digits.train", "--out", tmp_path],
         check=True,
