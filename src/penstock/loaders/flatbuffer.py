@@ -114,7 +114,9 @@ class Reader:
         if depth > MAX_DEPTH:
             raise _Defect(LimitExceeded, f"tables are nested more than {MAX_DEPTH} deep", at)
         vtable = at - _I32.unpack_from(data, at)[0]
-        entries = self._vtables.get(vtable) or self._vtable(vtable, at)
+        entries = self._vtables.get(vtable)
+        if entries is None:
+            entries = self._vtable(vtable, at)
         count = len(entries)
         self.work_left -= TABLE_WORK + 4 * count
         if self.work_left < 0:

@@ -11,6 +11,7 @@ from penstock.errors import NotExportable
 from penstock.export.tflite import write, writer
 from penstock.ir import DType, Metadata, Model, ModelBuilder, Quantization, Shape, Signature
 from penstock.ir.builder import pack
+from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operations import OPERATIONS
 from tests.unit.loaders import files
 from tests.unit.loaders.files import FileBuilder
@@ -273,3 +274,40 @@ def test_a_variable_without_elements_needs_no_initial_value() -> None:
     file.subgraphs[1]["tensors"][1]["buffer"] = 0
     model = loaders.load(file.encode())
     assert loaders.load(write(model)) == model
+
+
+def lstm_with_state(initial: Any) -> Model:
+    """An SVDF whose state starts at *initial*."""
+    builder = ModelBuilder()
+    x = builder.input(F32, (1, 2), "x")
+    feature, time = (builder.constant(np.ones(s, np.float32)) for s in ((3, 2), (3, 4)))
+    state = builder.operand(Operand(F32, (1, 12), Lifetime.SUBGRAPH_INPUT, "state"))
+    y, new = builder.operation(
+        "SVDF", [x, feature, time, None, state], [(F32, (1, 3)), (F32, (1, 12))], {"rank": 1}
+    )
+    builder.state(builder.variable("state", F32, (1, 12), initial=initial), state, new)
+    return builder.build([y])
+
+
+def test_recurrent_state_must_start_at_zero() -> None:
+    assert loaders.load(write(lstm_with_state(None))) == lstm_with_state(None)
+    with pytest.raises(NotExportable, match="from zeros on"):
+        write(lstm_with_state(np.ones((1, 12), np.float32)))
+
+
+def test_recurrent_state_must_be_the_models_own() -> None:
+    builder = ModelBuilder()
+    x, state = builder.input(F32, (1, 2), "x"), builder.input(F32, (1, 12), "state")
+    feature, time = (builder.constant(np.ones(s, np.float32)) for s in ((3, 2), (3, 4)))
+    inputs = [x, feature, time, None, state]
+    y, new = builder.operation("SVDF", inputs, [(F32, (1, 3)), (F32, (1, 12))], {"rank": 1})
+    with pytest.raises(NotExportable, match="SVDF"):
+        write(builder.build([y, new]))
+    stateless = ModelBuilder()
+    x, state = stateless.input(F32, (1, 2), "x"), stateless.input(F32, (1, 12), "state")
+    feature, time = (stateless.constant(np.ones(s, np.float32)) for s in ((3, 2), (3, 4)))
+    (y,) = stateless.operation(
+        "SVDF", [x, feature, time, None, state], [(F32, (1, 3))], {"rank": 1}
+    )
+    with pytest.raises(NotExportable, match="0 new states"):
+        write(stateless.build([y]))

@@ -328,3 +328,27 @@ def test_constants_beyond_the_flatbuffer() -> None:
     assert model.constant(model.operands[w]).tolist() == [1.0] * 64
     with pytest.raises(OffsetOutOfBounds, match="buffer 1"):
         loaders.load(content[:-1])
+
+
+def test_enumerations_and_subgraphs_in_vectors() -> None:
+    file = FileBuilder()
+    a, b, y = (file.tensor(n, [1, 1]) for n in "aby")
+    options = {
+        "lhs_contracting_dimensions": [1],
+        "rhs_contracting_dimensions": [0],
+        "precision_config": [2, 0],
+    }
+    file.operator("STABLEHLO_DOT_GENERAL", [a, b], [y], options)
+    (dot,) = loaders.load(file.finish([a, b], [y])).operations
+    assert dot.attributes["precision_config"] == (2, 0)
+
+
+def test_the_branches_of_a_case_are_followed() -> None:
+    file = FileBuilder()
+    i, y = file.tensor("i", [], "INT32"), file.tensor("y", [1])
+    file.operator("STABLEHLO_CASE", [i], [y], {"branch_subgraph_indices": [0]})
+    with pytest.raises(CyclicModel):
+        loaders.load(file.finish([i], [y]))
+    file.graph["operators"][0]["builtin_options2"] = {"branch_subgraph_indices": [1, 7]}
+    with pytest.raises(IndexOutOfRange, match="subgraph 1 of 1"):
+        loaders.load(file.encode())

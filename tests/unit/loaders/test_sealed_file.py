@@ -119,3 +119,14 @@ def test_a_mapping_shows_the_file(path: Path) -> None:
     sealed = sealed_file.map_path(path)
     assert sealed.mapped
     assert sealed.view == CONTENT
+
+
+class BrokenFile(io.BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError("the disk is gone")
+
+
+def test_a_file_that_cannot_be_read_leaves_nothing_open() -> None:
+    with pytest.raises(OSError, match="gone"):
+        sealed_file.read_file(BrokenFile())
+    gc.collect()

@@ -147,3 +147,20 @@ def test_what_densifying_may_take_is_a_knob() -> None:
             load_sparse((1024, 1024), DENSE[DENSE != 0], sparsity)
     with pytest.raises(ModelError):
         load_sparse((2**31 - 1, 2**31 - 1), DENSE[DENSE != 0], sparsity)
+
+
+def test_blocks_must_be_dense_and_of_dimensions_that_exist() -> None:
+    levels = [
+        {"format": 0, "dense_size": 2},
+        {"format": 0, "dense_size": 4},
+        {
+            "format": 1,
+            **vector("array_segments", range(9), "uint8"),
+            **vector("array_indices", [0] * 8, "uint8"),
+        },
+    ]
+    sparsity = {"traversal_order": [0, 1, 2], "block_map": [0], "dim_metadata": levels}
+    with pytest.raises(InvalidSparsity, match="block level must be dense"):
+        load_sparse((4, 4), np.ones(8, np.int8), sparsity, "INT8")
+    with pytest.raises(InvalidSparsity, match="block map"):
+        load_sparse((4, 4), np.ones(8, np.int8), {**sparsity, "block_map": [2]}, "INT8")

@@ -302,3 +302,163 @@ def test_a_resource_that_nobody_makes_is_named() -> None:
     file.operator("READ_VARIABLE", [handle], [value])
     with pytest.raises(InvalidOperation, match="VAR_HANDLE"):
         loaders.load(file.finish([handle], [value]))
+
+
+def basic_lstm() -> FileBuilder:
+    file = FileBuilder()
+    x = file.tensor("x", [1, 2])
+    activation = file.tensor("activation", [1, 3], is_variable=True)
+    weights = file.tensor("weights", [12, 5], value=np.ones((12, 5), np.float32))
+    bias = file.tensor("bias", [12], value=np.zeros(12, np.float32))
+    cell = file.tensor("cell", [1, 3], is_variable=True)
+    outputs = [
+        file.tensor(n, [1, s]) for n, s in (("out", 3), ("state", 3), ("joined", 5), ("gates", 12))
+    ]
+    file.operator(
+        "LSTM",
+        [x, activation, weights, bias, cell],
+        outputs,
+        {"kernel_type": 1, "fused_activation_function": 4},
+    )
+    file.end([x], outputs[:1])
+    return file
+
+
+def test_a_basic_lstm_changes_its_activation_and_its_cell() -> None:
+    model = load(basic_lstm())
+    (lstm,) = model.operations
+    activation, cell = model.entry.states
+    assert (lstm.inputs[1], lstm.inputs[4]) == (activation.input, cell.input)
+    assert lstm.outputs[4:] == (activation.output, cell.output)
+
+
+def test_inputs_that_a_custom_operator_changes_are_state() -> None:
+    file = FileBuilder()
+    x, s, y = file.tensor("x", [1]), file.tensor("s", [4], is_variable=True), file.tensor("y", [1])
+    file.operator("CUSTOM:step", [x, s], [y], mutating_variable_inputs=[False, True])
+    model = loaders.load(file.finish([x], [y]))
+    (port,) = model.entry.states
+    assert model.operations[0].outputs == (y, port.output)
+
+
+def test_the_signature_of_a_model_leaves_resources_out() -> None:
+    file = accumulator()
+    inputs = [{"name": "x", "tensor_index": 1}, {"name": "h", "tensor_index": 0}]
+    file.root["signature_defs"] = [{"signature_key": "go", "inputs": inputs, "outputs": []}]
+    assert [n for n, _ in load(file).signatures["go"].inputs] == ["x"]
+
+
+def test_one_table_may_be_asked_twice() -> None:
+    file = hash_table()
+    size = file.tensor("size", [1], "INT64")
+    file.operator("HASHTABLE_SIZE", [0], [size])
+    model = load(file)
+    find, count = model.operations
+    assert count.inputs == find.inputs[:1]
+
+
+def test_state_that_too_many_branches_would_carry_is_refused() -> None:
+    file = FileBuilder()
+    c = file.tensor("c", [1], "BOOL")
+    for _ in range(150):
+        file.operator("IF", [c], [], {"then_subgraph_index": 1, "else_subgraph_index": 1})
+    file.end([c], [])
+    file.begin()
+    for index in range(150):
+        handle, value = file.tensor("h", [], "RESOURCE"), file.tensor("v", [1])
+        file.operator("VAR_HANDLE", [], [handle], {"container": "", "shared_name": str(index)})
+        file.operator("READ_VARIABLE", [handle], [value])
+    file.end([], [])
+    with pytest.raises(LimitExceeded, match="values of state"):
+        load(file)
+
+
+def test_state_that_spreads_too_far_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.loaders.tflite.calls.MAX_PASSES", 1)
+    with pytest.raises(LimitExceeded, match="levels"):
+        load(counting_loop())
+
+
+def second_initialiser(file: FileBuilder) -> int:
+    file.subgraphs.append(dict(file.subgraphs[1], name="second"))
+    file.subgraphs[0]["operators"].insert(
+        1, file.subgraphs[0]["operators"][0] | {"builtin_options": {"init_subgraph_index": 2}}
+    )
+    return 2
+
+
+def test_two_initialisers_of_one_variable_run_in_turn() -> None:
+    file = accumulator()
+    second_initialiser(file)
+    model = load(file)
+    assert types(model) == ["IF", "IF", "ADD"]
+    assert len(model.variables) == 3
+
+
+def branch(file: FileBuilder, target: int) -> None:
+    """Adds IF over subgraph *target* to the main subgraph."""
+    main = file.subgraphs[0]
+    condition = len(main["tensors"])
+    main["tensors"].append({"name": "c", "shape": [1], "type": 6})
+    main["inputs"].append(condition)
+    current, file.subgraphs[-1:] = file.subgraphs[-1], [main]
+    file.operator(
+        "IF", [condition], [], {"then_subgraph_index": target, "else_subgraph_index": target}
+    )
+    file.subgraphs[-1] = current
+
+
+def main_entered_by_another(file: FileBuilder) -> None:
+    file.subgraphs[0]["operators"].pop(0)
+    file.subgraphs[0]["inputs"], file.subgraphs[0]["outputs"] = [], []
+    file.subgraphs[0]["tensors"][1]["is_variable"] = True
+    file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 0})
+
+
+def initialiser_as_branch(file: FileBuilder) -> None:
+    branch(file, 1)
+
+
+def call_once_with_inputs(file: FileBuilder) -> None:
+    file.subgraphs[0]["operators"][0]["inputs"] = [1]
+
+
+def state_in_a_composite(file: FileBuilder) -> None:
+    options = {"name": "c", "decomposition_subgraph_index": 0}
+    file.begin()
+    x, y = file.tensor("x", [2]), file.tensor("y", [2])
+    file.operator("STABLEHLO_COMPOSITE", [x], [y], options)
+    file.end([x], [y])
+
+
+def written_after_it_was_read_into(file: FileBuilder) -> None:
+    file.subgraphs[0]["operators"].insert(
+        3, {"opcode_index": file.code("RELU"), "inputs": [1], "outputs": [2]}
+    )
+
+
+@pytest.mark.parametrize(("change", "error"), [
+    (main_entered_by_another, InvalidOperation),
+    (initialiser_as_branch, InvalidOperation),
+    (call_once_with_inputs, InvalidOperation),
+    (state_in_a_composite, InvalidOperation),
+    (written_after_it_was_read_into, DuplicateWriter),
+])  # fmt: skip
+def test_state_that_cannot_be_lowered_is_named(
+    change: Callable[[FileBuilder], None], error: type[ModelError]
+) -> None:
+    file = accumulator()
+    change(file)
+    with pytest.raises(error, match="subgraph"):
+        load(file)
+
+
+def test_an_int8_variable_tensor_of_unknown_size_starts_empty() -> None:
+    file = svdf()
+    for tensor in file.graph["tensors"]:
+        tensor["type"] = 9
+        tensor.pop("buffer", None)
+    state = file.graph["tensors"][4]
+    file.graph["inputs"] = [0, 2, 3]
+    state["quantization"], state["shape_signature"] = quantization([0.5], [-3]), [-1, 12]
+    assert load(file).variables[0].value is None

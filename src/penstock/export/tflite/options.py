@@ -69,13 +69,11 @@ def options(operation: Operation, subgraphs: dict[str, int], where: str) -> dict
                 f"TFLite's {operation.type} has no attribute {attribute!r}", where=where
             )
     values = {k: _value(fields[k], v, where) for k, v in attributes.items() if k in fields}
-    for union, field in (
-        ("BuiltinOptions", "builtin_options"),
-        ("BuiltinOptions2", "builtin_options2"),
-    ):
-        if name in TFLITE.unions[union]:
-            return {f"{field}_type": TFLITE.unions[union].index(name), field: values}
-    raise NotExportable(f"the schema has no options {name}", where=where)
+    second = name in TFLITE.unions["BuiltinOptions2"]
+    union, field = (
+        ("BuiltinOptions2", "builtin_options2") if second else ("BuiltinOptions", "builtin_options")
+    )
+    return {f"{field}_type": TFLITE.unions[union].index(name), field: values}
 
 
 def _value(field: Field, value: AttributeValue, where: str) -> Any:

@@ -28,6 +28,7 @@ STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
 """Positions of the state tensors that TFLite's recurrent operators change in place."""
 
 BASIC_LSTM_STATES: Final = (1, 4)
+BASIC_LSTM_OUTPUTS: Final = 4
 
 
 def state_positions(operation: Operation) -> tuple[int, ...]:
@@ -60,36 +61,36 @@ def plan_state(model: Model, index: int) -> SubgraphState:
     shared = Counter(p.variable for s in model.subgraphs for p in s.states)
     through: set[int] = set()
     for at, operation in enumerate(subgraph.operations):
-        pairs = _pairs(operation)
-        for position, output in pairs:
+        positions = state_positions(operation)
+        if not positions:
+            continue
+        where = f"subgraph {index}, operation {at} ({operation.type})"
+        new = operation.outputs[_own_outputs(operation) :]
+        if len(new) != len(positions):
+            raise NotExportable(
+                f"{len(new)} new states for {len(positions)} state inputs", where=where
+            )
+        for position, output in zip(positions, new, strict=True):
             port = ports.get(output)
-            if port is not None and _fits(model, port, operation, position, uses, shared):
-                plan.variable_tensors.add(operation.inputs[position])
-                through.add(port.variable)
-            elif uses[output]:
+            if port is None or not _fits(model, port, operation, position, uses, shared):
                 raise NotExportable(
-                    f"the new state of {operation.type} is used, and TFLite's operator keeps it to itself",
-                    where=f"subgraph {index}, operation {at} ({operation.type})",
+                    f"TFLite's {operation.type} keeps its state to itself, from zeros on; "
+                    "here it is made or used elsewhere",
+                    where=where,
                 )
-            plan.dropped.add(output)
-        if pairs:
-            plan.mutated[at] = tuple(position for position, _ in pairs)
+            plan.variable_tensors.add(operation.inputs[position])
+            through.add(port.variable)
+        plan.dropped.update(new)
+        plan.mutated[at] = positions
     plan.resources = [p for p in subgraph.states if p.variable not in through]
     return plan
 
 
-def _pairs(operation: Operation) -> list[tuple[int, int]]:
-    """(position of a state input, operand of its new value) of one operation."""
-    positions = state_positions(operation)
-    if positions:
-        given = [p for p in positions if p < len(operation.inputs)]
-        own = len(operation.outputs) - len(given)
-        if own < 1:
-            raise NotExportable(
-                f"{operation.type} has {len(operation.outputs)} outputs, without its new states"
-            )
-        return list(zip(given, operation.outputs[own:], strict=True))
-    return []
+def _own_outputs(operation: Operation) -> int:
+    """How many outputs TFLite's operator has; the new states follow them."""
+    if operation.attributes.get("kernel_type") == "BASIC":
+        return BASIC_LSTM_OUTPUTS
+    return 2 if operation.attributes.get("merge_outputs") is False else 1
 
 
 def _fits(
@@ -101,7 +102,8 @@ def _fits(
     shared: Counter[int],
 ) -> bool:
     return (
-        operation.inputs[position] == port.input
+        position < len(operation.inputs)
+        and operation.inputs[position] == port.input
         and uses[port.input] == 1
         and port.output is not None
         and uses[port.output] == 1

@@ -115,10 +115,11 @@ def _dimensions(tensor: Values, dtype: DType) -> tuple[int, ...]:
     Dimensions of zero count as one, as NumPy counts them: no array has the shape (0, 2**40, 2**40).
     """
     shape = integers(tensor["shape"])
+    size = (dtype.bits or 64) // 8 or 1
     for dimension in shape:
         if dimension < 0:
             raise ShapeOverflow(f"dimension {dimension} is negative")
-    size = element_count(tuple(d or 1 for d in shape)) * max(dtype.bits or 64, 8) // 8
+        size *= dimension or 1
     if size > MAX_TENSOR_BYTES:
         raise ShapeOverflow(f"{dtype.value} of shape {shape} takes {size} bytes, a TiB or more")
     return shape
