@@ -1,0 +1,125 @@
+"""Fixed-point arithmetic against the definitions, in Python's own integers and fractions."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from penstock.drivers.reference.ops.fixed_point import (
+    multiply_by_quantized_multiplier,
+    multiply_wide_by_quantized_multiplier,
+    quantize_multiplier,
+    quantize_multipliers,
+    round_half_away,
+    round_half_away_from_zero,
+    rounding_divide_by_pot,
+    saturating_rounding_doubling_high_mul,
+)
+from penstock.drivers.reference.ops.kernel import Unsupported
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+MANTISSA = st.integers(2**30, 2**31 - 1)
+
+
+def half_up(x: Fraction) -> int:
+    return math.floor(x + Fraction(1, 2))
+
+
+def half_away(x: Fraction) -> int:
+    return half_up(x) if x >= 0 else -half_up(-x)
+
+
+def scaled(x: int, mantissa: int, shift: int) -> int:
+    """The definition: a left shift that wraps, a product halves up, a quotient halves away from zero."""
+    wrapped = (x * 2 ** max(shift, 0) + 2**31) % 2**32 - 2**31
+    high = half_up(Fraction(wrapped * mantissa, 2**31))
+    return half_away(Fraction(high, 2 ** max(-shift, 0)))
+
+
+@pytest.mark.parametrize(
+    ("real", "mantissa", "shift"),
+    [
+        (0.0, 0, 0),
+        (1.0, 2**30, 1),
+        (0.5, 2**30, 0),
+        (0.75, 3 * 2**29, 0),
+        (3.0, 3 * 2**29, 2),
+        (2.0**-32, 2**30, -31),
+        (2.0**-33, 0, 0),
+        (1 - 2.0**-40, 2**30, 1),
+    ],
+)
+def test_multipliers_have_mantissas_of_31_bits(real: float, mantissa: int, shift: int) -> None:
+    assert quantize_multiplier(real) == (mantissa, shift)
+
+
+@given(st.floats(1e-9, 2.0**29))
+def test_a_quantised_multiplier_is_its_real_one_to_31_bits(real: float) -> None:
+    mantissa, shift = quantize_multiplier(real)
+    assert 2**30 <= mantissa < 2**31
+    assert math.ldexp(mantissa, shift - 31) == pytest.approx(real, rel=2.0**-31)
+
+
+def test_multipliers_of_a_layer_are_quantised_together() -> None:
+    reals = [0.0, 0.3, 2.0**-40, 7.0]
+    mantissas, shifts = quantize_multipliers(reals)
+    pairs = list(zip(mantissas.tolist(), shifts.tolist(), strict=True))
+    assert pairs == [quantize_multiplier(r) for r in reals]
+
+
+@pytest.mark.parametrize("real", [2.0**30, math.inf, math.nan])
+def test_multipliers_beyond_32_bits_are_refused(real: float) -> None:
+    with pytest.raises(Unsupported, match="multiplier"):
+        quantize_multiplier(real)
+
+
+@given(INT32, MANTISSA, st.integers(-31, 30))
+def test_scaling_is_as_defined(x: int, mantissa: int, shift: int) -> None:
+    got = multiply_by_quantized_multiplier(np.array([x]), mantissa, shift)
+    assert got.tolist() == [scaled(x, mantissa, shift)]
+
+
+def test_scaling_broadcasts_over_channels() -> None:
+    x = np.array([[3, -3, 100], [5, -5, -100]])
+    mantissas, shifts = quantize_multipliers([0.5, 0.5, 1.25])
+    got = multiply_by_quantized_multiplier(x, mantissas, shifts)
+    assert got.tolist() == [[2, -1, 125], [3, -2, -125]]
+
+
+@given(INT32, INT32)
+def test_high_products_round_halves_up_and_saturate(a: int, b: int) -> None:
+    got = saturating_rounding_doubling_high_mul(np.array([a]), b)
+    assert got.tolist() == [min(half_up(Fraction(a * b, 2**31)), 2**31 - 1)]
+
+
+@given(INT32, st.integers(0, 31))
+def test_quotients_round_halves_away_from_zero(x: int, exponent: int) -> None:
+    got = rounding_divide_by_pot(np.array([x]), exponent)
+    assert got.tolist() == [half_away(Fraction(x, 2**exponent))]
+
+
+@given(st.integers(-(2**47), 2**47 - 1), MANTISSA, st.integers(-31, 7))
+def test_wide_scaling_has_16_bits_of_mantissa_and_rounds_once(
+    x: int, mantissa: int, shift: int
+) -> None:
+    reduced = (mantissa + 2**15) >> 16 if mantissa < 0x7FFF0000 else 0x7FFF
+    got = multiply_wide_by_quantized_multiplier(np.array([x]), mantissa, shift)
+    assert got.tolist() == [half_up(Fraction(x * reduced, 2 ** (15 - shift)))]
+
+
+@pytest.mark.parametrize(
+    ("real", "whole"),
+    [(0.5, 1), (-0.5, -1), (2.5, 3), (-2.5, -3), (0.49999999999999994, 0), (-7.2, -7)],
+)
+def test_halves_go_away_from_zero(real: float, whole: int) -> None:
+    assert round_half_away(real) == whole
+    assert round_half_away_from_zero(np.array([real])).tolist() == [whole]
+
+
+def test_the_float32_below_one_half_rounds_to_zero() -> None:
+    below = np.nextafter(np.float32(0.5), np.float32(0))
+    assert round_half_away_from_zero(np.array([below, -below])).tolist() == [0.0, 0.0]

@@ -1,0 +1,102 @@
+"""Requantisation in float64 gives what the integer definition gives, wherever it is chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from penstock.drivers.reference.ops.fixed_point import (
+    multiply_by_quantized_multiplier,
+    multiply_wide_by_quantized_multiplier,
+    quantize_multipliers,
+)
+from penstock.drivers.reference.ops.requantize import BLOCK, RealRequantizer, Requantizer
+from penstock.ir import DType, NDArray
+
+LIMITS = {DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)}
+
+
+def defined(
+    sums: NDArray, reals: NDArray, dtype: DType, zero_point: int, bias: NDArray, *, wide: bool
+) -> NDArray:
+    """The definition, in 64-bit integers."""
+    scale = multiply_wide_by_quantized_multiplier if wide else multiply_by_quantized_multiplier
+    total = sums.astype(np.int64) + bias
+    scaled = scale(total, *quantize_multipliers(reals)) + zero_point
+    return np.asarray(np.clip(scaled, *LIMITS[dtype]), dtype.numpy)
+
+
+def near_ties(
+    rng: np.random.Generator, reals: NDArray, rows: int, bound: float, bias: NDArray
+) -> NDArray:
+    """Sums whose results lie next to a half, where rounding is decided, some at random."""
+    results = rng.integers(-300, 300, (rows, reals.size)) + 0.5
+    sums = np.round(results / reals) + rng.integers(-2, 3, results.shape) - bias
+    anywhere = rng.integers(-int(bound), int(bound) + 1, results.shape)
+    sums = np.where(rng.random(results.shape) < 0.2, anywhere, sums)
+    return np.clip(sums, -bound, bound)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    channels=st.integers(1, 40),
+    dtype=st.sampled_from(list(LIMITS)),
+    bits=st.integers(4, 30),
+    exponent=st.floats(-28, 2),
+    wide=st.booleans(),
+)
+def test_requantisation_is_as_defined(
+    seed: int, channels: int, dtype: DType, bits: int, exponent: float, wide: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    count = channels if seed % 2 else 1
+    reals = np.exp2(exponent + rng.uniform(-2, 2, count))
+    if seed % 3 == 0:
+        reals = np.exp2(np.floor(np.log2(reals)))  # powers of two: exact ties
+    bound = 2.0**bits
+    bias = rng.integers(-(2**12), 2**12, channels)
+    zero_point = 0 if dtype is DType.INT16 else int(rng.integers(*LIMITS[dtype]))
+    spread = np.broadcast_to(reals, (channels,))
+    sums = near_ties(rng, spread, 70, bound, bias)
+    requantizer = Requantizer(
+        reals, channels, bound, dtype, zero_point, LIMITS[dtype], bias, wide=wide
+    )
+    out = np.empty(sums.shape, dtype.numpy)
+    requantizer(sums, out)
+    expected = defined(sums, spread, dtype, zero_point, bias, wide=wide)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 100, BLOCK + 1])
+def test_blocks_of_every_size_are_covered(channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    sums = rng.integers(-(2**18), 2**18, (max(2, 3 * BLOCK // channels + 5), channels))
+    reals = rng.uniform(1e-4, 1e-3, channels)
+    bias = rng.integers(-1000, 1000, channels)
+    out = np.empty(sums.shape, np.int8)
+    Requantizer(reals, channels, 2.0**18, DType.INT8, 3, (-128, 127), bias)(
+        sums.astype(np.float32), out
+    )
+    np.testing.assert_array_equal(out, defined(sums, reals, DType.INT8, 3, bias, wide=False))
+
+
+def test_results_may_go_to_a_strided_array() -> None:
+    sums = np.array([[100, -100], [50, 70]])
+    store = np.zeros((2, 4), np.int8)
+    Requantizer([0.5], 2, 100.0, DType.INT8, 1, (-128, 127))(sums, store[:, ::2])
+    assert store.tolist() == [[51, 0, -49, 0], [26, 0, 36, 0]]
+
+
+def test_sums_that_leave_32_bits_wrap() -> None:
+    sums = np.array([[2.0**31]])
+    out = np.empty((1, 1), np.int8)
+    Requantizer([2.0**-30], 1, 2.0**31, DType.INT8, 0, (-128, 127))(sums, out)
+    assert out.tolist() == [[-2]]
+
+
+def test_real_scaling_rounds_once_halves_away_from_zero() -> None:
+    sums = np.array([[1, 3, -1, -3, 400]])
+    out = np.empty((1, 5), np.int8)
+    RealRequantizer(np.array([0.5]), 10, (-128, 127), np.zeros(1))(sums, out)
+    assert out.tolist() == [[11, 12, 9, 8, 127]]
