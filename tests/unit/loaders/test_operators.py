@@ -15,13 +15,14 @@ from penstock.errors import (
     ModelError,
     NotAModel,
     OffsetOutOfBounds,
+    ShapeMismatch,
     UnknownOperator,
     UnwrittenOperand,
 )
 from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
-from penstock.ir import DType
+from penstock.ir import DType, infer_shapes
 from penstock.ir.operand import Origin
 from penstock.ir.operations import OPERATIONS
 from tests.unit.loaders.files import FileBuilder, relu
@@ -352,3 +353,12 @@ def test_the_branches_of_a_case_are_followed() -> None:
     file.graph["operators"][0]["builtin_options2"] = {"branch_subgraph_indices": [1, 7]}
     with pytest.raises(IndexOutOfRange, match="subgraph 1 of 1"):
         loaders.load(file.encode())
+
+
+def test_a_scalar_among_concatenated_vectors_is_named() -> None:
+    file = FileBuilder()
+    a, b, y = file.tensor("a", [2]), file.tensor("b", []), file.tensor("y", [3])
+    file.operator("CONCATENATION", [a, b], [y], {})
+    model = loaders.load(file.finish([a, b], [y]))
+    with pytest.raises(ShapeMismatch, match="rank"):
+        infer_shapes(model)

@@ -38,6 +38,8 @@ def _concatenation(context: ShapeContext) -> Sequence[Shape]:
     total: Dimension = 0 if len(known) == len(shapes) else None
     merged: Shape = None
     for shape in known:
+        if len(shape) != len(known[0]):
+            raise ShapeMismatch(f"inputs of rank {len(known[0])} and {len(shape)} are concatenated")
         open_shape = (*shape[:axis], None, *shape[axis + 1 :])
         merged = agree_shapes(merged, open_shape, "concatenated inputs")
         size = shape[axis]
