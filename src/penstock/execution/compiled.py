@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import OrderedDict
@@ -140,6 +139,8 @@ class CompiledModel:
 
     async def run_async(self, *args: Any, **kwargs: Any) -> Outputs:
         """Awaits a run in a thread; cancelling the task cancels the run."""
+        import asyncio
+
         token = CancelToken()
         future = self._submit(_call_inputs(args, kwargs), token)
         try:
