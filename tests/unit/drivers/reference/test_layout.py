@@ -112,6 +112,16 @@ def test_arguments_that_do_not_fit_fail(kind: str, value: list[object]) -> None:
         kernel([np.ones((2, 3, 4), np.float32), np.array(value, np.int32)])
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"), [("TILE", [2**30, 1, 1]), ("PAD", [[0, 2**30], [0, 0], [0, 0]])]
+)
+def test_outputs_beyond_32_bits_fail_before_they_allocate(kind: str, value: list[object]) -> None:
+    x = Operand(DType.FLOAT32, (2, 3, 4))
+    kernel = kernel_of(kind, [x, Operand(DType.INT32, None)], [x])
+    with pytest.raises(ShapeMismatch, match="to the shape"):
+        kernel([np.ones((2, 3, 4), np.float32), np.array(value, np.int32)])
+
+
 def test_crops_beyond_the_image_fail() -> None:
     x, whole = Operand(DType.FLOAT32, (4, 1, 1, 1)), Operand(DType.INT32, (2,))
     kernel = kernel_of("BATCH_TO_SPACE_ND", [x, whole, whole], [x])

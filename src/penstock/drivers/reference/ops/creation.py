@@ -10,12 +10,11 @@ import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import integer_range
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.ops.shape import dimensions
+from penstock.drivers.reference.ops.shape import MOST_ELEMENTS, checked, dimensions
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 
 OPAQUE: Final = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
-MOST_ELEMENTS: Final = 2**31 - 1
 
 
 @kernel("CAST")
@@ -76,9 +75,7 @@ def fill(site: Site) -> Kernel:
     dtype = site.output().dtype.numpy
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        target = dimensions(inputs[0])
-        if min(target, default=0) < 0 or math.prod(target) > MOST_ELEMENTS:
-            raise ShapeMismatch(f"FILL to the shape {target}")
+        target = checked(dimensions(inputs[0]), "FILL")
         return (np.full(target, np.asarray(inputs[1]).reshape(()), dtype),)
 
     return run

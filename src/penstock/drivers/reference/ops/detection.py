@@ -21,11 +21,12 @@ from penstock.ir.operations.custom_options import DetectionPostProcess, detectio
 
 
 class Detections(NamedTuple):
-    """The chosen (anchor, class, score) triples, in the order of the outputs."""
+    """The chosen (anchor, class, score) triples, and the places of the outputs they stand in."""
 
     anchors: list[int]
     classes: list[int]
     scores: list[float]
+    places: list[int]
     total: int
 
 
@@ -120,6 +121,11 @@ def _fast(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -
         anchors,
         classes,
         [float(scores[a, c]) for a, c in zip(anchors, classes, strict=True)],
+        [
+            at * options.max_classes_per_detection + column
+            for at in range(len(chosen))
+            for column in range(kept)
+        ],
         len(chosen),
     )
 
@@ -141,15 +147,18 @@ def _regular(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess
         found.sort(key=lambda item: -item[0])
         del found[options.max_detections :]
     return Detections(
-        [a for _, a, _ in found], [c for _, _, c in found], [s for s, _, _ in found], len(found)
+        [a for _, a, _ in found],
+        [c for _, _, c in found],
+        [s for s, _, _ in found],
+        list(range(len(found))),
+        len(found),
     )
 
 
 def _outputs(boxes: NDArray, found: Detections, places: int) -> list[NDArray]:
-    filled = min(len(found.anchors), places)
     corners = np.zeros((1, places, 4), np.float32)
     classes, scores = np.zeros((1, places), np.float32), np.zeros((1, places), np.float32)
-    corners[0, :filled] = boxes[found.anchors[:filled]]
-    classes[0, :filled] = found.classes[:filled]
-    scores[0, :filled] = found.scores[:filled]
+    corners[0, found.places] = boxes[found.anchors]
+    classes[0, found.places] = found.classes
+    scores[0, found.places] = found.scores
     return [corners, classes, scores, np.array([found.total], np.float32)]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.shape import dimensions, normal_axis
+from penstock.drivers.reference.ops.shape import checked, dimensions, normal_axis
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 
@@ -17,7 +17,6 @@ ADDED: Final = frozenset(
     {DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64}
     | {DType.BOOL}
 )
-MOST_ELEMENTS: Final = 2**31 - 1
 
 
 @kernel("GATHER")
@@ -108,9 +107,7 @@ def scatter_nd(site: Site) -> Kernel:
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
-    if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
-        raise ShapeMismatch(f"{shape} is not an output shape")
-    return np.zeros(shape, dtype)
+    return np.zeros(checked(shape, "scattering"), dtype)
 
 
 @kernel("SPARSE_TO_DENSE")
@@ -138,8 +135,7 @@ def one_hot(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         indices, (depth,) = np.asarray(inputs[0]), dimensions(inputs[1])
         on, off = (np.asarray(x).reshape(()) for x in inputs[2:])
-        if depth < 0 or depth * max(indices.size, 1) > MOST_ELEMENTS:
-            raise ShapeMismatch(f"ONE_HOT of depth {depth}")
+        checked((depth, *indices.shape), "ONE_HOT")
         at = normal_axis(axis, indices.ndim + 1)
         places = np.arange(depth).reshape(-1, *[1] * (indices.ndim - at))
         return (np.where(np.expand_dims(indices, at) == places, on, off).astype(dtype),)

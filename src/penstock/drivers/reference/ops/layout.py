@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.shape import dimensions, normal_axis
+from penstock.drivers.reference.ops.shape import checked, dimensions, normal_axis
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
 
@@ -44,7 +44,7 @@ def padded(x: NDArray, pads: Sequence[tuple[int, int]], value: NDArray | int) ->
     if len(pads) != x.ndim or any(min(pair) < 0 for pair in pads):
         raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
     shape = [size + sum(pair) for size, pair in zip(x.shape, pads, strict=True)]
-    result = np.full(shape, value, x.dtype)
+    result = np.full(checked(shape, "padding"), value, x.dtype)
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape, pads, strict=True))
     result[inside] = x
     return result
@@ -85,6 +85,7 @@ def tile(site: Site) -> Kernel:
         x, repeats = np.asarray(inputs[0]), dimensions(inputs[1])
         if len(repeats) != x.ndim or min(repeats, default=0) < 0:
             raise ShapeMismatch(f"multiples {repeats} of an input of shape {x.shape}")
+        checked([n * r for n, r in zip(x.shape, repeats, strict=True)], "TILE")
         return (np.tile(x, repeats),)
 
     return run
@@ -100,7 +101,8 @@ def dilate(site: Site) -> Kernel:
         if len(factors) != x.ndim or min(factors, default=1) < 1:
             raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
         shape = [max((n - 1) * f + 1, 0) for n, f in zip(x.shape, factors, strict=True)]
-        result = np.full(shape, np.asarray(inputs[2]).reshape(()), x.dtype)
+        value = np.asarray(inputs[2]).reshape(())
+        result = np.full(checked(shape, "DILATE"), value, x.dtype)
         result[tuple(slice(None, None, f) for f in factors)] = x
         return (result,)
 

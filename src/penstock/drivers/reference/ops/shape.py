@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
+
+MOST_ELEMENTS: Final = 2**31 - 1
+"""What TFLite's 32-bit sizes can count."""
 
 
 def dimensions(value: NDArray | None) -> tuple[int, ...]:
@@ -22,6 +26,15 @@ def normal_axis(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ShapeMismatch(f"axis {axis} of an operand of rank {rank}")
     return axis % rank
+
+
+def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
+    """*shape* as that of an output to be made; `ShapeMismatch` where it is negative or beyond
+    `MOST_ELEMENTS`.
+    """
+    if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
+        raise ShapeMismatch(f"{what} to the shape {tuple(shape)}")
+    return tuple(shape)
 
 
 @kernel("RESHAPE")
@@ -91,7 +104,12 @@ def rank_of(site: Site) -> Kernel:
 def broadcast_to(site: Site) -> Kernel:
     """Repeated along dimensions of size 1, and along new leading ones."""
     require(len(site.inputs) == 2, "BROADCAST_TO without a shape")
-    return lambda inputs: (np.broadcast_to(np.asarray(inputs[0]), dimensions(inputs[1])).copy(),)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        target = checked(dimensions(inputs[1]), "BROADCAST_TO")
+        return (np.broadcast_to(np.asarray(inputs[0]), target).copy(),)
+
+    return run
 
 
 @kernel("BROADCAST_ARGS")

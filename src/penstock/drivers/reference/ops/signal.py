@@ -42,6 +42,6 @@ def complex_part(site: Site) -> Kernel:
     part = parts[site.operation.type]
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        return [np.ascontiguousarray(part(value)) for value in inputs if value is not None]
+        return [np.array(part(value)) for value in inputs if value is not None]
 
     return run

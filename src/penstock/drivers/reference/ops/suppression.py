@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +38,14 @@ def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
     return result
 
 
+class _Candidate(NamedTuple):
+    """A box that waits for its turn; the first *seen* chosen boxes have been held against it already."""
+
+    score: float
+    box: int
+    seen: int
+
+
 def suppress(
     boxes: NDArray, scores: NDArray, limit: int, iou: float, least: float, sigma: float
 ) -> Chosen:
@@ -46,33 +53,82 @@ def suppress(
 
     A candidate that overlaps a chosen box by *iou* or more goes; with *sigma* > 0 a lesser overlap
     lowers its score by exp(-overlap**2 / (2 sigma)), and it waits for its new turn (Bodla et al.,
-    "Soft-NMS", 2017).
+    "Soft-NMS", 2017). A chosen box waits again too and is dropped by its overlap with itself, as
+    TFLite has it: so a box without area, which overlaps nothing, is chosen as often as there is room.
+    Equal scores take turns in the order of a binary heap (`_pop`), TFLite's own.
     """
-    decay = np.float32(-0.5 / sigma) if sigma > 0 else np.float32(0)
-    queue = [(-float(scores[i]), int(i), 0) for i in np.flatnonzero(scores > np.float32(least))]
-    heapq.heapify(queue)
+    decay = np.float32(-0.5) / np.float32(sigma) if sigma > 0 else np.float32(0)
+    queue: list[_Candidate] = []
+    for index in np.flatnonzero(scores > np.float32(least)).tolist():
+        _push(queue, _Candidate(float(scores[index]), index, 0))
+    room = min(len(queue), limit)
     indexes: list[int] = []
     kept: list[float] = []
-    while queue and len(indexes) < limit:
-        negative, index, seen = heapq.heappop(queue)
-        score = original = np.float32(-negative)
-        gone = False
-        rivals = indexes[seen:]
-        for overlap in reversed(overlaps(boxes[index], boxes[rivals]).tolist() if rivals else []):
-            if overlap >= iou:
-                gone = True
-                break
-            score *= np.exp(decay * np.float32(overlap) * np.float32(overlap))
-            if score <= np.float32(least):
-                break
-        if gone:
+    while queue and len(indexes) < room:
+        candidate = _pop(queue)
+        rivals = indexes[candidate.seen :]
+        shared = overlaps(boxes[candidate.box], boxes[rivals])[::-1] if rivals else _NOTHING
+        score = _lowered(candidate.score, shared, np.float32(iou), np.float32(least), decay)
+        if score is None:
             continue
-        if score == original:
-            indexes.append(index)
-            kept.append(float(score))
-        elif score > np.float32(least):
-            heapq.heappush(queue, (-float(score), index, len(indexes)))
+        chosen = len(indexes)
+        if score == candidate.score:
+            indexes.append(candidate.box)
+            kept.append(score)
+        if score > np.float32(least):
+            _push(queue, _Candidate(score, candidate.box, chosen))
     return Chosen(indexes, kept)
+
+
+_NOTHING: Final = np.empty(0, np.float32)
+
+
+def _lowered(
+    score: float, shared: NDArray, iou: np.float32, least: np.float32, decay: np.float32
+) -> float | None:
+    """The score after these overlaps, latest choice first; None where one of them is too large. What has
+    fallen to *least* is compared no further.
+    """
+    value = np.float32(score)
+    for overlap in shared:
+        if overlap >= iou:
+            return None
+        if decay:
+            value *= np.float32(np.exp(np.float64(decay * overlap * overlap)))
+        if value <= least:
+            break
+    return float(value)
+
+
+def _push(heap: list[_Candidate], item: _Candidate) -> None:
+    heap.append(item)
+    _rise(heap, len(heap) - 1, item)
+
+
+def _rise(heap: list[_Candidate], at: int, item: _Candidate) -> None:
+    while at > 0 and heap[(at - 1) // 2].score < item.score:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = item
+
+
+def _pop(heap: list[_Candidate]) -> _Candidate:
+    """The candidate of the greatest score. The hole it leaves sinks to the bottom, always to the side of
+    the greater child (the second of equal ones), and the last item rises from there.
+    """
+    best, last = heap[0], heap.pop()
+    size = len(heap)
+    if size == 0:
+        return best
+    at = 0
+    while (child := 2 * at + 2) < size:
+        if heap[child].score < heap[child - 1].score:
+            child -= 1
+        heap[at], at = heap[child], child
+    if child == size:
+        heap[at], at = heap[child - 1], child - 1
+    _rise(heap, at, last)
+    return best
 
 
 @kernel("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")

@@ -1,0 +1,89 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from flatbuffers import flexbuffers
+
+from penstock.ir import DType
+from tests.support_litert import Given, Recorded, Wanted, assert_agrees, q, run_alone, uniform
+
+MADE = [Wanted(DType.FLOAT32)] * 4
+
+
+def _options(**changed: Any) -> bytes:
+    values: dict[str, Any] = {
+        "max_detections": 10,
+        "max_classes_per_detection": 1,
+        "detections_per_class": 8,
+        "use_regular_nms": False,
+        "nms_score_threshold": 0.3,
+        "nms_iou_threshold": 0.5,
+        "num_classes": 5,
+        "y_scale": 10.0,
+        "x_scale": 10.0,
+        "h_scale": 5.0,
+        "w_scale": 5.0,
+    } | changed
+    builder = flexbuffers.Builder()
+    with builder.Map():
+        for key, value in sorted(values.items()):
+            builder.Key(key)
+            add = {bool: builder.Bool, int: builder.Int, float: builder.Float}[type(value)]
+            add(value)
+    return bytes(builder.Finish())
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("background", [0, 1])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"max_classes_per_detection": 3},
+        {"max_classes_per_detection": 7},
+        {"use_regular_nms": True},
+        {"nms_score_threshold": 0.99},
+        {"max_detections": 200},
+    ],
+)
+def test_float_detections(seed: int, background: int, changed: dict[str, Any]) -> None:
+    rng = np.random.default_rng(seed)
+    encodings = rng.normal(0, 1, (1, 50, 4)).astype(np.float32)
+    predictions = rng.random((1, 50, 5 + background)).astype(np.float32)
+    anchors = np.concatenate([rng.random((50, 2)), rng.random((50, 2)) * 0.3 + 0.05], axis=1)
+    given = [Given(encodings), Given(predictions), Given(anchors.astype(np.float32), constant=True)]
+    recorded = run_alone("CUSTOM:TFLite_Detection_PostProcess", given, MADE, _options(**changed))
+    if changed.get("use_regular_nms"):
+        assert_agrees(recorded)
+    else:
+        _assert_written_places_agree(recorded, **changed)
+
+
+def _assert_written_places_agree(recorded: Recorded, **changed: Any) -> None:
+    """TFLite's fast suppression leaves the places that it does not need as they were; here they are 0."""
+    found, wanted = recorded.run(), recorded.wanted
+    count, classes = int(wanted[3][0]), changed.get("max_classes_per_detection", 1)
+    assert found[3] == count
+    written = np.zeros((changed.get("max_detections", 10), classes), bool)
+    written[:count, : min(classes, 5)] = True
+    for got, expected in zip(found[:3], wanted[:3], strict=True):
+        assert got.shape == expected.shape
+        np.testing.assert_allclose(got[0, written.reshape(-1)], expected[0, written.reshape(-1)])
+        assert not got[0, ~written.reshape(-1)].any()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("regular", [False, True])
+def test_quantised_detections_with_many_equal_scores(seed: int, regular: bool) -> None:
+    rng = np.random.default_rng(seed)
+    given = [
+        Given(uniform(rng, DType.UINT8, (1, 50, 4)), q(0.05, 128)),
+        Given(uniform(rng, DType.UINT8, (1, 50, 6)) // 32 * 32, q(1 / 256)),
+        Given(uniform(rng, DType.UINT8, (50, 4)), q(0.004), constant=True),
+    ]
+    options = _options(use_regular_nms=regular)
+    recorded = run_alone("CUSTOM:TFLite_Detection_PostProcess", given, MADE, options)
+    if regular:
+        assert_agrees(recorded)
+    else:
+        _assert_written_places_agree(recorded)
