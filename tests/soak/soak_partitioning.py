@@ -1,0 +1,49 @@
+"""Random graphs over random devices: the partitioned result equals the unpartitioned one, bit for bit.
+
+    python -m tests.soak.soak_partitioning [--count N] [--seed S]
+
+The short seeded version is tests/property/test_partition_invisible.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.support_devices import evaluate, run_plan
+from tests.support_graphs import random_case
+
+FIRST_SEED = 1_000_000
+"""Beyond the seeds of the short version."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Partitioning soak.")
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=FIRST_SEED)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    steps: Counter[int] = Counter()
+    wrong: list[int] = []
+    for seed in range(arguments.seed, arguments.seed + arguments.count):
+        case = random_case(seed)
+        steps[len(case.plan.steps)] += 1
+        expected = evaluate(case.model, case.graph.arrays)
+        outputs = run_plan(case.plan, case.devices, case.graph.arrays)
+        same = len(outputs) == len(expected) and all(
+            (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+            for a, b in zip(outputs, expected, strict=True)
+        )
+        if not same:
+            wrong.append(seed)
+    several = sum(n for count, n in steps.items() if count >= 3)
+    print(f"{arguments.count} graphs, {several} of them in three steps or more, most {max(steps)}")
+    print(f"{len(wrong)} differed{': seeds ' + str(wrong[:20]) if wrong else ''}")
+    print(f"{time.monotonic() - began:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
