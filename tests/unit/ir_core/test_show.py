@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.ir import DType, Metadata, ModelBuilder, Operand, Quantization, Shape, Signature
+from penstock.ir.show import show_operand, show_shape
+from tests.unit.ir_core.samples import F32, branching, counter, small
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [((1, None, 3), "[1, ?, 3]"), ((), "[]"), (None, "[...]"), ((0,), "[0]")],
+)
+def test_shapes(shape: Shape, text: str) -> None:
+    assert show_shape(shape) == text
+
+
+@pytest.mark.parametrize(
+    ("quantization", "text"),
+    [
+        (None, "int8[2, ?]"),
+        (Quantization((0.0039215689,), (-128,)), "int8[2, ?] (0.00392157, -128)"),
+        (Quantization((1.0, 2.0), (0, 0), 0), "int8[2, ?] per channel 0"),
+    ],
+)
+def test_operands(quantization: Quantization | None, text: str) -> None:
+    assert show_operand(Operand(DType.INT8, (2, None), quantization=quantization)) == text
+
+
+def test_a_model_line_by_line() -> None:
+    model = replace(small(), signatures={"serve": Signature(0, (("a", 0),), (("b", 3),))})
+    attributes = "{fused_activation_function=NONE, pot_scale_int16=True}"
+    assert model.show().splitlines() == [
+        f"model {model.digest.structure.hex()[:16]}",
+        "  signature 'serve': subgraph 0",
+        "subgraph 0 'main' (main)",
+        "  input  %0 'x': float32[2, 40]",
+        "  %2: float32[2, 40] = ADD(%0, float32[2, 40]) " + attributes,
+        "  %3: float32[2, 40] = RELU(%2)",
+        "  output %3 '': float32[2, 40]",
+    ]
+
+
+def test_states_are_shown() -> None:
+    lines = counter().show().splitlines()
+    assert "  variable 0 'count': float32[2]" in lines
+    assert "  state  variable 0: %1 -> %2" in lines
+    assert not any(line.startswith("  input  %1") for line in lines)
+
+
+def test_every_subgraph_is_shown() -> None:
+    lines = branching().show().splitlines()
+    assert [line for line in lines if line.startswith("subgraph")] == [
+        "subgraph 0 'main' (main)",
+        "subgraph 1 'add'",
+        "subgraph 2 'relu'",
+    ]
+
+
+def test_omitted_inputs_and_bytes_have_a_short_form() -> None:
+    b = ModelBuilder()
+    x, w = b.input(F32, (1, 2), "x"), b.constant(np.ones((2, 2), np.float32))
+    (y,) = b.operation("FULLY_CONNECTED", [x, w, None], [(F32, (1, 2))], {"quant_spec": b"abc"})
+    text = b.build([y]).show()
+    assert "FULLY_CONNECTED(%0, float32[2, 2], -)" in text
+    assert "quant_spec=<3 bytes>" in text
+
+
+def test_metadata_is_not_shown_and_the_text_is_stable() -> None:
+    model = small()
+    assert replace(model, metadata=Metadata(description="secret")).show() == model.show()
+    assert model.show().endswith("\n")
