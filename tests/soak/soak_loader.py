@@ -4,7 +4,7 @@ Every damaged file must load or be refused by name, in bounded time and memory, 
 through the writer unchanged. Prints figures; exit code 1 when one file did not, with its seed.
 """
 
-# ruff: noqa: T201  # a program: it prints its figures
+# a program: it prints its figures
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def main() -> int:
 
 def fuzz(files: list[bytes], first: int, count: int, jobs: int) -> tuple[Figures, list[int]]:
     """Deals chunks to *jobs* processes; a process that dies is replaced, its chunk named."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     pending = [(at, min(CHUNK, first + count - at)) for at in range(first, first + count, CHUNK)][
         ::-1
     ]

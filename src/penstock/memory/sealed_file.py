@@ -107,6 +107,8 @@ def _write(chunks: Iterator[bytes | memoryview], fd: int) -> int:
 
 def _send(file: io.FileIO, fd: int) -> int:
     """Copies the rest of *file* inside the kernel; pipes, which cannot be sent from, through memory."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "sendfile into a memfd is Linux's")
     size = 0
     try:
         while sent := os.sendfile(fd, file.fileno(), None, CHUNK):
