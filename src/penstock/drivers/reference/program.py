@@ -14,6 +14,7 @@ from penstock.errors import (
     GeneralFailure,
     MissedDeadlineTransient,
     PenstockError,
+    ResourceExhaustedTransient,
 )
 from penstock.hal import ExecutionConfig
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
@@ -57,6 +58,8 @@ class Program:
                 results = instruction.kernel([values.get(i) for i in instruction.inputs])
             except (DriverError, Cancelled):
                 raise
+            except MemoryError as error:
+                raise ResourceExhaustedTransient(f"{instruction.place}: no memory left") from error
             except (PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
                 text = str(error)[:MAX_MESSAGE]
                 raise GeneralFailure(f"{instruction.place}: {text}") from error
