@@ -346,3 +346,31 @@ def test_a_kernel_runs_in_many_threads_at_once() -> None:
     for got, want in zip(found, expected, strict=True):
         assert got is not None
         np.testing.assert_array_equal(got, want)
+
+
+def test_values_beyond_the_range_saturate_without_a_warning() -> None:
+    values = floats(1e30, -1e30, np.inf, -np.inf, np.nan, shape=(5,))
+    quantize = build(site("QUANTIZE", [of(values)], Operand(I8, None, quantization=q(0.5, 3))))
+    assert quantize([values])[0].tolist() == [127, -128, 127, -128, 3]
+
+
+def test_a_layer_without_channels_has_no_results() -> None:
+    filters = np.ones((0, 1, 1, 2), np.int8)
+    layer = build(
+        site(
+            "CONV_2D",
+            [Operand(I8, (1, 2, 2, 2), quantization=q(0.5)), of(filters, q(0.25))],
+            Operand(I8, None, quantization=q(1.0)),
+            {1: filters},
+            **UNIT,
+        )
+    )
+    assert layer([np.ones((1, 2, 2, 2), np.int8), filters])[0].shape == (1, 2, 2, 0)
+
+
+def test_fake_quantisation_rounds_to_the_values_of_a_range_with_zero() -> None:
+    values = floats(-2, -0.9, 0, 0.1, 0.26, 5, shape=(6,))
+    kernel = build(
+        site("FAKE_QUANT", [of(values)], Operand(F32, None), min=-1.0, max=0.5, num_bits=2)
+    )
+    np.testing.assert_array_equal(kernel([values])[0], floats(-1, -1, 0, 0, 0.5, 0.5, shape=(6,)))

@@ -32,6 +32,7 @@ from penstock.drivers.reference.ops.weights import (
     Prepare,
     Scaling,
     centred,
+    flattened,
     layer_kernel,
 )
 from penstock.ir import DType, NDArray
@@ -59,6 +60,8 @@ def convolve(
     *columns* [channels, height * width * depth of one filter] is in the type to compute in; *finish*
     gets the sums of some output positions at a time, all channels.
     """
+    if not out.size:
+        return
     channels, inner = columns.shape
     height, width = extents
     depth = inner // (height * width)
@@ -127,7 +130,7 @@ def _float_layer(site: Site) -> Prepare:
     multiply = float_product(site)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
-        columns = filters.reshape(len(filters), -1).astype(np.float32, copy=False)
+        columns = flattened(filters).astype(np.float32, copy=False)
         finish = float_finish(bias, activation)
         extents = _extents(filters)
 
@@ -150,7 +153,7 @@ def _quantized_layer(site: Site) -> Prepare:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         weights = centred(filters, operand)
-        columns = Columns(weights.reshape(len(filters), -1), signed.magnitude)
+        columns = Columns(flattened(weights), signed.magnitude)
         finish = scaling.requantizer(columns.bound, columns.sums, bias)
         extents = _extents(filters)
 
@@ -176,14 +179,14 @@ def _hybrid_layer(site: Site) -> Prepare:
     asymmetric = is_per_channel(operand)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
-        weights = weight_values(filters, operand).reshape(len(filters), -1)
+        weights = flattened(weight_values(filters, operand))
         columns = Columns(weights, 2 * MAGNITUDE)
         extents = _extents(filters)
 
         def layer(image: NDArray) -> NDArray:
             window = steps.over(image.shape, extents)
             out = _output(image, window, filters, DType.FLOAT32)
-            rows = quantize_rows(image.reshape(len(image), -1), asymmetric=asymmetric)
+            rows = quantize_rows(flattened(image), asymmetric=asymmetric)
             for index, values in enumerate(rows.values.reshape(image.shape)):
                 scale, offset = rows.scales[index], rows.offsets[index]
                 finish = HybridFinish(columns.sums, scaling, bias, activation, scale, offset)

@@ -26,6 +26,7 @@ from penstock.drivers.reference.ops.weights import (
     Prepare,
     Scaling,
     centred,
+    flattened,
     layer_kernel,
 )
 from penstock.ir import DType, NDArray
@@ -118,7 +119,7 @@ def _planes(
         if channels != strip.shape[2]:
             part = np.repeat(part, channels // strip.shape[2], axis=2)
         part = np.ascontiguousarray(part, dtype)
-        planes[phase] = part.reshape(len(part), -1)
+        planes[phase] = flattened(part)
     return planes
 
 
@@ -190,7 +191,7 @@ def _hybrid_layer(site: Site) -> Prepare:
         def layer(image: NDArray) -> NDArray:
             window = steps.over(image.shape, taps.shape[:2])
             out = _output(image, window, filters, site)
-            rows = quantize_rows(image.reshape(len(image), -1), asymmetric=True)
+            rows = quantize_rows(flattened(image), asymmetric=True)
             for index, values in enumerate(rows.values.reshape(image.shape)):
                 scale, offset = rows.scales[index], rows.offsets[index]
                 # Both scales are one factor here, where CONV_2D takes them one after the other.

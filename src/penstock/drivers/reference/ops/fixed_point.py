@@ -60,7 +60,7 @@ def round_half_away_from_zero(values: NDArray) -> NDArray:
     The number added is the greatest below one half: adding one half itself would carry 0.49999997 to 1.
     """
     half = np.nextafter(values.dtype.type(0.5), values.dtype.type(0))
-    result: NDArray = values + np.copysign(half, values)
+    result: NDArray = np.asarray(values + np.copysign(half, values))
     return np.trunc(result, out=result)
 
 

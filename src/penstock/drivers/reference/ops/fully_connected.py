@@ -63,6 +63,8 @@ def _float_layer(site: Site) -> Prepare:
 
         def layer(source: NDArray) -> NDArray:
             out = _output(source, weights, site)
+            if not out.size:
+                return out
             rows, results = source.reshape(-1, depth), out.reshape(-1, units)
             multiply_rows(rows, columns, results, finish, multiply)
             return out
@@ -84,6 +86,8 @@ def _quantized_layer(site: Site) -> Prepare:
 
         def layer(source: NDArray) -> NDArray:
             out = _output(source, weights, site)
+            if not out.size:
+                return out
             rows = signed.signed(source).reshape(-1, depth)
             multiply_rows(rows, columns.values, out.reshape(-1, units), finish)
             return out
@@ -106,6 +110,8 @@ def _hybrid_layer(site: Site) -> Prepare:
 
         def layer(source: NDArray) -> NDArray:
             out = _output(source, weights, site)
+            if not out.size:
+                return out
             rows = quantize_rows(source.reshape(-1, depth), asymmetric=asymmetric)
             sums = np.matmul(rows.values.astype(columns.values.dtype), columns.values.T)
             finish = HybridFinish(

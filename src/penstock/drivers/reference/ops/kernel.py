@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from penstock.errors import PenstockError
 from penstock.hal import ExecutionConfig
 from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization
@@ -130,8 +132,13 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
 
 
 def build(site: Site) -> Kernel:
-    """The kernel of *site*; `Unsupported` with the reason where there is none."""
+    """The kernel of *site*; `Unsupported` with the reason where there is none.
+
+    Infinities and not-a-numbers are values here: NumPy does not warn of them, when preparing or running.
+    """
     builder = KERNELS.get(site.operation.key)
     if builder is None:
         raise Unsupported(f"the reference driver has no {site.operation.key}")
-    return builder(site)
+    with np.errstate(all="ignore"):
+        run = builder(site)
+    return np.errstate(all="ignore")(run)

@@ -126,13 +126,14 @@ def _vectors(quantization: Quantization, operand: Operand) -> tuple[NDArray, NDA
 
 
 def _quantize(target: Operand) -> Kernel:
+    """Values beyond the range saturate; what is not a number becomes the zero point."""
     scales, zero_points = _vectors(_quantization(target), target)
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         real = given(inputs[0]).astype(np.float32, copy=False) / scales
-        real = round_half_away_from_zero(real)
-        stored = real.astype(np.float64)
+        stored = round_half_away_from_zero(real).astype(np.float64)
+        np.copyto(stored, 0.0, where=np.isnan(stored))
         stored += zero_points
         np.clip(stored, *limits, out=stored)
         return (stored.astype(dtype),)

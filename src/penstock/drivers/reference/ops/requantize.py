@@ -64,7 +64,9 @@ class Requantizer:
 
         Their type may be any numeric one that holds them exactly.
         """
-        rows = max(1, BLOCK // max(1, self._channels))
+        if not out.size:
+            return
+        rows = max(1, BLOCK // self._channels)
         convert = self._in_floats if self._exact else self._in_integers
         if self._exact:
             rows = -(-rows // self._repeats) * self._repeats
@@ -124,9 +126,9 @@ class Requantizer:
 
     def _vector(self, values: NDArray) -> NDArray:
         """*values* as one number, or repeated until the inner loops are long."""
-        if values.size == 1 or np.all(values == values.flat[0]):
+        if values.size and np.all(values == values.flat[0]):
             return values.reshape(-1)[:1].astype(np.float64)
-        repeats = max(1, PERIOD // self._channels)
+        repeats = max(1, PERIOD // max(1, self._channels))
         return np.tile(values.astype(np.float64), repeats)
 
     def _in_floats(self, accumulators: NDArray, out: NDArray, work: NDArray) -> None:

@@ -26,7 +26,7 @@ from penstock.drivers.reference.ops.hybrid import (
     weight_values,
 )
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, tensor_quantization
-from penstock.drivers.reference.ops.weights import given
+from penstock.drivers.reference.ops.weights import flattened, given
 from penstock.ir import DType, NDArray
 
 Inputs: TypeAlias = Sequence[NDArray | None]
@@ -72,7 +72,7 @@ def _real(site: Site, feature: Feature) -> Kernel:
         if inputs[3] is not None:
             out += inputs[3]
         clamp_in_place(out, activation)
-        return (out, state.reshape(len(out), -1))[: len(site.outputs)]
+        return (out, flattened(state))[: len(site.outputs)]
 
     return run
 
@@ -121,6 +121,6 @@ def _integer(site: Site) -> Kernel:
         wrapped = out.astype(np.int32)
         scaled = multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
         stored = np.clip(scaled, *limits).astype(dtype.numpy)
-        return (stored, after.reshape(len(stored), -1))[: len(site.outputs)]
+        return (stored, flattened(after))[: len(site.outputs)]
 
     return run

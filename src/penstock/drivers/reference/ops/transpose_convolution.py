@@ -25,7 +25,14 @@ from penstock.drivers.reference.ops.kernel import (
 )
 from penstock.drivers.reference.ops.padding import Axis, Steps, slide
 from penstock.drivers.reference.ops.products import Columns, Finish
-from penstock.drivers.reference.ops.weights import QUANTIZED, REAL, Scaling, centred, given
+from penstock.drivers.reference.ops.weights import (
+    QUANTIZED,
+    REAL,
+    Scaling,
+    centred,
+    flattened,
+    given,
+)
 from penstock.ir import DType, NDArray
 
 Layer: TypeAlias = Callable[[NDArray, NDArray], NDArray]
@@ -71,6 +78,8 @@ def spread(
     *columns* [channels, height, width, depth] and *image* are in the type to compute in. Padding is
     that of the convolution which takes *out*'s size to the image's.
     """
+    if not out.size:
+        return
     axes = [slide(out.shape[1 + i], extents[i], steps.stride[i], 1, steps.padding) for i in (0, 1)]
     channels = len(columns)
     for index, picture in enumerate(image):
@@ -148,7 +157,7 @@ def _quantized_layer(site: Site) -> Prepare:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         weights = centred(filters, operand)
-        matrix = Columns(weights.reshape(len(filters), -1), magnitude)
+        matrix = Columns(flattened(weights), magnitude)
         columns = matrix.values.reshape(filters.shape)
         finish = scaling.requantizer(matrix.bound, np.zeros(len(filters), np.int64), bias)
 
@@ -174,12 +183,12 @@ def _hybrid_layer(site: Site) -> Prepare:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         weights = weight_values(filters, operand)
-        matrix = Columns(weights.reshape(len(filters), -1), 2 * MAGNITUDE)
+        matrix = Columns(flattened(weights), 2 * MAGNITUDE)
         columns = matrix.values.reshape(filters.shape)
 
         def layer(shape: NDArray, image: NDArray) -> NDArray:
             out = _output(shape, image, filters, site)
-            rows = quantize_rows(image.reshape(len(image), -1), asymmetric=True)
+            rows = quantize_rows(flattened(image), asymmetric=True)
             centred_rows = rows.values.astype(columns.dtype)
             centred_rows -= rows.offsets[:, None].astype(columns.dtype)
             for index, values in enumerate(centred_rows.reshape(image.shape)):

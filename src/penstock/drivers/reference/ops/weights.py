@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -52,6 +53,11 @@ def layer_kernel(
     return lambda inputs: (
         prepare(given(inputs[weights]), inputs[bias] if biased else None)(given(inputs[source])),
     )
+
+
+def flattened(array: NDArray) -> NDArray:
+    """*array* as rows along its first dimension, also where it is empty."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def given(array: NDArray | None) -> NDArray:

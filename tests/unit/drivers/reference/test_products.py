@@ -1,0 +1,69 @@
+"""Products: exact where they must be, in order where that is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.ops.products import (
+    TILE_BYTES,
+    Columns,
+    SignedInput,
+    exact_dtype,
+    multiply_in_order,
+    multiply_rows,
+    tiles,
+)
+from penstock.ir import DType, NDArray
+
+
+@pytest.mark.parametrize(
+    ("bound", "dtype"),
+    [(2.0**24 - 1, np.float32), (2.0**24, np.float64), (2.0**53 - 1, np.float64)],
+)
+def test_the_narrowest_exact_type_is_taken(bound: float, dtype: type) -> None:
+    assert exact_dtype(bound) == dtype
+
+
+def test_sums_beyond_53_bits_are_refused() -> None:
+    with pytest.raises(Unsupported, match="sums of products"):
+        exact_dtype(2.0**53)
+
+
+@pytest.mark.parametrize("magnitude", [128, 32768])
+def test_products_are_exact_at_their_bound(magnitude: int) -> None:
+    rng = np.random.default_rng(magnitude)
+    weights = rng.integers(-128, 128, (5, 900))
+    columns = Columns(weights, magnitude)
+    rows = np.where(weights[:1] > 0, magnitude - 1, -magnitude)
+    out = np.empty((1, 5), np.int64)
+    multiply_rows(rows, columns.values, out, lambda sums, part: np.copyto(part, sums, "unsafe"))
+    assert out.tolist() == (rows @ weights.T).tolist()
+    assert np.all(np.abs(out) <= columns.bound)
+    assert columns.sums.tolist() == weights.sum(axis=1).tolist()
+
+
+def test_unsigned_bytes_become_signed() -> None:
+    source = SignedInput(DType.UINT8, 130)
+    values = np.array([0, 128, 255], np.uint8)
+    assert source.signed(values).tolist() == [-128, 0, 127]
+    assert (source.zero_point, source.magnitude) == (2, 128)
+    assert SignedInput(DType.INT16, 7).magnitude == 32768
+
+
+def test_tiles_cover_everything_once_within_the_limit() -> None:
+    found = list(tiles(10, TILE_BYTES // 4))
+    assert [(t.start, t.stop) for t in found] == [(0, 4), (4, 8), (8, 10)]
+    assert [t.stop - t.start for t in tiles(3, 2 * TILE_BYTES)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 3), (2, 9)])
+def test_ordered_sums_round_after_every_product(rows: int, columns: int) -> None:
+    rng = np.random.default_rng(rows)
+    left: NDArray = rng.standard_normal((rows, 40)).astype(np.float32)
+    right: NDArray = rng.standard_normal((columns, 40)).astype(np.float32)
+    expected = np.zeros((rows, columns), np.float32)
+    for step in range(40):
+        expected = expected + left[:, step : step + 1] * right[:, step]
+    assert multiply_in_order(left, right).tobytes() == expected.tobytes()
