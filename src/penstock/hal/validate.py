@@ -100,6 +100,7 @@ def _check(
             and array.dtype == operand.dtype.numpy
             and array.flags.c_contiguous
             and (kind == "input" or array.flags.writeable)
+            and operand.dtype is not DType.STRING
         ):
             return
         _check_host(operand, argument, kind, position)
@@ -129,6 +130,10 @@ def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int
             raise InvalidArgument(
                 f"{place}: strings travel as flat uint8 in the string-tensor layout"
             )
+        if kind == "input":
+            if argument.dimensions is None:
+                raise InvalidArgument(f"{place}: strings need their dimensions")
+            _check_dimensions(operand, argument.dimensions, place)
         return
     if kind == "output" and flat and not is_static(operand.shape):
         return
@@ -156,9 +161,11 @@ def _check_pool(
     dimensions = argument.dimensions or operand.shape
     if argument.dimensions:
         _check_dimensions(operand, argument.dimensions, place)
-    if dimensions is None or not is_static(dimensions) or operand.dtype is DType.STRING:
-        if kind == "input" and operand.dtype is not DType.STRING:
+    if dimensions is None or not is_static(dimensions):
+        if kind == "input":
             raise InvalidArgument(f"{place}: the shape of an input must be complete")
+        return
+    if operand.dtype is DType.STRING:
         return
     needed = math.prod(d or 0 for d in dimensions) * operand.dtype.numpy.itemsize
     wrong = (
