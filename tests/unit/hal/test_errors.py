@@ -1,0 +1,95 @@
+"""The error tree and the HAL's statuses are one to one."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from penstock import errors
+from penstock.errors import (
+    DelegateError,
+    DriverError,
+    ErrorStatus,
+    ModelError,
+    OutputInsufficientSize,
+    PenstockError,
+    PlacementError,
+    driver_error_classes,
+)
+
+CLASSES = [
+    value
+    for _, value in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(value, PenstockError)
+]
+
+
+def made(kind: type[PenstockError]) -> PenstockError:
+    return kind("it", "prepare") if kind is DelegateError else kind("what went wrong")
+
+
+def test_every_status_but_none_has_exactly_one_class() -> None:
+    table = driver_error_classes()
+    assert set(table) == set(ErrorStatus) - {ErrorStatus.NONE}
+    assert len(set(table.values())) == len(table)
+    assert all(kind.status is status for status, kind in table.items())
+
+
+def test_every_class_with_a_status_stands_in_the_table() -> None:
+    with_status = {c for c in CLASSES if issubclass(c, DriverError) and "status" in vars(c)}
+    assert with_status == set(driver_error_classes().values())
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda c: c.__name__)
+def test_every_error_pickles_as_itself(kind: type[PenstockError]) -> None:
+    error = made(kind)
+    again = pickle.loads(pickle.dumps(error))  # noqa: TID251  # our own bytes
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda c: c.__name__)
+def test_every_error_has_a_sentence_of_documentation_and_stands_in_the_tree(
+    kind: type[PenstockError],
+) -> None:
+    assert kind.__doc__
+    assert kind.__doc__.strip().endswith((".", ")"))
+    assert errors.__doc__
+    assert re.search(rf"\b{kind.__name__}\b", errors.__doc__)
+
+
+def test_errors_are_what_python_calls_them() -> None:
+    for name, base in (
+        ("ModelError", ValueError),
+        ("InputError", ValueError),
+        ("MissedDeadlineTransient", TimeoutError),
+        ("MissedDeadlinePersistent", TimeoutError),
+        ("ResourceExhaustedTransient", MemoryError),
+        ("ResourceExhaustedPersistent", MemoryError),
+    ):
+        assert issubclass(getattr(errors, name), base)
+
+
+def test_a_model_error_names_its_place() -> None:
+    assert str(ModelError("is wrong")) == "is wrong"
+    assert str(ModelError("is wrong", where="operation 3")) == "operation 3: is wrong"
+    assert str(ModelError("is wrong", offset=12)) == "file at byte 12: is wrong"
+    error = ModelError("is wrong", where="operation 3", offset=12)
+    assert str(error) == "operation 3 at byte 12: is wrong"
+    assert (error.message, error.where, error.offset) == ("is wrong", "operation 3", 12)
+
+
+def test_a_placement_error_lists_reasons() -> None:
+    error = PlacementError("no device runs ADD", {"sample": "no int8", "null": "not asked"})
+    assert str(error) == "no device runs ADD\n  sample: no int8\n  null: not asked"
+    assert error.reasons == {"sample": "no int8", "null": "not asked"}
+
+
+def test_insufficient_outputs_carry_their_shapes() -> None:
+    error = OutputInsufficientSize("small", [((2, 3), False)])
+    assert error.output_shapes == (((2, 3), False),)
+    assert OutputInsufficientSize("small").output_shapes == ()

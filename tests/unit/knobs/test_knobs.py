@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextvars import copy_context
+from pathlib import Path
+
+import pytest
+
+from penstock import knobs
+from penstock.errors import InputError
+from penstock.knobs import KNOBS, Knob, override
+
+COUNT = Knob("num_threads", int, 0, "")
+RATIO: Knob[float] = Knob("ratio_of_the_tests", float, 0.5, "")
+FLAG = Knob("allow_fallback", bool, True, "")
+TEXT = Knob("devices", str, "", "")
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The settings file of the test: in a directory of its own, not there at first."""
+    path = tmp_path / "knobs.toml"
+    monkeypatch.setattr(knobs, "settings_path", lambda: path)
+    for knob in (COUNT, RATIO, FLAG, TEXT):
+        monkeypatch.delenv(knob.variable, raising=False)
+    yield path
+    knobs._read_settings.cache_clear()
+
+
+def test_each_source_beats_the_ones_below(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (COUNT(), COUNT.source()) == (0, (0, "default"))
+    settings.write_text("num_threads = 1\n")
+    assert (COUNT(), COUNT.source()[1]) == (1, "settings file")
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "2")
+    assert (COUNT(), COUNT.source()[1]) == (2, "environment PENSTOCK_NUM_THREADS")
+    with override(num_threads=3):
+        assert (COUNT(), COUNT.source()[1]) == (3, "context")
+        assert COUNT(4) == 4
+        with override(num_threads=5):
+            assert COUNT() == 5
+        assert COUNT() == 3
+    assert COUNT() == 2
+
+
+def test_values_are_read_when_they_are_used(
+    settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("7", "8"):
+        monkeypatch.setenv("PENSTOCK_NUM_THREADS", value)
+        assert COUNT() == int(value)
+    monkeypatch.delenv("PENSTOCK_NUM_THREADS")
+    settings.write_text("num_threads = 9\n")
+    assert COUNT() == 9
+    settings.unlink()
+    assert COUNT() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", True), ("true", True), ("YES", True), (" on ", True),
+        ("0", False), ("False", False), ("no", False), ("OFF", False),
+    ],
+)  # fmt: skip
+def test_flags_are_words(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ALLOW_FALLBACK", text)
+    assert FLAG() is value
+
+
+def test_types_are_converted(monkeypatch: pytest.MonkeyPatch, settings: Path) -> None:
+    monkeypatch.setenv("PENSTOCK_RATIO_OF_THE_TESTS", "2")
+    assert RATIO() == 2.0
+    assert isinstance(RATIO(), float)
+    settings.write_text("devices = 'a,b'\nallow_fallback = false\n")
+    assert TEXT() == "a,b"
+    assert FLAG() is False
+
+
+@pytest.mark.parametrize(
+    ("knob", "text", "wanted"),
+    [(COUNT, "many", "int"), (COUNT, "1.5", "int"), (FLAG, "maybe", "bool"), (RATIO, "x", "float")],
+)
+def test_a_value_of_another_type_is_named_with_its_source(
+    knob: Knob[int], text: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(knob.variable, text)
+    with pytest.raises(InputError, match=f"environment {knob.variable}.* must be {wanted}"):
+        knob()
+
+
+def test_an_argument_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "nonsense")
+    assert COUNT(6) == 6
+
+
+def test_an_override_of_no_knob_is_refused() -> None:
+    with (
+        pytest.raises(InputError, match="no knob is named colour, size"),
+        override(size=1, colour=2),
+    ):
+        pass
+
+
+def test_an_override_belongs_to_its_context() -> None:
+    seen: list[int] = []
+    with override(num_threads=3):
+        thread = threading.Thread(target=lambda: seen.append(COUNT()))
+        thread.start()
+        thread.join()
+        copy_context().run(lambda: seen.append(COUNT()))
+    assert seen == [0, 3]
+
+
+def test_an_override_ends_with_an_error_too() -> None:
+    with pytest.raises(RuntimeError), override(num_threads=3):
+        raise RuntimeError
+    assert COUNT() == 0
+
+
+@pytest.mark.parametrize("content", [b"not toml", b"\xff\xfe", b"num_threads = "])
+def test_a_settings_file_that_is_none_is_named(settings: Path, content: bytes) -> None:
+    settings.write_bytes(content)
+    with pytest.raises(InputError, match=r"knobs\.toml is not valid TOML"):
+        COUNT()
+
+
+def test_the_table_is_whole_and_documented() -> None:
+    assert KNOBS
+    for name, knob in KNOBS.items():
+        assert knob.name == name
+        assert knob.variable == f"PENSTOCK_{name.upper()}"
+        assert knob.doc.endswith(".")
+        assert type(knob.default) is knob.kind
+    with pytest.raises(TypeError):
+        KNOBS["new"] = COUNT  # type: ignore[index]  # the point
+
+
+def test_the_settings_file_stands_in_the_user_s_configuration() -> None:
+    import platformdirs
+
+    from penstock.knobs import settings_path
+
+    expected = Path(platformdirs.user_config_dir("penstock", appauthor=False)) / "knobs.toml"
+    assert getattr(settings_path, "__wrapped__", settings_path)().name == expected.name
