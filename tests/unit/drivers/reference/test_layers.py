@@ -312,8 +312,6 @@ def test_a_site_knows_which_inputs_are_given() -> None:
         found.input(1)
     with pytest.raises(Unsupported, match="without output 1"):
         found.output(1)
-    with pytest.raises(Unsupported, match="whose filter is not a constant"):
-        found.required_constant(1, "filter")
     assert contract.tensor_quantization(Operand(I8, (), quantization=q(2.0)), "x").scale == 2.0
 
 

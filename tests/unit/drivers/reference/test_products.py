@@ -11,11 +11,10 @@ from penstock.drivers.reference.ops.products import (
     Columns,
     SignedInput,
     exact_dtype,
-    multiply_in_order,
     multiply_rows,
     tiles,
 )
-from penstock.ir import DType, NDArray
+from penstock.ir import DType
 
 
 @pytest.mark.parametrize(
@@ -56,14 +55,3 @@ def test_tiles_cover_everything_once_within_the_limit() -> None:
     found = list(tiles(10, TILE_BYTES // 4))
     assert [(t.start, t.stop) for t in found] == [(0, 4), (4, 8), (8, 10)]
     assert [t.stop - t.start for t in tiles(3, 2 * TILE_BYTES)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(7, 3), (2, 9)])
-def test_ordered_sums_round_after_every_product(rows: int, columns: int) -> None:
-    rng = np.random.default_rng(rows)
-    left: NDArray = rng.standard_normal((rows, 40)).astype(np.float32)
-    right: NDArray = rng.standard_normal((columns, 40)).astype(np.float32)
-    expected = np.zeros((rows, columns), np.float32)
-    for step in range(40):
-        expected = expected + left[:, step : step + 1] * right[:, step]
-    assert multiply_in_order(left, right).tobytes() == expected.tobytes()

@@ -83,13 +83,6 @@ class Site:
         """The value of input *index* where it is a constant, None where a run brings it or it is omitted."""
         return self.values(index) if self.has(index) else None
 
-    def required_constant(self, index: int, name: str) -> NDArray:
-        """The value of input *index*; `Unsupported` unless it is a constant."""
-        value = self.constant(index)
-        if value is None:
-            raise Unsupported(f"{self.operation.type} whose {name} is not a constant")
-        return value
-
     def unsupported_types(self) -> Unsupported:
         """The refusal of this combination of types, to raise."""
         given = ", ".join("-" if o is None else o.dtype.value for o in self.inputs)

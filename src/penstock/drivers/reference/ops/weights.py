@@ -33,25 +33,17 @@ Prepare = Callable[[NDArray, "NDArray | None"], Layer]
 """Weights and bias to the layer that has them."""
 
 
-def layer_kernel(
-    site: Site,
-    prepare: Prepare,
-    *,
-    source: int = 0,
-    weights: int = 1,
-    bias: int = 2,
-) -> Kernel:
-    """The kernel of a layer of constant weights and bias, prepared once; of others, at each run.
+def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
+    """The kernel of a layer whose inputs are an image, weights and an optional bias.
 
-    The numbers are the positions of the inputs.
+    Constant weights and bias are prepared once, others at each run.
     """
-    filters, offsets = site.constant(weights), site.constant(bias)
-    biased = site.has(bias)
-    if filters is not None and (offsets is not None or not biased):
-        layer = prepare(filters, offsets)
-        return lambda inputs: (layer(given(inputs[source])),)
+    weights, bias, biased = site.constant(1), site.constant(2), site.has(2)
+    if weights is not None and (bias is not None or not biased):
+        layer = prepare(weights, bias)
+        return lambda inputs: (layer(given(inputs[0])),)
     return lambda inputs: (
-        prepare(given(inputs[weights]), inputs[bias] if biased else None)(given(inputs[source])),
+        prepare(given(inputs[1]), inputs[2] if biased else None)(given(inputs[0])),
     )
 
 
