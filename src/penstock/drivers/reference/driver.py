@@ -5,13 +5,14 @@ drivers and the fall-back for all of them.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.drivers.reference.arguments import bind_inputs, deliver, mapped_pools
-from penstock.drivers.reference.ops.kernel import EXECUTION
-from penstock.drivers.reference.program import Program, compile_subgraph, refusals
+from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Unsupported
+from penstock.drivers.reference.program import Program, compile_subgraph, examine
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     Capabilities,
@@ -38,21 +39,34 @@ class ReferenceDevice(DeviceBase):
     type = DeviceType.CPU
     capabilities = Capabilities()
 
+    # Whoever asks what is supported prepares the same model next: its kernels are kept for that.
+    _examined: tuple[weakref.ref[Model], list[Kernel | str]] | None = None
+
     def supported_operations(self, model: Model) -> Sequence[Support]:
+        kernels = examine(model, model.main)
+        self._examined = weakref.ref(model, self._forget), kernels
         return [
-            Support(supported=not reason, reason=reason, accuracy="exact")
-            for reason in refusals(model)
+            Support(supported=False, reason=kernel, accuracy="exact")
+            if isinstance(kernel, str)
+            else Support(supported=True, accuracy="exact")
+            for kernel in kernels
         ]
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedReference:
         validate_prepare(model, config)
         if config.cancel is not None:
             config.cancel.check()
-        for index, reason in enumerate(refusals(model)):
-            if reason:
-                operation = model.operations[index]
-                raise GeneralFailure(f"operation {index} ({operation.type}): {reason}")
-        return PreparedReference(model, compile_subgraph(model, model.main))
+        examined, self._examined = self._examined, None
+        kernels = examined[1] if examined is not None and examined[0]() is model else None
+        try:
+            return PreparedReference(model, compile_subgraph(model, model.main, kernels))
+        except Unsupported as refusal:
+            raise GeneralFailure(str(refusal)) from refusal
+
+    def _forget(self, reference: weakref.ref[Model]) -> None:
+        examined = self._examined
+        if examined is not None and examined[0] is reference:
+            self._examined = None
 
 
 class PreparedReference(PreparedModelBase):

@@ -86,23 +86,27 @@ def check_interrupts(config: ExecutionConfig) -> None:
         raise MissedDeadlineTransient("the deadline passed during the execution")
 
 
-def refusals(model: Model) -> list[str]:
-    """For each operation of the entry subgraph why it is not computed here; empty where it is."""
-    reasons: list[str] = []
-    for site in make_sites(model, model.main):
-        try:
-            build(site)
-        except Unsupported as refusal:
-            reasons.append(str(refusal))
-        except PenstockError as error:
-            reasons.append(f"not computable as it stands: {error}")
-        else:
-            reasons.append("")
-    return reasons
+def examine(model: Model, index: int) -> list[Kernel | str]:
+    """For each operation of subgraph *index* its kernel, or why there is none."""
+    return [_examine(site) for site in make_sites(model, index)]
 
 
-def compile_subgraph(model: Model, index: int) -> Program:
-    """The program of subgraph *index*; `Unsupported` naming the first operation that has no kernel."""
+def _examine(site: Site) -> Kernel | str:
+    try:
+        return build(site)
+    except Unsupported as refusal:
+        return str(refusal)
+    except PenstockError as error:
+        return f"not computable as it stands: {error}"
+
+
+def compile_subgraph(
+    model: Model, index: int, examined: list[Kernel | str] | None = None
+) -> Program:
+    """The program of subgraph *index*; `Unsupported` naming the first operation that has no kernel.
+
+    *examined* is what `examine` has said of the same subgraph already.
+    """
     subgraph = model.subgraphs[index]
     needed = {i for o in subgraph.operations for i in (*o.inputs, *o.outputs)} | set(
         subgraph.outputs
@@ -113,18 +117,16 @@ def compile_subgraph(model: Model, index: int) -> Program:
         if subgraph.operands[i].is_constant
     }
     frees = _frees(subgraph, constants)
-    sites = make_sites(model, index)
-    instructions = tuple(
-        Instruction(
-            build(sites[at]),
-            operation.inputs,
-            operation.outputs,
-            frees[at],
-            f"operation {at} ({operation.key}, {subgraph.operation_name(at)!r})",
+    instructions: list[Instruction] = []
+    for at, kernel in enumerate(examine(model, index) if examined is None else examined):
+        operation = subgraph.operations[at]
+        if isinstance(kernel, str):
+            raise Unsupported(f"operation {at} ({operation.key}): {kernel}")
+        place = f"operation {at} ({operation.key}, {subgraph.operation_name(at)!r})"
+        instructions.append(
+            Instruction(kernel, operation.inputs, operation.outputs, frees[at], place)
         )
-        for at, operation in enumerate(subgraph.operations)
-    )
-    return Program(constants, instructions, subgraph.inputs, subgraph.outputs)
+    return Program(constants, tuple(instructions), subgraph.inputs, subgraph.outputs)
 
 
 def make_sites(model: Model, index: int) -> list[Site]:
