@@ -84,7 +84,16 @@ def test_lock_names_no_host() -> None:
 
 
 def test_dependencies_are_those_the_package_imports() -> None:
-    assert requirement_names(PYPROJECT["project"]["dependencies"]) == third_party_imports()
+    """Only `penstock.testing.strategies` imports something of an extra: hypothesis, of `test`."""
+    wanted = requirement_names(PYPROJECT["project"]["dependencies"])
+    assert third_party_imports() - wanted == {"hypothesis"}
+    assert wanted - third_party_imports() == set()
+    assert "hypothesis" in requirement_names(PYPROJECT["project"]["optional-dependencies"]["test"])
+    importers = [
+        p.name for p in SOURCE.rglob("*.py") if "import hypothesis" in p.read_text("utf-8")
+    ]
+    importers += [p.name for p in SOURCE.rglob("*.py") if "from hypothesis" in p.read_text("utf-8")]
+    assert importers == ["strategies.py"]
 
 
 def test_every_direct_dependency_is_explained() -> None:
