@@ -11,7 +11,7 @@ from penstock.drivers.null import create as null
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.hal import Device
-from penstock.ir import infer_shapes
+from penstock.ir import Model, infer_shapes
 from penstock.testing.doubles import SubsetDevice
 from penstock.testing.random_models import (
     RECIPES,
@@ -30,12 +30,11 @@ def run(case: RandomModel, *devices: str | Device) -> list[bytes]:
     count = len(case.model.inputs)
     with penstock.compile(case.model, devices=list(devices), cache=False) as compiled:
         state = compiled.new_state()
-        outputs = [
+        return [
             output.tobytes()
             for _ in range(2)
             for output in compiled.run(list(case.inputs[:count]), state=state)
         ]
-    return outputs
 
 
 def test_equal_seeds_give_equal_models() -> None:
@@ -98,12 +97,14 @@ def test_a_random_split_over_devices_is_invisible(data: st.DataObject) -> None:
     names = [case.model.entry.operation_name(i) for i in range(len(case.model.operations))]
     mine = [{names[i] for i in table} for table in tables]
     assert set().union(*mine) == set(names)
-    devices = [
-        SubsetDevice(
-            reference(), f"part{k}", lambda m, i, k=k: m.entry.operation_name(i) in mine[k]
-        )  # type: ignore[misc]
-        for k in range(3)
-    ]
+
+    def part(number: int) -> Device:
+        def supports(model: Model, index: int) -> bool:
+            return model.entry.operation_name(index) in mine[number]
+
+        return SubsetDevice(reference(), f"part{number}", supports)
+
+    devices = [part(number) for number in range(3)]
     assert run(case, *devices, "reference") == run(case, "reference")
 
 
