@@ -45,6 +45,7 @@ WRONG: Final[dict[str, Any]] = {
     "str": b"text",
     "bytes": "text",
     "ints": (1.5,),
+    "subgraphs": (1.5,),
     "floats": ("1",),
 }
 """For each kind of attribute, a value of another."""
