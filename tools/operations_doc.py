@@ -29,12 +29,13 @@ operators that LiteRT knows. A driver need not have them all: it says what it la
 - **Inputs, outputs**: `name: types`; `?` marks those that may be omitted or missing at the end, `...` any
   number. Ports whose types carry the same letter have one type.
 - **Attributes**: `name: kind = default`, as in TensorFlow Lite's options; those without a default are
-  required. An activation is one of {activations}; an element type one of {types}.
+  required. An activation function is one of
+  {activations}; an element type one of {types}.
 """
 
 ORDER: Final = list(DType)
 
-NAMED_CHOICES: Final = {ACTIVATIONS: "activation", TENSOR_TYPES: "element type"}
+NAMED_CHOICES: Final = {ACTIVATIONS: "activation function", TENSOR_TYPES: "element type"}
 """Long choices, by the word that stands for them."""
 
 

@@ -109,6 +109,8 @@ class _Inference:
         """Output shapes of a referenced subgraph; each is inferred once for the same input shapes."""
         key = (subgraph, tuple(inputs))
         if key not in self.calls.known:
+            if not 0 <= subgraph < len(self.model.subgraphs):
+                raise InvalidOperation(f"runs subgraph {subgraph}, which there is not")
             target = self.model.subgraphs[subgraph]
             if len(inputs) != len(target.inputs):
                 raise InvalidOperation(

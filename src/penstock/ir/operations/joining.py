@@ -25,7 +25,7 @@ from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import INDEX, INT32, VALUE
 from penstock.ir.types import NDArray, Shape
 
-MANY: Final = Port("inputs", VALUE, "T", variadic=True)
+MANY: Final = (Port("first", VALUE, "T"), Port("more", VALUE, "T", variadic=True))
 PARTS: Final = (Port("parts", VALUE, "T", variadic=True),)
 
 
@@ -146,7 +146,7 @@ def _parts(sizes: tuple[int, ...], whole: Dimension) -> list[Dimension]:
 ROWS: Final = (
     OperationSpec(
         "CONCATENATION",
-        (MANY,),
+        MANY,
         (Port("output", VALUE, "T"),),
         _concatenation,
         (integer("axis"), FUSED_ACTIVATION),
@@ -157,7 +157,7 @@ ROWS: Final = (
     ),
     OperationSpec(
         "PACK",
-        (MANY,),
+        MANY,
         (Port("output", VALUE, "T"),),
         _pack,
         (integer("values_count"), integer("axis")),
