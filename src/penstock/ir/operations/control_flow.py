@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.errors import InvalidOperation
+from penstock.errors import InvalidOperation, ShapeMismatch
 from penstock.ir.operations.attributes import subgraph
-from penstock.ir.operations.rules import fixed, unknown
+from penstock.ir.operations.rules import fixed, product, unknown
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import BOOL
 from penstock.ir.types import Shape
@@ -49,27 +49,28 @@ def _if(context: ShapeContext) -> Sequence[Shape]:
     return [meet(a, b) for a, b in zip(*branches, strict=True)]
 
 
-def loop_shapes(context: ShapeContext, body: str) -> Sequence[Shape]:
+def loop_shapes(context: ShapeContext) -> Sequence[Shape]:
     """Shapes of loop-carried values: those that the body keeps; what it changes is unknown.
 
     Each round makes more dimensions unknown, and what is unknown stays so; shapes still unsettled
-    after a few rounds are unknown altogether.
+    after a few rounds are unknown altogether. The condition takes the same values to one boolean.
     """
     shapes = argument_shapes(context)
     same_count(context, shapes, "the list of inputs")
-    index = context.attributes.integer(body)
+    body = context.attributes.integer("body_subgraph_index")
     for _ in range(MAX_ROUNDS):
-        after = list(context.subgraph_outputs(index, shapes))
+        after = list(context.subgraph_outputs(body, shapes))
         same_count(context, after, "the body")
         met = [meet(a, b) for a, b in zip(shapes, after, strict=True)]
         if met == shapes:
-            return met
+            break
         shapes = met
-    return [None] * len(shapes)
-
-
-def _while(context: ShapeContext) -> Sequence[Shape]:
-    return loop_shapes(context, "body_subgraph_index")
+    else:
+        shapes = [None] * len(shapes)
+    condition = context.subgraph_outputs(context.attributes.integer("cond_subgraph_index"), shapes)
+    if len(condition) != 1 or (condition[0] is not None and product(condition[0]) not in {None, 1}):
+        raise ShapeMismatch(f"the condition gives {condition}, not one boolean")
+    return shapes
 
 
 def _call(context: ShapeContext) -> Sequence[Shape]:
@@ -92,7 +93,7 @@ ROWS: Final = (
         "WHILE",
         (ARGUMENTS,),
         RESULTS,
-        _while,
+        loop_shapes,
         (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
         feature_level=4,
         doc="The body subgraph applied to the arguments again and again, while the condition subgraph says true.",

@@ -191,10 +191,6 @@ def _sort(context: ShapeContext) -> Sequence[Shape]:
     return [shape] * len(shapes)
 
 
-def _while(context: ShapeContext) -> Sequence[Shape]:
-    return loop_shapes(context, "body_subgraph_index")
-
-
 def _case(context: ShapeContext) -> Sequence[Shape]:
     """The last branch also serves every index out of range."""
     branches = context.attributes.integers("branch_subgraph_indices")
@@ -325,7 +321,7 @@ ROWS: Final = (
         "STABLEHLO_WHILE",
         (MANY,),
         RESULTS,
-        _while,
+        loop_shapes,
         (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
         doc="The body subgraph applied again and again, while the condition subgraph says true.",
     ),

@@ -44,11 +44,13 @@ def always(builder: SubgraphBuilder, inputs: list[int]) -> list[int]:
     return [builder.constant(np.array([True]))]
 
 
-def looped(shapes: Sequence[Shape], body: Body, kind: str = "WHILE") -> Model:
+def looped(
+    shapes: Sequence[Shape], body: Body, kind: str = "WHILE", condition: Body = always
+) -> Model:
     builder = ModelBuilder()
     inputs = [builder.input(FLOAT, s) for s in shapes]
     attributes = {
-        "cond_subgraph_index": subgraph(builder, shapes, always),
+        "cond_subgraph_index": subgraph(builder, shapes, condition),
         "body_subgraph_index": subgraph(builder, shapes, body),
     }
     outputs = builder.operation(kind, inputs, [(FLOAT, None)] * len(shapes), attributes)
@@ -88,6 +90,18 @@ def test_a_loop_that_never_settles_is_unknown() -> None:
     assert shapes_of(looped([(1, 2, 3, 4, 5, 6)], rotate)) in ([(None,) * 6], [None])
 
 
+def test_a_condition_gives_one_boolean() -> None:
+    def two(builder: SubgraphBuilder, inputs: list[int]) -> list[int]:
+        return always(builder, inputs) + always(builder, inputs)
+
+    def many(builder: SubgraphBuilder, inputs: list[int]) -> list[int]:
+        return [builder.constant(np.array([True, False]))]
+
+    for condition in (two, many):
+        with pytest.raises(ModelError):
+            infer_shapes(looped([(2,)], same, condition=condition))
+
+
 def test_a_branch_leaves_what_both_agree_on() -> None:
     assert shapes_of(branched(same, same)) == [(2, 3)]
     assert shapes_of(branched(same, grow)) == [(None, 3)]
@@ -102,7 +116,7 @@ def test_branches_of_other_counts_are_refused() -> None:
     def two(builder: SubgraphBuilder, inputs: list[int]) -> list[int]:
         return same(builder, inputs) + same(builder, inputs)
 
-    with pytest.raises(InvalidOperation, match="a branch has 2 outputs"):
+    with pytest.raises(InvalidOperation):
         infer_shapes(branched(same, two))
 
 
@@ -111,7 +125,7 @@ def test_calls_with_another_number_of_inputs_are_refused() -> None:
     inputs = [builder.input(FLOAT, (2,)), builder.input(FLOAT, (2,))]
     target = subgraph(builder, [(2,)], same)
     outputs = builder.operation("CALL", inputs, [(FLOAT, None)], {"subgraph": target})
-    with pytest.raises(InvalidOperation, match="gives 2 inputs to subgraph 1, which takes 1"):
+    with pytest.raises(InvalidOperation, match="subgraph 1"):
         infer_shapes(builder.build(outputs))
 
 
