@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
-from penstock.ir.types import Quantization, byte_size, is_static
+from penstock.ir.types import DType, Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
     from penstock.ir.model import Model, Subgraph, Variable
@@ -43,6 +43,7 @@ def validate(model: Model) -> None:
     for index, subgraph in enumerate(model.subgraphs):
         _Checker(model, subgraph, index).run()
     _check_recursion(model)
+    _check_calls(model)
     for name, signature in model.signatures.items():
         _check_signature(model, name, signature.subgraph, signature.inputs, signature.outputs)
 
@@ -311,6 +312,56 @@ def _check_recursion(model: Model) -> None:
                         f"subgraph {target} has state ports, which only an entry subgraph can have",
                         where=f"subgraph {index}, operation {at} ({operation.type})",
                     )
+
+
+def _check_calls(model: Model) -> None:
+    """What IF and WHILE give to their subgraphs, and get, is what those take and give (NNAPI section 8.5)."""
+    for index, subgraph in enumerate(model.subgraphs):
+        for at, operation in enumerate(subgraph.operations):
+            if operation.type not in {"IF", "WHILE"}:
+                continue
+            where = f"subgraph {index}, operation {at} ({operation.type})"
+            inputs, outputs = operation.inputs, operation.outputs
+            if operation.type == "IF":
+                wanted = dict.fromkeys(subgraph_references(operation), (inputs[1:], outputs))
+            else:
+                condition, body = (
+                    operation.attributes.integer(name)
+                    for name in ("cond_subgraph_index", "body_subgraph_index")
+                )
+                if -1 in {condition, body}:
+                    raise InvalidOperation("WHILE needs a condition and a body", where=where)
+                _check_call(model, subgraph, condition, inputs, None, where)
+                wanted = {body: (inputs, outputs)}
+            for target, (given, got) in wanted.items():
+                _check_call(model, subgraph, target, given, got, where)
+
+
+def _check_call(
+    model: Model,
+    caller: Subgraph,
+    target: int,
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...] | None,
+    where: str,
+) -> None:
+    called = model.subgraphs[target]
+    pairs = [("takes", inputs, called.inputs)]
+    if outputs is None:
+        results = [called.operands[i].dtype for i in called.outputs]
+        if results != [DType.BOOL]:
+            raise InvalidOperation(f"condition {target} does not give one bool", where=where)
+    else:
+        pairs.append(("gives", outputs, called.outputs))
+    for verb, mine, its in pairs:
+        here = [caller.operands[i].dtype.value for i in mine]
+        there = [called.operands[i].dtype.value for i in its]
+        if here != there:
+            raise InvalidOperation(
+                f"subgraph {target} {verb} {', '.join(there) or 'nothing'}, "
+                f"not {', '.join(here) or 'nothing'}",
+                where=where,
+            )
 
 
 def _check_signature(

@@ -35,8 +35,9 @@ from penstock.ir import (
     Quantization,
     Signature,
     StatePort,
+    Subgraph,
 )
-from penstock.testing.contract.cases import Case, every_case
+from penstock.testing.contract.cases import Case, every_case, looping
 from penstock.testing.contract.mutations import model_mutations
 from tests.unit.ir_core.samples import (
     F32,
@@ -369,6 +370,46 @@ DEFECTS: tuple[Defect, ...] = (
             branching(), 0, attributes=Attributes(then_subgraph_index=7, else_subgraph_index=1)
         ),
     ),
+    (
+        "a branch that takes another type",
+        InvalidOperation,
+        "operation 0 (IF): subgraph 1 takes float32, not int32",
+        lambda: with_operand(branching(), 1, dtype=DType.INT32),
+    ),
+    (
+        "a branch that gives another type",
+        InvalidOperation,
+        "subgraph 1 gives float32, not int32",
+        lambda: with_operand(branching(), 2, dtype=DType.INT32),
+    ),
+    (
+        "a branch that takes more",
+        InvalidOperation,
+        "subgraph 1 takes float32, not nothing",
+        lambda: with_operation(branching(), 0, inputs=(0,)),
+    ),
+    (
+        "a body that gives another type",
+        InvalidOperation,
+        "operation 0 (WHILE): subgraph 2 gives float32, float32, not float32, int32",
+        lambda: with_operand(looping(1.0), 3, dtype=DType.INT32),
+    ),
+    (
+        "a condition that is no bool",
+        InvalidOperation,
+        "condition 2 does not give one bool",
+        lambda: with_operation(
+            looping(1.0), 0, attributes=Attributes(cond_subgraph_index=2, body_subgraph_index=2)
+        ),
+    ),
+    (
+        "a loop without a body",
+        InvalidOperation,
+        "needs a condition and a body",
+        lambda: with_operation(
+            looping(1.0), 0, attributes=Attributes(cond_subgraph_index=1, body_subgraph_index=-1)
+        ),
+    ),
     ("recursion", CyclicModel, "subgraph 1 is entered again from within itself", recursive),
     ("state of a called subgraph", ModelError, "state", entered_state),
     (
@@ -490,8 +531,6 @@ def test_names_origins_and_unused_operands_are_free() -> None:
 
 
 def test_a_model_without_operations_is_valid() -> None:
-    from penstock.ir import Subgraph
-
     passing = Subgraph((Operand(F32, (2,), Lifetime.SUBGRAPH_INPUT, "x"),), (), (0,), (0,))
     model = Model((passing,))
     assert model.inputs == model.outputs
@@ -507,31 +546,20 @@ def test_an_unreachable_subgraph_is_checked_too() -> None:
 def test_deep_nesting_of_subgraphs_is_no_recursion() -> None:
     """Ten thousand subgraphs, each calling the next: validation does not recurse in Python."""
     count = 10_000
-    model = branching()
-    leaf = model.subgraphs[1]
     operands = (
-        Operand(DType.BOOL, (), Lifetime.SUBGRAPH_INPUT),
         Operand(F32, (3,), Lifetime.SUBGRAPH_INPUT),
         Operand(F32, (3,), Lifetime.SUBGRAPH_OUTPUT),
     )
-    subgraphs = []
-    for index in range(count):
-        attributes = Attributes(then_subgraph_index=index + 1, else_subgraph_index=index + 1)
-        operation = Operation("IF", (0, 1), (2,), attributes)
-        subgraphs.append(
-            replace(leaf, operands=operands, operations=(operation,), inputs=(0, 1), outputs=(2,))
-        )
-    assert len(Model((*subgraphs, leaf)).subgraphs) == count + 1
-    last = replace(
-        subgraphs[-1],
-        operations=(
-            Operation(
-                "IF", (0, 1), (2,), Attributes(then_subgraph_index=0, else_subgraph_index=count)
-            ),
-        ),
-    )
+
+    def calling(target: int) -> Subgraph:
+        call = Operation("CALL", (0,), (1,), Attributes(subgraph=target))
+        return Subgraph(operands, (call,), (0,), (1,))
+
+    leaf = Subgraph(operands, (Operation("RELU", (0,), (1,)),), (0,), (1,))
+    chain = tuple(calling(index + 1) for index in range(count))
+    assert len(Model((*chain, leaf)).subgraphs) == count + 1
     with pytest.raises(CyclicModel):
-        Model((*subgraphs[:-1], last, leaf))
+        Model((*chain, calling(0)))
 
 
 def test_models_are_immutable() -> None:
