@@ -120,7 +120,7 @@ class SamplePreparedModel(PreparedModelBase):
         self, request: Request, values: Mapping[int, NDArray], pools: Sequence[NDArray]
     ) -> tuple[OutputShape, ...]:
         """Writes the results, or nothing at all when one of them does not fit."""
-        results = [np.ascontiguousarray(values[i]) for i in self.model.entry.outputs]
+        results = [np.asarray(values[i], order="C") for i in self.model.entry.outputs]
         regions = [_region(argument, pools) for argument in request.outputs]
         pairs = list(zip(results, regions, strict=True))
         fits = [region is None or result.nbytes <= region.nbytes for result, region in pairs]
