@@ -12,18 +12,30 @@ from _pytest.mark import ParameterSet
 from penstock.hal import Device
 from penstock.testing.contract import SUITES, VALUE_CHECKS, Check, NotCovered, computes
 from penstock.testing.devices import find_devices
+from penstock.testing.domains import DomainDevice
 from penstock.testing.loopback import LoopbackDevice
 
 GAPS: Final[dict[tuple[str, str], str]] = {}
 """(driver, check) -> why it fails; a gap that no longer fails is an error (strict xfail)."""
 
-DRIVERS: Final = ("null", "sample", "reference")
+DRIVERS: Final[dict[str, Callable[[], Device]]] = {
+    "null": lambda: only("null"),
+    "sample": lambda: only("sample"),
+    "reference": lambda: only("reference"),
+    "domains": lambda: DomainDevice(only("sample"), "domains"),
+}
 COMPUTES_NOTHING: Final = ("null",)
 
 WRAPPERS: Final[dict[str, Callable[[Device], Device]]] = {
     "plain": lambda device: device,
     "loopback": LoopbackDevice,
 }
+
+
+def only(driver: str) -> Device:
+    """The one device of a driver, found by its entry point."""
+    (device,) = find_devices(driver)
+    return device
 
 
 def grid() -> list[ParameterSet]:
@@ -43,8 +55,7 @@ def grid() -> list[ParameterSet]:
 
 @pytest.mark.parametrize(("wrapper", "driver", "check"), grid())
 def test_promise(wrapper: str, driver: str, check: Check) -> None:
-    (device,) = find_devices(driver)
-    wrapped = WRAPPERS[wrapper](device)
+    wrapped = WRAPPERS[wrapper](DRIVERS[driver]())
     try:
         check(wrapped)
     except NotCovered as reason:
@@ -60,5 +71,4 @@ def test_gaps_name_drivers_and_checks_that_exist() -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_only_what_computes_nothing_claims_no_performance(driver: str) -> None:
-    (device,) = find_devices(driver)
-    assert computes(device) is (driver not in COMPUTES_NOTHING)
+    assert computes(DRIVERS[driver]()) is (driver not in COMPUTES_NOTHING)

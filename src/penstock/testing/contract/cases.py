@@ -19,6 +19,7 @@ from penstock.testing.contract.promise import NotCovered
 
 F32: Final = DType.FLOAT32
 UNIT: Final = Quantization((1.0,), (0,))
+UNHEARD_OF: Final = "penstock-contract-unheard-of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,15 @@ def passthrough() -> Case:
     return _case(b, [y, x, k], [v], [v + c, v, c], "passthrough")
 
 
+def scalar() -> Case:
+    """Operands of rank 0."""
+    b = ModelBuilder()
+    x, y = b.input(F32, (), "x"), b.input(F32, (), "y")
+    out = b.operation("ADD", [x, y], [(F32, ())])
+    u, v = np.array(3, np.float32), np.array(-5, np.float32)
+    return _case(b, out, [u, v], [np.array(-2, np.float32)], "scalar")
+
+
 def multiply() -> Case:
     b = ModelBuilder()
     x, y = b.input(F32, (2, 1, 3), "x"), b.input(F32, (4, 1), "y")
@@ -193,6 +203,76 @@ def dynamic() -> Case:
     return _case(b, [y, z], [u], [u + u, np.maximum(u + u, 0)], "dynamic")
 
 
+def branch() -> Case:
+    """IF: the sum of x and x, or RELU of x."""
+    b = ModelBuilder()
+    model = branching(b, "RELU")
+    x = _numbers(3)
+    return Case("branch", model, (np.array(False), x), (np.maximum(x, 0),))
+
+
+def loop() -> Case:
+    """WHILE a counter is below 5: x is doubled."""
+    model = looping(step=1.0)
+    x = _numbers(2, 2)
+    counted = np.array([5], np.float32)
+    return Case("loop", model, (np.zeros(1, np.float32), x), (counted, x * 32))
+
+
+def branching(b: ModelBuilder, otherwise: str) -> Model:
+    """IF whose else-branch is one operation *otherwise* (RELU, or CUSTOM of no known code)."""
+    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
+    targets = []
+    for kind, count in (("ADD", 2), (otherwise, 1)):
+        inner = b.subgraph(kind.lower())
+        i = inner.input(F32, (3,), "i")
+        attributes = {"custom_code": UNHEARD_OF} if kind == "CUSTOM" else None
+        targets.append(
+            b.add_subgraph(
+                inner.finish(inner.operation(kind, [i] * count, [(F32, (3,))], attributes))
+            )
+        )
+    references = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
+    return b.build(b.operation("IF", [chosen, x], [(F32, (3,))], references))
+
+
+def looping(step: float) -> Model:
+    """WHILE a counter, raised by *step* each time, is below 5: x + x. With step 0 it never ends."""
+    b = ModelBuilder()
+    counter, x = b.input(F32, (1,), "counter"), b.input(F32, (2, 2), "x")
+    condition = b.subgraph("condition")
+    i, _ = condition.input(F32, (1,), "i"), condition.input(F32, (2, 2), "x")
+    limit = condition.constant(np.array([5], np.float32))
+    at_limit = condition.operation("LESS", [i, limit], [(DType.BOOL, (1,))])
+    body = b.subgraph("body")
+    i, y = body.input(F32, (1,), "i"), body.input(F32, (2, 2), "x")
+    raised = body.operation("ADD", [i, body.constant(np.array([step], np.float32))], [(F32, (1,))])
+    doubled = body.operation("ADD", [y, y], [(F32, (2, 2))])
+    references = {
+        "cond_subgraph_index": b.add_subgraph(condition.finish(at_limit)),
+        "body_subgraph_index": b.add_subgraph(body.finish([*raised, *doubled])),
+    }
+    shapes = [(F32, (1,)), (F32, (2, 2))]
+    return b.build(b.operation("WHILE", [counter, x], shapes, references))
+
+
+def unheard_of() -> Model:
+    """A model of one custom operation that nobody implements."""
+    b = ModelBuilder()
+    x = b.input(F32, (2,), "x")
+    return b.build(b.operation("CUSTOM", [x], [(F32, (2,))], {"custom_code": UNHEARD_OF}))
+
+
+def empty() -> Case:
+    """No rows at all."""
+    b = ModelBuilder()
+    x, k = b.input(F32, (0, 3), "x"), b.constant(_numbers(3), "k")
+    (y,) = b.operation("ADD", [x, k], [(F32, (0, 3))])
+    out = b.operation("RELU", [y], [(F32, (0, 3))])
+    nothing = np.zeros((0, 3), np.float32)
+    return _case(b, out, [nothing], [nothing], "empty")
+
+
 MAKERS: Final[tuple[Maker, ...]] = (
     add,
     add_constant,
@@ -201,6 +281,7 @@ MAKERS: Final[tuple[Maker, ...]] = (
     chain,
     diamond,
     passthrough,
+    scalar,
     multiply,
     fully_connected,
     fully_connected_without_bias,
@@ -209,7 +290,10 @@ MAKERS: Final[tuple[Maker, ...]] = (
     add_int32,
     state,
     dynamic,
+    branch,
+    loop,
 )
+"""Makers of the cases that every check chooses from."""
 
 
 @cache
@@ -226,15 +310,18 @@ def every_case() -> tuple[Case, ...]:
 
 def supported_cases(device: Device) -> list[Case]:
     """The cases that *device* says it can run whole; raises `NotCovered` when there is none."""
-    found = [
-        case
-        for case in every_case()
-        if all(answer.supported for answer in device.supported_operations(case.model))
-        and (device.capabilities.dynamic_outputs or not case.is_dynamic)
-    ]
+    found = [case for case in every_case() if is_supported(device, case)]
     if not found:
         raise NotCovered("it supports none of the models of this suite")
     return found
+
+
+def is_supported(device: Device, case: Case) -> bool:
+    """Whether *device* answers yes for every operation of *case*, and takes its outputs."""
+    answers = device.supported_operations(case.model)
+    return all(answer.supported for answer in answers) and (
+        device.capabilities.dynamic_outputs or not case.is_dynamic
+    )
 
 
 def static_cases(device: Device) -> list[Case]:

@@ -15,6 +15,7 @@ from penstock.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
+    MissedDeadlineTransient,
     OutputInsufficientSize,
 )
 from penstock.hal import (
@@ -33,6 +34,10 @@ from penstock.ir import NDArray
 from penstock.testing.contract.cases import (
     Case,
     dynamic_cases,
+    empty,
+    is_supported,
+    loop,
+    looping,
     one_case,
     static_cases,
     supported_cases,
@@ -317,6 +322,33 @@ def check_execute_cancelled(device: Device) -> None:
         _run_with(device, case, prepared, 0, "after a cancelled run")
 
 
+@needs_values
+def check_endless_loops_end(device: Device) -> None:
+    """A WHILE that never ends is `MissedDeadlineTransient` after the loop timeout (NNAPI section 7.3)."""
+    endless = replace(loop(), model=looping(step=0.0))
+    if not is_supported(device, endless):
+        raise NotCovered("it does not support WHILE")
+    config = ExecutionConfig(loop_timeout_ns=20_000_000)
+    with (
+        closing(prepare(device, endless)) as prepared,
+        Trial(endless) as trial,
+        refused("a loop that never ends", MissedDeadlineTransient),
+    ):
+        prepared.execute(trial.request, config)
+
+
+@needs_values
+def check_empty_tensors(device: Device) -> None:
+    """A dimension of 0 is a size: there is nothing to compute, and nothing to refuse."""
+    case = empty()
+    if not is_supported(device, case):
+        raise NotCovered("it does not support operands without elements")
+    with closing(prepare(device, case)) as prepared:
+        for kind in kinds(device):
+            with Trial(case, kind) as trial:
+                compare(device, case, trial.run(prepared), case.outputs, f"from {kind} memory")
+
+
 def check_timing_is_plausible(device: Device) -> None:
     """Time on the device is no more than time in the driver, and neither more than the call took."""
     case = one_case(device)
@@ -396,5 +428,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_execute_past_its_deadline,
     check_execute_before_a_far_deadline,
     check_execute_cancelled,
+    check_endless_loops_end,
+    check_empty_tensors,
     check_timing_is_plausible,
 )

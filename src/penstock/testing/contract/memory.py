@@ -162,6 +162,46 @@ def check_buffers_carry_values(device: Device) -> None:
         compare(device, case, trial.outputs(result), case.outputs, "from a device buffer")
 
 
+@needs_values
+def check_buffers_carry_state(device: Device) -> None:
+    """An output left in a buffer is an input of the next run, without leaving the device."""
+    with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
+        token, _ = allocate([("output", 0, 1.0), ("input", 0, 1.0)])
+        first = trial.with_argument(len(trial.inputs), TokenArgument(token))
+        prepared.execute(first, PLAIN)
+        trial.check_unwritten("instead of the buffer")
+        second = trial.with_argument(0, TokenArgument(token))
+        found = trial.outputs(prepared.execute(second, PLAIN))
+        with Trial(case, inputs=case.outputs) as other:
+            wanted = other.run(prepared)
+        compare(device, case, found, wanted, "of a run on the output of another")
+
+
+def check_buffers_that_are_written_serve_one_argument(device: Device) -> None:
+    """The same buffer as input and output of one request is `InvalidArgument`."""
+    with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
+        token, buffer = allocate([("output", 0, 1.0), ("input", 0, 1.0)])
+        with _pool_of(case.inputs[0]) as pool:
+            buffer.copy_from(pool.memory, case.inputs[0].shape)
+        both = TokenArgument(token)
+        request = Request((both,), (both,), trial.request.pools)
+        with refused("a buffer as input and output of one run", InvalidArgument):
+            prepared.execute(request, PLAIN)
+
+
+def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
+    """An output buffer of a run that failed cannot be read."""
+    with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
+        token, buffer = allocate([("output", 0, 1.0)])
+        missing = (Memory("no_such_memory", 0, trial.request.pools[0].size),)
+        request = Request(trial.request.inputs, (TokenArgument(token),), missing)
+        with refused("a run on unknown memory", GeneralFailure):
+            prepared.execute(request, PLAIN)
+        size = case.outputs[0].nbytes
+        with MemoryPool.anonymous(size) as pool, refused("copy_to", GeneralFailure):
+            buffer.copy_to(pool.memory)
+
+
 def check_buffers_refuse_wrong_sizes(device: Device) -> None:
     """`InvalidArgument` from both copies; after a failed `copy_from` the buffer is uninitialised."""
     with _buffers(device) as (case, _, allocate):
@@ -197,12 +237,21 @@ def check_freed_tokens_are_refused(device: Device) -> None:
             prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
 
 
+def _feedback(device: Device) -> Case:
+    """A case of one input and one output, of the same shape."""
+    for case in static_cases(device):
+        shapes = [a.shape for a in (*case.inputs, *case.outputs)]
+        if len(shapes) == 2 and shapes[0] == shapes[1]:
+            return case
+    raise NotCovered("it supports no model of this suite with an output like its only input")
+
+
 @contextmanager
 def _buffers(
-    device: Device,
+    device: Device, choose: Callable[[Device], Case] = one_case
 ) -> Iterator[tuple[Case, PreparedModel, Callable[[Sequence[Role]], tuple[int, Buffer]]]]:
     """A case, its prepared model, and a function that allocates buffers, closed at the end."""
-    case = one_case(device)
+    case = choose(device)
     made: list[Buffer] = []
     with closing(prepare(device, case)) as prepared:
 
@@ -269,6 +318,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_tokens_of_live_buffers_differ,
     check_buffers_start_uninitialised,
     check_buffers_carry_values,
+    check_buffers_carry_state,
+    check_buffers_that_are_written_serve_one_argument,
+    check_failed_runs_leave_buffers_uninitialised,
     check_buffers_refuse_wrong_sizes,
     check_buffers_serve_their_roles_only,
     check_freed_tokens_are_refused,

@@ -233,8 +233,9 @@ def _argument(
         array = argument.array
         yield "another type", HostMemory(array.view(np.dtype(f"V{array.itemsize}")))
         yield "another rank", HostMemory(array.reshape((1, *array.shape)))
-        yield "not contiguous", HostMemory(np.repeat(array, 2, axis=-1)[..., ::2])
-        if sized:
+        if array.ndim and array.shape[-1] > 1:
+            yield "not contiguous", HostMemory(np.repeat(array, 2, axis=-1)[..., ::2])
+        if sized and array.ndim:
             yield "another dimension", HostMemory(np.concatenate([array, array], axis=-1))
         if not is_input:
             frozen = array.view()

@@ -8,11 +8,17 @@ from typing import Final
 
 from penstock.errors import DriverError, GeneralFailure, InvalidArgument
 from penstock.hal import ACCURACY_RANK, HAL_VERSION, Device, DeviceType, PrepareConfig, Support
-from penstock.ir import DType, Model, ModelBuilder
-from penstock.testing.contract.cases import every_case, renamed, supported_cases
+from penstock.ir import DType, ModelBuilder
+from penstock.testing.contract.cases import (
+    branch,
+    branching,
+    every_case,
+    is_supported,
+    renamed,
+    supported_cases,
+    unheard_of,
+)
 from penstock.testing.contract.promise import Check, NotCovered, require
-
-UNHEARD_OF: Final = "penstock-contract-unheard-of"
 
 
 def check_name_and_version(device: Device) -> None:
@@ -134,12 +140,14 @@ def check_refused_models_do_not_prepare(device: Device) -> None:
         raise NotCovered("it supports everything")
 
 
-def unheard_of() -> Model:
-    """A model of one custom operation that nobody implements."""
-    b = ModelBuilder()
-    x = b.input(DType.FLOAT32, (2,), "x")
-    shape = (DType.FLOAT32, (2,))
-    return b.build(b.operation("CUSTOM", [x], [shape], {"custom_code": UNHEARD_OF}))
+def check_control_flow_needs_its_subgraphs(device: Device) -> None:
+    """An IF with a branch that cannot run is refused, although an IF as such can run."""
+    if not is_supported(device, branch()):
+        raise NotCovered("it does not support IF")
+    if any(answer.supported for answer in device.supported_operations(unheard_of())):
+        raise NotCovered("it supports everything")
+    (answer,) = device.supported_operations(branching(ModelBuilder(), "CUSTOM"))
+    require(not answer.supported, "an IF is supported, one of whose branches cannot run")
 
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -154,4 +162,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_support_from_many_threads,
     check_supported_models_prepare,
     check_refused_models_do_not_prepare,
+    check_control_flow_needs_its_subgraphs,
 )

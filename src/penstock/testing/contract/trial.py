@@ -59,7 +59,7 @@ class Trial:
     ) -> None:
         entry = case.model.entry
         self.case, self.kind = case, kind
-        self.inputs = [np.ascontiguousarray(a) for a in inputs or case.inputs]
+        self.inputs = [np.asarray(a, order="C") for a in inputs or case.inputs]
         self.operands: list[Operand] = [entry.operands[i] for i in entry.outputs]
         sizes = list(capacities) if capacities is not None else [a.nbytes for a in case.outputs]
         self._lengths = [a.nbytes for a in self.inputs] + sizes
