@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.errors import NotExportable
@@ -51,10 +52,12 @@ class OperatorCodes:
         return self._known[key]
 
 
-def options(operation: Operation, subgraphs: dict[str, int], where: str) -> dict[str, Any]:
+def options(
+    operation: Operation, subgraphs: Mapping[str, AttributeValue], where: str
+) -> dict[str, Any]:
     """The fields of an operator table that carry the attributes of *operation*.
 
-    *subgraphs* has the file's subgraph index for each attribute that refers to one.
+    *subgraphs* has the file's subgraph index for each attribute that refers to one, or to several.
     """
     attributes: dict[str, AttributeValue] = {**operation.attributes, **subgraphs}
     if operation.type == "CUSTOM":

@@ -12,7 +12,7 @@ from penstock.export.tflite.options import OperatorCodes, options
 from penstock.export.tflite.state import SubgraphState, plan_state
 from penstock.ir.model import Model, StatePort
 from penstock.ir.operand import Lifetime, Operand
-from penstock.ir.operation import Operation
+from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import spec_of
 from penstock.ir.types import DType, Quantization, byte_size
 
@@ -89,9 +89,9 @@ class SubgraphWriter:
             self.lookup(operation, where)
             return
         references = {
-            a.name: self.numbers[operation.attributes.integer(a.name)]
+            a.name: self.reference(operation.attributes[a.name])
             for a in spec_of(operation).attributes
-            if a.kind == "subgraph" and operation.attributes.get(a.name, -1) in self.numbers
+            if a.kind in {"subgraph", "subgraphs"} and a.name in operation.attributes
         }
         inputs = [self.tensor_of(i) for i in operation.inputs]
         mutated = self.state.mutated.get(at, ())
@@ -110,6 +110,12 @@ class SubgraphWriter:
                 scales, operation.attributes.integers("intermediate_zero_points")
             )
         self.operators.append(values)
+
+    def reference(self, value: AttributeValue) -> AttributeValue:
+        """The file's index of a referenced subgraph, or of several; what refers to none stays."""
+        if isinstance(value, tuple):
+            return tuple(self.numbers.get(int(index), int(index)) for index in value)
+        return self.numbers.get(value, value) if isinstance(value, int) else value
 
     def emit(self, kind: str, inputs: list[int], outputs: list[int], **fields: Any) -> None:
         """Appends an operator that the model itself does not have."""
