@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock import loaders
 from penstock.errors import InvalidOperation, LimitExceeded, ModelError
+from penstock.export.tflite import write
 from penstock.ir import DType, Model, ModelBuilder, Shape, SubgraphBuilder, infer_shapes
 from tests.unit.ir.operations.single import FLOAT, INT, ints
 
@@ -158,6 +160,29 @@ def test_references_in_a_list_are_checked_like_single_ones() -> None:
     )
     with pytest.raises(ModelError, match="refers to subgraph 7 of 1"):
         builder.build(outputs)
+
+
+def test_references_in_a_list_survive_the_writer() -> None:
+    builder = ModelBuilder()
+    source, index = builder.input(FLOAT, (2,)), builder.input(INT, ())
+
+    def branch(kind: str) -> int:
+        inner = builder.subgraph()
+        outputs = inner.operation(kind, [inner.input(FLOAT, (2,))], [(FLOAT, (2,))])
+        return builder.add_subgraph(inner.finish(outputs))
+
+    relu, tanh = branch("RELU"), branch("TANH")
+    outputs = builder.operation(
+        "STABLEHLO_CASE",
+        [index, source],
+        [(FLOAT, (2,))],
+        {"branch_subgraph_indices": (tanh, relu)},
+    )
+    model = builder.build(outputs)
+    again = loaders.load(write(model))
+    branches = again.operations[0].attributes.integers("branch_subgraph_indices")
+    assert [again.subgraphs[b].operations[0].type for b in branches] == ["TANH", "RELU"]
+    assert again.digest == model.digest
 
 
 def nested(depth: int) -> Model:
