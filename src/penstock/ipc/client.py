@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import ClosedError, GeneralFailure, InvalidArgument, PenstockError, WireError
@@ -49,7 +49,9 @@ class RemoteDevice:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._closed = False
-        self._description = _ask(channel, Packer(), wire.Describe(wire.WIRE_VERSION), wire.Description)[0]
+        self._description = _ask(
+            channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description
+        )[0]
 
     @property
     def name(self) -> str:
@@ -76,36 +78,39 @@ class RemoteDevice:
         return self._description.hal_version
 
     def check(self) -> str | None:
-        return _ask(self._channel, Packer(), wire.Check(), wire.Reason)[0].reason
+        return _ask(self._channel, lambda _: wire.Check(), wire.Reason)[0].reason
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        pack = Packer()
-        call = wire.SupportedOperations(_model(pack, model))
-        return list(_ask(self._channel, pack, call, wire.Supports)[0].answers)
+        def call(pack: Packer) -> wire.Call:
+            return wire.SupportedOperations(_model(pack, model))
+
+        return list(_ask(self._channel, call, wire.Supports)[0].answers)
 
     def cache_files_needed(self) -> tuple[int, int]:
-        reply = _ask(self._channel, Packer(), wire.CacheFilesNeeded(), wire.CacheFiles)[0]
+        reply = _ask(self._channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)[0]
         return reply.model, reply.data
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        pack = Packer()
-        call = wire.Prepare(_model(pack, model), pack.prepare_config(config))
-        return RemotePreparedModel(self._channel, _ask(self._channel, pack, call, wire.Made)[0])
+        def call(pack: Packer) -> wire.Call:
+            return wire.Prepare(_model(pack, model), pack.prepare_config(config))
+
+        return RemotePreparedModel(self._channel, _ask(self._channel, call, wire.Made)[0])
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
-        pack = Packer()
-        call = wire.PrepareFromCache(pack.prepare_config(config))
-        return RemotePreparedModel(self._channel, _ask(self._channel, pack, call, wire.Made)[0])
+        def call(pack: Packer) -> wire.Call:
+            return wire.PrepareFromCache(pack.prepare_config(config))
+
+        return RemotePreparedModel(self._channel, _ask(self._channel, call, wire.Made)[0])
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         forms = tuple(self._role(role) for role in roles)
-        reply = _ask(self._channel, Packer(), wire.Allocate(desc, forms), wire.Allocated)[0]
+        reply = _ask(self._channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)[0]
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            _ask(self._channel, Packer(), wire.Close(wire.DEVICE), wire.Done)
+            _ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
     def _role(self, role: BufferRole) -> wire.RoleForm:
         prepared = role.prepared
@@ -147,26 +152,31 @@ class RemotePreparedModel(RemoteObject):
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
-        pack = Packer()
-        call = wire.ExecuteFenced(
-            self.number,
-            pack.request(request),
-            tuple(map(pack.handle, wait_for)),
-            pack.execution_config(config),
-            timeout_after_fence_ns,
-        )
-        reply, take = _ask(self.channel, pack, call, wire.Fenced)
-        fence: Fence = take.fence(reply.fence)
+        def call(pack: Packer) -> wire.Call:
+            return wire.ExecuteFenced(
+                self.number,
+                pack.request(request),
+                tuple(map(pack.handle, wait_for)),
+                pack.execution_config(config),
+                timeout_after_fence_ns,
+            )
+
+        reply, take = _ask(self.channel, call, wire.Fenced)
+        try:
+            fence: Fence = take.fence(reply.fence)
+        except WireError as error:
+            raise _senseless(error) from error
         return fence
 
     def configure_burst(self) -> Burst:
-        call = wire.ConfigureBurst(self.number)
-        return RemoteBurst(self.channel, _ask(self.channel, Packer(), call, wire.Made)[0])
+        made = _ask(self.channel, lambda _: wire.ConfigureBurst(self.number), wire.Made)[0]
+        return RemoteBurst(self.channel, made)
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
-        pack = Packer()
-        call = wire.CreateReusableExecution(self.number, pack.request(request))
-        return RemoteExecution(self.channel, _ask(self.channel, pack, call, wire.Made)[0])
+        def call(pack: Packer) -> wire.Call:
+            return wire.CreateReusableExecution(self.number, pack.request(request))
+
+        return RemoteExecution(self.channel, _ask(self.channel, call, wire.Made)[0])
 
 
 class RemoteBurst(RemoteObject):
@@ -180,50 +190,63 @@ class RemoteExecution(RemoteObject):
     """A `ReusableExecution`."""
 
     def execute(self, config: ExecutionConfig) -> ExecutionResult:
-        pack = Packer()
-        call = wire.Execute(self.number, None, pack.execution_config(config))
-        return _ask(self.channel, pack, call, wire.Executed)[0].result
+        def call(pack: Packer) -> wire.Call:
+            return wire.Execute(self.number, None, pack.execution_config(config))
+
+        return _ask(self.channel, call, wire.Executed)[0].result
 
 
 class RemoteBuffer(RemoteObject):
     """A `Buffer`."""
 
     def copy_to(self, destination: Memory) -> None:
-        pack = Packer()
-        call = wire.CopyTo(self.number, pack.memory(destination))
-        _ask(self.channel, pack, call, wire.Done)
+        def call(pack: Packer) -> wire.Call:
+            return wire.CopyTo(self.number, pack.memory(destination))
+
+        _ask(self.channel, call, wire.Done)
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
-        pack = Packer()
-        call = wire.CopyFrom(self.number, pack.memory(source), dimensions)
-        _ask(self.channel, pack, call, wire.Done)
+        def call(pack: Packer) -> wire.Call:
+            return wire.CopyFrom(self.number, pack.memory(source), dimensions)
+
+        _ask(self.channel, call, wire.Done)
 
 
 def _execute(
     target: RemotePreparedModel | RemoteBurst, request: Request, config: ExecutionConfig
 ) -> ExecutionResult:
+    def call(pack: Packer) -> wire.Call:
+        form = pack.request(request)
+        return wire.Execute(target.number, form, pack.execution_config(config))
+
+    return _ask(target.channel, call, wire.Executed)[0].result
+
+
+def _ask(
+    channel: Channel, call: Callable[[Packer], wire.Call], kind: type[R]
+) -> tuple[R, Unpacker]:
+    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead."""
     pack = Packer()
-    call = wire.Execute(target.number, pack.request(request), pack.execution_config(config))
-    return _ask(target.channel, pack, call, wire.Executed)[0].result
-
-
-def _ask(channel: Channel, pack: Packer, call: wire.Call, kind: type[R]) -> tuple[R, Unpacker]:
-    """The reply to *call*, which must be a *kind*; raises the error that came instead of one."""
     try:
-        frame = pack.frame(call)
+        frame = pack.frame(call(pack))
     except WireError as error:
         raise InvalidArgument(str(error)) from error
     answer = channel.call(frame)
     try:
         reply: Any = decode_reply(answer.data)
         failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
+        take = Unpacker(answer.handles)
     except WireError as error:
-        raise GeneralFailure(f"the device's reply makes no sense: {error}") from error
+        raise _senseless(error) from error
     if failure is not None:
         raise failure
     if not isinstance(reply, kind):
-        raise GeneralFailure(f"the device answers {type(call).__name__} by {type(reply).__name__}")
-    return reply, Unpacker(answer.handles)
+        raise GeneralFailure(f"the device answers for a {kind.__name__} by {type(reply).__name__}")
+    return reply, take
+
+
+def _senseless(error: WireError) -> GeneralFailure:
+    return GeneralFailure(f"the device's reply makes no sense: {error}")
 
 
 def _model(pack: Packer, model: Model) -> wire.ModelForm:
@@ -234,7 +257,7 @@ def _model(pack: Packer, model: Model) -> wire.ModelForm:
 
 def _close(channel: Channel, number: wire.ObjectId) -> None:
     try:
-        _ask(channel, Packer(), wire.Close(number), wire.Done)
+        _ask(channel, lambda _: wire.Close(number), wire.Done)
     except PenstockError:
         # A device that is gone has closed it.
         return

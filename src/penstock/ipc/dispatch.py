@@ -33,12 +33,16 @@ class Dispatcher:
         """
         pack = Packer()
         try:
-            call = decode_call(frame.data)
-            return pack.frame(self._make(call, Unpacker(frame.handles), pack))
+            reply = self._make(decode_call(frame.data), Unpacker(frame.handles), pack)
         except WireError as error:
             return Packer().frame(failure_of(InvalidArgument(str(error))))
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes a reply
             return Packer().frame(failure_of(error))
+        try:
+            return pack.frame(reply)
+        except WireError as error:
+            complaint = GeneralFailure(f"the device's answer is no message: {error}")
+            return Packer().frame(failure_of(complaint))
 
     def close(self) -> None:
         """Closes every object of the client, newest first; the device stays open."""

@@ -247,3 +247,48 @@ def refusal(dispatcher: Dispatcher, frame: Frame) -> str:
     reply: Any = decode_reply(dispatcher.answer(frame).data)
     assert isinstance(reply, wire.Failure)
     return f"{reply.status.name}: {reply.message}"
+
+
+def raw_call(attributes: object) -> bytes:
+    """A call whose one operation has *attributes*, whatever they are."""
+    form = wire.SupportedOperations(Packer().model(every_case()[0].model))
+    raw = msgspec.msgpack.decode(encode(form))
+    raw[1][0][0]["operations"][0]["attributes"] = attributes
+    return msgspec.msgpack.encode(raw)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        1,
+        [],
+        "a",
+        {1: 2},
+        {b"a": 2},
+        {"a": {}},
+        {"a": [[1]]},
+        {"a": ["x"]},
+        {"a": [True]},
+        {"a": [None]},
+    ],
+    ids=str,
+)
+def test_attributes_of_other_forms_are_refused(attributes: object) -> None:
+    with pytest.raises(WireError):
+        decode_call(raw_call(attributes))
+
+
+def test_attributes_of_the_right_form_are_taken() -> None:
+    call = decode_call(raw_call({"b": [1, 2.5], "a": None}))
+    assert isinstance(call, wire.SupportedOperations)
+    received = call.model.subgraphs[0].operations[0].attributes
+    assert dict(received) == {"a": None, "b": (1, 2.5)}
+
+
+def test_what_has_no_bytes_cannot_be_sent() -> None:
+    model = every_case()[0].model
+    from dataclasses import replace
+
+    odd = replace(model.entry, name=object())  # type: ignore[arg-type]  # the point
+    with pytest.raises(WireError, match="a object has no place in a message"):
+        encode(wire.SupportedOperations(wire.ModelForm((odd,), (), (), {}, 0)))

@@ -1,0 +1,119 @@
+"""What a client makes of a device side that misbehaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.drivers.sample import create
+from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
+from penstock.hal import ExecutionConfig, HostMemory, PrepareConfig, Request
+from penstock.ipc import wire
+from penstock.ipc.client import RemoteDevice
+from penstock.ipc.codec import Frame, Packer, encode
+from penstock.ipc.dispatch import MAX_OBJECTS, Dispatcher
+from penstock.ir import Model
+from penstock.testing.contract.cases import every_case
+
+CASE = every_case()[0]
+
+
+class Scripted:
+    """A channel to a real dispatcher, whose replies a function may replace."""
+
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher(create())
+        self.replace: Callable[[Frame], Frame] = lambda reply: reply
+
+    def call(self, frame: Frame) -> Frame:
+        return self.replace(self.dispatcher.answer(frame))
+
+
+@pytest.fixture
+def channel() -> Scripted:
+    return Scripted()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"garbage", encode(wire.Check())])
+def test_a_reply_that_is_no_message_is_a_general_failure(channel: Scripted, data: bytes) -> None:
+    device = RemoteDevice(channel)
+    channel.replace = lambda _: Frame(data)
+    with pytest.raises(GeneralFailure, match="makes no sense"):
+        device.check()
+
+
+def test_the_reply_to_another_question_is_a_general_failure(channel: Scripted) -> None:
+    device = RemoteDevice(channel)
+    channel.replace = lambda _: Packer().frame(wire.Done())
+    with pytest.raises(GeneralFailure, match="answers for a Reason by Done"):
+        device.check()
+
+
+def test_a_failure_that_is_none_is_a_general_failure(channel: Scripted) -> None:
+    from penstock.errors import ErrorStatus
+
+    device = RemoteDevice(channel)
+    channel.replace = lambda _: Packer().frame(wire.Failure(ErrorStatus.NONE, ""))
+    with pytest.raises(GeneralFailure, match="makes no sense"):
+        device.check()
+
+
+def test_a_fence_that_did_not_come_is_named(channel: Scripted) -> None:
+    prepared = RemoteDevice(channel).prepare_model(CASE.model, PrepareConfig())
+    channel.replace = lambda _: Packer().frame(wire.Fenced(0))
+    with pytest.raises(GeneralFailure, match="handle 0 of 0"):
+        prepared.execute_fenced(Request((), ()), [], ExecutionConfig())
+
+
+def test_a_device_that_is_gone_is_closed_without_an_error(channel: Scripted) -> None:
+    device = RemoteDevice(channel)
+    prepared = device.prepare_model(CASE.model, PrepareConfig())
+
+    def dead(_: Frame) -> Frame:
+        raise DeadObject("the process died")
+
+    channel.replace = dead
+    prepared.close()
+    with pytest.raises(DeadObject):
+        device.check()
+
+
+def test_a_value_without_bytes_is_an_invalid_argument(channel: Scripted) -> None:
+    prepared = RemoteDevice(channel).prepare_model(CASE.model, PrepareConfig())
+    many = Request((HostMemory(CASE.inputs[0]),) * (wire.MAX_HANDLES + 1), ())
+    with pytest.raises(InvalidArgument, match="more than 4096 handles"):
+        prepared.execute(many, ExecutionConfig())
+    with pytest.raises(InvalidArgument, match="cannot be encoded"):
+        prepared.execute(Request(("text", 2**70), ()), ExecutionConfig())  # type: ignore[arg-type]
+
+
+def test_objects_of_a_client_are_bounded(
+    channel: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.errors import ResourceExhaustedPersistent
+    from penstock.ipc import dispatch
+
+    assert MAX_OBJECTS == 65536
+    monkeypatch.setattr(dispatch, "MAX_OBJECTS", 2)
+    device = RemoteDevice(channel)
+    kept = [device.prepare_model(CASE.model, PrepareConfig()) for _ in range(2)]
+    with pytest.raises(ResourceExhaustedPersistent, match="2 objects at a time"):
+        device.prepare_model(CASE.model, PrepareConfig())
+    kept.pop().close()
+    device.prepare_model(CASE.model, PrepareConfig()).close()
+
+
+def test_an_answer_of_the_device_without_bytes_is_a_general_failure() -> None:
+    import numpy as np
+
+    from penstock.hal import Support
+    from penstock.testing.doubles import InterceptingDevice
+    from penstock.testing.loopback import LoopbackDevice
+
+    class Odd(InterceptingDevice):
+        def supported_operations(self, model: Model) -> list[Support]:
+            return [Support(np.bool_(True))]  # type: ignore[arg-type]  # the point
+
+    with pytest.raises(GeneralFailure, match=r"answer is no message: .*bool"):
+        LoopbackDevice(Odd(create())).supported_operations(CASE.model)
