@@ -119,35 +119,45 @@ def _check(
 
 
 def _check_host(operand: Operand, argument: HostMemory, kind: str, position: int) -> None:
-    array, place = argument.array, f"{kind} {position} ({operand.name})"
+    array = argument.array
     if not array.flags.c_contiguous:
-        raise InvalidArgument(f"{place}: host memory must be C-contiguous")
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: host memory must be C-contiguous"
+        )
     if kind == "output" and not array.flags.writeable:
-        raise InvalidArgument(f"{place}: host memory of an output must be writeable")
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: host memory of an output must be writeable"
+        )
     flat = array.ndim == 1 and array.dtype == "uint8"
     if operand.dtype is DType.STRING:
         if not flat:
             raise InvalidArgument(
-                f"{place}: strings travel as flat uint8 in the string-tensor layout"
+                f"{_place(operand, kind, position)}: strings travel as flat uint8 in the string-tensor layout"
             )
         if kind == "input":
             if argument.dimensions is None:
-                raise InvalidArgument(f"{place}: strings need their dimensions")
-            _check_dimensions(operand, argument.dimensions, place)
+                raise InvalidArgument(
+                    f"{_place(operand, kind, position)}: strings need their dimensions"
+                )
+            _check_dimensions(operand, argument.dimensions, kind, position)
         return
     if kind == "output" and flat and not is_static(operand.shape):
         return
     if array.dtype != operand.dtype.numpy:
-        raise InvalidArgument(f"{place}: dtype {array.dtype} given, {operand.dtype.value} needed")
-    _check_dimensions(operand, array.shape, place)
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: dtype {array.dtype} given, {operand.dtype.value} needed"
+        )
+    _check_dimensions(operand, array.shape, kind, position)
 
 
 def _check_pool(
     operand: Operand, argument: PoolArgument, request: Request, kind: str, position: int
 ) -> None:
-    place, at = f"{kind} {position} ({operand.name})", argument.location
+    at = argument.location
     if not 0 <= at.pool < len(request.pools):
-        raise InvalidArgument(f"{place}: pool {at.pool} of {len(request.pools)}")
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: pool {at.pool} of {len(request.pools)}"
+        )
     size = request.pools[at.pool].size
     if (
         at.offset < 0
@@ -156,14 +166,16 @@ def _check_pool(
         or at.offset + at.length + argument.padding > size
     ):
         raise InvalidArgument(
-            f"{place}: [{at.offset}, {at.offset + at.length}) of a pool of {size} bytes"
+            f"{_place(operand, kind, position)}: [{at.offset}, {at.offset + at.length}) of a pool of {size} bytes"
         )
     dimensions = argument.dimensions or operand.shape
     if argument.dimensions:
-        _check_dimensions(operand, argument.dimensions, place)
+        _check_dimensions(operand, argument.dimensions, kind, position)
     if dimensions is None or not is_static(dimensions):
         if kind == "input":
-            raise InvalidArgument(f"{place}: the shape of an input must be complete")
+            raise InvalidArgument(
+                f"{_place(operand, kind, position)}: the shape of an input must be complete"
+            )
         return
     if operand.dtype is DType.STRING:
         return
@@ -172,16 +184,28 @@ def _check_pool(
         at.length != needed if kind == "input" else at.length < needed and is_static(operand.shape)
     )
     if wrong:
-        raise InvalidArgument(f"{place}: {at.length} bytes given, {needed} needed")
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: {at.length} bytes given, {needed} needed"
+        )
 
 
-def _check_dimensions(operand: Operand, given: tuple[int, ...], place: str) -> None:
+def _check_dimensions(operand: Operand, given: tuple[int, ...], kind: str, position: int) -> None:
     shape = operand.shape
+    if given == shape:
+        return
     if min(given, default=0) < 0:
-        raise InvalidArgument(f"{place}: shape {given} has a negative dimension")
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: shape {given} has a negative dimension"
+        )
     if shape is None:
         return
     if len(shape) != len(given) or any(
         d is not None and d != g for d, g in zip(shape, given, strict=True)
     ):
-        raise InvalidArgument(f"{place}: shape {given} given, {shape} needed")
+        raise InvalidArgument(
+            f"{_place(operand, kind, position)}: shape {given} given, {shape} needed"
+        )
+
+
+def _place(operand: Operand, kind: str, position: int) -> str:
+    return f"{kind} {position} ({operand.name})"
