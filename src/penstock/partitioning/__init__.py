@@ -1,6 +1,6 @@
 """The partition stage: decides who runs what. Pure functions from model, devices and policy to a plan."""
 
-from penstock.partitioning.place import place
+from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 

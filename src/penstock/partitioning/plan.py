@@ -44,6 +44,9 @@ class ExecutionStep:
     *inputs* and *outputs* give, for each of the step model's entry inputs and outputs (state ports
     included) in order, the operand of the planned model's entry subgraph that it stands for. No operand
     is listed twice, and every output is computed by an operation of the step.
+
+    *may_fall_back* says that the policy lets "reference" repeat the step where *device* fails: it may run
+    every operation, and the plan keeps its coverage whichever of the steps that may fall back do.
     """
 
     index: int
@@ -52,6 +55,7 @@ class ExecutionStep:
     model: Model
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    may_fall_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

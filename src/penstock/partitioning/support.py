@@ -94,6 +94,20 @@ def replace_support(support: Support, reason: str) -> Support:
     return Support(supported=False, reason=reason, accuracy=support.accuracy)
 
 
+def policy_refusal(model: Model, operation: int, device: str, policy: Policy) -> str:
+    """Why *forbid* and *require* keep an operation off the device of that name; empty: they do not."""
+    kinds = tuple(
+        dict.fromkeys((model.operations[operation].key, model.operations[operation].type))
+    )
+    name = model.entry.operation_name(operation)
+    if device in policy.forbidden(kinds, name):
+        return "the policy forbids it"
+    required = policy.required(kinds, name)
+    if required is not None and device not in required:
+        return f"the policy requires {' or '.join(required)}"
+    return ""
+
+
 def _check_keys(model: Model, policy: Policy) -> None:
     if not policy.require and not policy.forbid:
         return
@@ -172,20 +186,14 @@ def _judge(
 ) -> Support:
     if not answer.supported:
         return answer if answer.reason else replace_support(answer, "the device gives no reason")
-    operation, name = model.operations[index], model.entry.operation_name(index)
-    kinds = tuple(dict.fromkeys((operation.key, operation.type)))
-    required = policy.required(kinds, name)
+    operation = model.operations[index]
     if ACCURACY_RANK.get(answer.accuracy, -1) < ACCURACY_RANK[policy.accuracy]:
         reason = f"its accuracy there is {answer.accuracy}; the policy asks for {policy.accuracy}"
     elif not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
         reason = "the shape of an output is known at run time only, which the device does not take"
-    elif device in policy.forbidden(kinds, name):
-        reason = "the policy forbids it"
-    elif required is not None and device not in required:
-        reason = f"the policy requires {' or '.join(required)}"
     else:
-        return answer
-    return replace_support(answer, reason)
+        reason = policy_refusal(model, index, device, policy)
+    return replace_support(answer, reason) if reason else answer
 
 
 def _has_unknown_output(model: Model, operation: Operation) -> bool:

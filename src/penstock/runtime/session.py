@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from penstock import knobs
 from penstock.compilation.compilation import FALLBACK_DEVICE, compile_plan
 from penstock.errors import InputError, NotAvailable
@@ -27,7 +29,7 @@ from penstock.hal import (
 )
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
-from penstock.partitioning.place import place
+from penstock.partitioning.placement import place
 from penstock.partitioning.policy import Policy
 from penstock.runtime.manager import DeviceInfo, manager
 from penstock.runtime.threads import allowed_threads
@@ -63,16 +65,14 @@ def compile_model(
     `Cancelled`, `DriverError` where a driver failed and nothing could take its place, `NotAvailable`
     for a feature still to come.
     """
-    arguments = _Arguments(
-        devices, preference, priority, num_threads, signature, shapes, policy or Policy()
-    )
-    _refuse_unavailable(cache, isolate, tune)
+    policy = Policy() if policy is None else policy
+    _check_types(cancel, num_threads, shapes, policy, progress)
+    _refuse_unavailable(cache, isolate, tune, policy)
+    arguments = _Arguments(devices, preference, priority, num_threads, signature, shapes, policy)
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
     if priority not in PRIORITIES:
         raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
-    if num_threads is not None and num_threads < 1:
-        raise InputError(f"num_threads is {num_threads}; at least 1 is needed")
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     loaded = model if isinstance(model, Model) else load(model)
     if signature is not None:
@@ -120,13 +120,16 @@ class _Session:
     def compile(self) -> CompiledModel:
         shapes = _shapes_by_position(self.interface, self.arguments.shapes)
         base = self._variant(shapes, self.config)
-        # Later shapes are compiled inside runs, which have deadlines and cancel tokens of their own.
+        # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
         later = _for_later(self.config)
         interface = interface_of(base.model, self.arguments.signature)
         return CompiledModel(
             interface,
             base,
-            lambda full: self._variant({**shapes, **full}, later),
+            lambda full, run: self._variant(
+                {**shapes, **full},
+                structs.replace(later, deadline_ns=run.deadline_ns, cancel=run.cancel),
+            ),
             (_recompile, (self.model, self.arguments)),
         )
 
@@ -149,13 +152,7 @@ def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:
 
 def _for_later(config: PrepareConfig) -> PrepareConfig:
     """*config* without what belonged to one call: deadline, progress, cancellation."""
-    return PrepareConfig(
-        preference=config.preference,
-        priority=config.priority,
-        accuracy=config.accuracy,
-        num_threads=config.num_threads,
-        options=config.options,
-    )
+    return structs.replace(config, deadline_ns=None, progress=None, cancel=None)
 
 
 def _shapes_by_position(
@@ -175,10 +172,33 @@ def _shapes_by_position(
     return result
 
 
-def _refuse_unavailable(cache: Any, isolate: bool | None, tune: bool) -> None:
+def _check_types(
+    cancel: object, num_threads: object, shapes: object, policy: object, progress: object
+) -> None:
+    if cancel is not None and not isinstance(cancel, CancelToken):
+        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
+    if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
+        raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise InputError(f"shapes must map input names to shapes, not {type(shapes).__name__}")
+    if not isinstance(policy, Policy):
+        raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
+    if progress is not None and not callable(progress):
+        raise InputError(
+            f"progress must be callable with a ProgressEvent, not {type(progress).__name__}"
+        )
+
+
+def _refuse_unavailable(cache: Any, isolate: bool | None, tune: bool, policy: Policy) -> None:
     if cache is not True and cache is not False and cache is not None:
         raise NotAvailable("cache directories are not available yet; leave cache at its default")
     if isolate:
         raise NotAvailable("isolated drivers are not available yet; leave isolate at its default")
     if tune:
         raise NotAvailable("measured placement is not available yet; leave tune at its default")
+    if policy.shadow:
+        raise NotAvailable("shadow runs are not available yet; leave Policy.shadow at its default")
+    if policy.while_compiling != "wait":
+        raise NotAvailable(
+            "running while compiling is not available yet; leave Policy.while_compiling at its default"
+        )

@@ -11,6 +11,7 @@ from penstock.hal import PREFERENCES, Device, Preference
 from penstock.ir import Model
 from penstock.memory.arena import ArenaLayout
 from penstock.partitioning.cost import Costs, measure
+from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.greedy import Partition, explain
 from penstock.partitioning.limits import Arrangement, arrange
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
@@ -52,6 +53,7 @@ def place(
     operations = _placements(arrangement, costs, preference)
     _check_coverage(operations, policy)
     steps = _steps(model, names, arrangement.partitions)
+    steps = permit_fallback(steps, table, operations, policy)
     capabilities = {candidate.name: candidate.capabilities for candidate in table.candidates}
     temporaries = plan_temporaries(model, steps, capabilities)
     return ExecutionPlan(model, names, steps, operations, temporaries)
