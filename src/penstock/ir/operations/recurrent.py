@@ -131,7 +131,9 @@ def _lstm(context: ShapeContext) -> Sequence[Shape]:
 def _basic_lstm(context: ShapeContext) -> Sequence[Shape]:
     """Inputs: data, previous activation, weights [4 cells, in + cells], biases, previous state."""
     shape, weights = ranked(context, 0, 2), ranked(context, 2, 2)
-    state = agree_shapes(context.shape(1), context.shape(4), "activation and state of a basic LSTM")
+    state = agree_shapes(
+        ranked(context, 1, 2), ranked(context, 4, 2), "activation and state of a basic LSTM"
+    )
     batch = agree(dimension(shape, 0), dimension(state, 0), "batch of data and state")
     cells, depth = dimension(state, 1), dimension(shape, 1)
     if cells is not None:
@@ -166,7 +168,7 @@ def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     forward_cells, forward = lstm_sizes(context, dimension(shape, 2), 1)
     linked = context.has(39) and not context.has(40)
-    backward_input = dimension(context.shape(39), 2) if linked else dimension(shape, 2)
+    backward_input = dimension(ranked(context, 39, 3), 2) if linked else dimension(shape, 2)
     backward_cells, backward = lstm_sizes(context, backward_input, 18)
     states = ((batch, forward), (batch, forward_cells), (batch, backward), (batch, backward_cells))
     for index, state in enumerate(states, 35):
@@ -210,7 +212,9 @@ def _bidirectional_rnn(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     linked = context.has(9) and not context.has(10)
     forward = _units(context, dimension(shape, 2), 1)
-    backward = _units(context, dimension(context.shape(9), 2) if linked else dimension(shape, 2), 5)
+    backward = _units(
+        context, dimension(ranked(context, 9, 3), 2) if linked else dimension(shape, 2), 5
+    )
     _check_state(context, 4, batch, forward)
     _check_state(context, 8, batch, backward)
     return fill(

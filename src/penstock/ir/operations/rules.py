@@ -76,8 +76,12 @@ def at_least(context: ShapeContext, index: int, rank: int) -> Shape:
 
 
 def dimension(shape: Shape, axis: int) -> Dimension:
-    """One dimension, unknown where the rank is."""
-    return None if shape is None else shape[axis]
+    """One dimension, unknown where the rank is; `ShapeMismatch` where there is none such."""
+    if shape is None:
+        return None
+    if not -len(shape) <= axis < len(shape):
+        raise ShapeMismatch(f"shape {shape} has no dimension {axis}")
+    return shape[axis]
 
 
 def agree(a: Dimension, b: Dimension, what: str) -> Dimension:

@@ -17,6 +17,7 @@ from penstock.ir.operations.rules import (
     agree_shapes,
     bounded,
     declared,
+    dimension,
     fill,
     like,
     normalize_axis,
@@ -74,20 +75,20 @@ def _broadcast_in_dim(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _concatenate(context: ShapeContext) -> Sequence[Shape]:
-    shapes = [context.shape(i) for i in range(context.input_count)]
     merged: Shape = None
     total: Dimension = 0
     at = context.attributes.integer("dimension")
-    for shape in shapes:
+    for index in range(context.input_count):
+        shape = context.shape(index)
         if shape is None:
             return (None,)
-        axis = normalize_axis(at, len(shape))
-        merged = agree_shapes(
-            merged, (*shape[:axis], None, *shape[axis + 1 :]), "concatenated operands"
-        )
-        size = shape[axis]
+        size = dimension(shape, at) if at >= 0 else None
+        rest = (*shape[:at], None, *shape[at + 1 :])
+        merged = agree_shapes(merged, rest, "concatenated operands")
         total = None if total is None or size is None else bounded(total + size)
-    return (None if merged is None else (*merged[:at], total, *merged[at + 1 :]),)
+    if at < 0 or merged is None:
+        raise ShapeMismatch(f"{context.input_count} operands concatenated along dimension {at}")
+    return ((*merged[:at], total, *merged[at + 1 :]),)
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:

@@ -66,6 +66,10 @@ def test_comparison_and_selection() -> None:
 def test_moving_data() -> None:
     check("CONCATENATE", [x(2, 3), x(2, 4), x(2, 1)], (2, 8), dimension=1)
     refuse("CONCATENATE", [x(2, 3), x(3, 4)], dimension=1)
+    refuse("CONCATENATE", [x(2, 3), x(2, 4)], dimension=2)
+    refuse("CONCATENATE", [x(2, 3), x(2, 4)], dimension=-1)
+    refuse("CONCATENATE", [])
+    check("CONCATENATE", [x(2, 3), Input(None)], None, dimension=1)
     check("TRANSPOSE", [x(2, 3, 4)], (4, 2, 3), permutation=(2, 0, 1))
     refuse("TRANSPOSE", [x(2, 3, 4)], permutation=(2, 0, 0))
     refuse("TRANSPOSE", [x(2, 3, 4)], permutation=(1, 0))
