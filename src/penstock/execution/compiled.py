@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
-import numpy as np
-
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Receipt, StepReceipt
 from penstock.errors import ClosedError, InputError, NotAvailable, StateError
 from penstock.execution.gate import Gate
-from penstock.execution.inputs import arrange, as_array, dequantize, fits, quantize
+from penstock.execution.inputs import arrange, as_array, dequantize, to_stored
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
 from penstock.execution.state import State
 from penstock.execution.step import Trace
+from penstock.execution.targets import bind_targets
 from penstock.execution.variant import Variant, deadline_of
+from penstock.execution.variants import Specialize, Variants
 from penstock.hal import CancelToken, ExecutionConfig
-from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
 from penstock.partitioning.plan import ExecutionPlan
 
-MAX_VARIANTS: Final = 8
-"""Shapes kept compiled for a model with unknown dimensions; the one used longest ago goes first."""
-
-DEFAULT_EXECUTION: Final = ExecutionConfig()
-
-Specialize = Callable[[dict[int, tuple[int, ...]]], Variant]
-"""Compiles the model for full input shapes, by input position."""
+DEFAULT_EXECUTION: Final = ExecutionConfig(measure=True)
 
 
 class CompiledModel:
@@ -52,16 +45,13 @@ class CompiledModel:
         specialize: Specialize,
         recipe: tuple[Callable[..., CompiledModel], tuple[Any, ...]],
     ) -> None:
-        self._interface, self._base, self._specialize, self._recipe = (
-            interface,
-            base,
-            specialize,
-            recipe,
-        )
+        self._interface, self._base, self._recipe = interface, base, recipe
         self._gate = Gate("compiled model")
-        self._variants: OrderedDict[tuple[tuple[int, ...], ...], Variant] = OrderedDict()
+        self._variants = Variants(specialize)
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._threads = f"penstock-{id(self):x}"
         self._state = State(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
         self._input_names, self._output_names = interface.input_names, interface.output_names
@@ -121,15 +111,14 @@ class CompiledModel:
         began = time.perf_counter_ns()
         with self._gate:
             trace = Trace()
+            config = _execution_config(timeout, cancel)
             arrays = self._bind(inputs, dequantize, trace.copies)
-            variant = self._base if not self._dynamic else self._variant(arrays, trace)
-            config = DEFAULT_EXECUTION
-            if timeout is not None or cancel is not None:
-                deadline = deadline_of(timeout, time.monotonic_ns())
-                config = ExecutionConfig(deadline_ns=deadline, cancel=cancel)
-            targets = None if out is None else self._targets(out, variant, dequantize)
-            results = variant.run(arrays, targets, self._state_for(state), config, trace)
-            results = self._deliver(results, variant, dequantize, trace.copies)
+            if not self._dynamic:
+                results = self._run(self._base, arrays, out, state, config, trace, dequantize)
+            else:
+                shapes = tuple([a.shape for a in arrays])
+                with self._variants.borrow(shapes, config, trace) as variant:
+                    results = self._run(variant, arrays, out, state, config, trace, dequantize)
         make = partial(_receipt, trace, time.perf_counter_ns() - began)
         return Outputs(results, self._output_names, make)
 
@@ -170,14 +159,19 @@ class CompiledModel:
         """Waits for runs in flight and releases the drivers' models; twice is harmless."""
         if self._gate.forked:
             return
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
         with self._lock:
             pool = self._pool
         if pool is not None:
-            pool.shutdown(wait=True)
+            # A callback of a future runs in the pool's own thread, which cannot wait for itself.
+            pool.shutdown(wait=not threading.current_thread().name.startswith(self._threads))
         if not self._gate.close():
             return
-        for variant in (self._base, *self._variants.values()):
-            variant.close()
+        self._variants.close()
+        self._base.close()
 
     def __enter__(self) -> Self:
         self._gate.check()
@@ -200,11 +194,15 @@ class CompiledModel:
     def _bind(
         self, given: Mapping[str, Any] | Sequence[Any], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
+        if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
+            raise InputError(
+                f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"
+            )
         values = arrange(given, self._input_names)
         if real:
             values = [
-                _to_stored(v, o, copies)
-                for v, o in zip(values, self._interface.inputs, strict=True)
+                to_stored(v, o, i, copies)
+                for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
             ]
         arrays = [
             as_array(v, o, i, copies)
@@ -217,46 +215,37 @@ class CompiledModel:
         )
         return [array for _, array in ordered]
 
-    def _variant(self, arrays: Sequence[NDArray], trace: Trace) -> Variant:
-        key = tuple([a.shape for a in arrays])
-        with self._lock:
-            if (found := self._variants.get(key)) is not None:
-                self._variants.move_to_end(key)
-                return found
-            made = self._specialize(dict(enumerate(key)))
-            trace.compiles += made.compilation.receipt.compiles
-            self._variants[key] = made
-            if len(self._variants) > MAX_VARIANTS:
-                # A run on another thread may be using it; its prepared models close with its last reference.
-                self._variants.popitem(last=False)
-            return made
-
-    def _targets(
-        self, out: Mapping[str, NDArray] | Sequence[NDArray | None], variant: Variant, real: bool
-    ) -> list[NDArray | None]:
-        if real:
-            raise InputError("out= takes stored values; it cannot be combined with dequantize=True")
-        values = (
-            [out.get(n) for n in self._output_names]
-            if isinstance(out, Mapping) and set(out) <= set(self._output_names)
-            else arrange(out, self._output_names, "output")
-        )
-        targets: list[NDArray | None] = [None] * len(variant.outputs)
-        for position, value in zip(self._interface.output_positions, values, strict=True):
-            operand = variant.model.outputs[position]
-            if value is not None:
-                targets[position] = _checked_target(value, operand, position)
-        return targets
+    def _run(
+        self,
+        variant: Variant,
+        arrays: Sequence[NDArray],
+        out: Mapping[str, NDArray] | Sequence[NDArray | None] | None,
+        state: State | None,
+        config: ExecutionConfig,
+        trace: Trace,
+        real: bool,
+    ) -> list[NDArray]:
+        targets = None
+        if out is not None:
+            if real:
+                raise InputError(
+                    "out= takes stored values; it cannot be combined with dequantize=True"
+                )
+            targets = bind_targets(out, self._interface, variant.model.outputs, arrays)
+        results = variant.run(arrays, targets, self._state_for(state), config, trace)
+        return self._deliver(results, real, trace.copies)
 
     def _state_for(self, state: State | None) -> State | None:
         if state is None:
             return self._state
+        if not isinstance(state, State):
+            raise InputError(f"state must be a State of this model, not {type(state).__name__}")
         if state.model.variables != self._base.model.variables:
             raise StateError("this State was made by a model with other variables")
         return state
 
     def _deliver(
-        self, results: list[NDArray], variant: Variant, real: bool, copies: list[CopyReceipt]
+        self, results: list[NDArray], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
         if not self._all_outputs:
             results = [results[p] for p in self._interface.output_positions]
@@ -278,7 +267,7 @@ class CompiledModel:
         self._gate.check()
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(thread_name_prefix="penstock")
+                self._pool = ThreadPoolExecutor(thread_name_prefix=self._threads)
             try:
                 return self._pool.submit(self.run, inputs, cancel=cancel)
             except RuntimeError as error:
@@ -297,37 +286,13 @@ def _call_inputs(
     return args
 
 
-def _to_stored(value: Any, operand: Operand, copies: list[CopyReceipt]) -> Any:
-    if operand.quantization is None or not operand.dtype.is_integer:
-        return value
-    array = np.asarray(value)
-    if array.dtype.kind != "f":
-        raise InputError(
-            f"input {operand.name!r} takes real values with dequantize=True, not {array.dtype}"
-        )
-    copies.append(CopyReceipt(array.nbytes, "caller", "host", f"{operand.name!r} quantised"))
-    return quantize(array, operand.quantization, operand.dtype)
-
-
-def _checked_target(value: object, operand: Operand, position: int) -> NDArray:
-    if (
-        isinstance(value, np.ndarray)
-        and value.dtype == operand.dtype.numpy
-        and fits(value.shape, operand.shape)
-        and value.flags.c_contiguous
-        and value.flags.writeable
-        and operand.dtype is not DType.STRING
-    ):
-        return value
-    given = (
-        f"{value.dtype}{list(value.shape)}"
-        if isinstance(value, np.ndarray)
-        else type(value).__name__
-    )
-    raise InputError(
-        f"out for output {position} ({operand.name}) must be a writable C-contiguous "
-        f"{operand.dtype.value} array of shape {operand.shape}, not {given}"
-    )
+def _execution_config(timeout: float | None, cancel: CancelToken | None) -> ExecutionConfig:
+    if timeout is None and cancel is None:
+        return DEFAULT_EXECUTION
+    if cancel is not None and not isinstance(cancel, CancelToken):
+        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
+    deadline = deadline_of(timeout, time.monotonic_ns())
+    return ExecutionConfig(deadline_ns=deadline, measure=True, cancel=cancel)
 
 
 def _receipt(trace: Trace, wall_ns: int) -> Receipt:

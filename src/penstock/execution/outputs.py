@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError
@@ -36,11 +36,18 @@ class Outputs(Sequence[NDArray]):
             return self._arrays[find_name(key, self._names, "output")]
         return self._arrays[key]
 
+    def __contains__(self, key: object) -> bool:
+        """Whether an output has that name, or is that very array."""
+        return key in self._names if isinstance(key, str) else any(a is key for a in self._arrays)
+
     def __len__(self) -> int:
         return len(self._arrays)
 
     def __iter__(self) -> Iterator[NDArray]:
         return iter(self._arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (list(self._arrays), tuple(self._names), self.receipt)
 
     def __repr__(self) -> str:
         parts = (
@@ -61,6 +68,10 @@ class Outputs(Sequence[NDArray]):
         if self._receipt is None:
             self._receipt = self._make_receipt()
         return self._receipt
+
+
+def _rebuild(arrays: list[NDArray], names: tuple[str, ...], receipt: Receipt) -> Outputs:
+    return Outputs(arrays, names, lambda: receipt)
 
 
 def find_name(name: str, names: Sequence[str], kind: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,16 @@ class State:
             raise StateError("two variables share a name; their values cannot be told apart by it")
         with self._lock:
             return {name: np.array(value) for name, value in zip(names, self._values, strict=True)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._lock:
+            return _rebuild, (self._model, [np.array(v) for v in self._values])
+
+
+def _rebuild(model: Model, values: list[NDArray]) -> State:
+    state = State(model)
+    state.replace(dict(enumerate(values)))
+    return state
 
 
 def _initial(model: Model, variable: Variable) -> NDArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,7 @@ from penstock.errors import (
     OutputInsufficientSize,
 )
 from penstock.execution.pools import execute_in_pools
+from penstock.execution.results import allocate, check_result, grown_sizes, is_sized, shaped
 from penstock.hal import (
     Device,
     ExecutionConfig,
@@ -37,8 +38,7 @@ from penstock.hal import (
 )
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.builder import pack_strings
-from penstock.ir.model import unpack_strings
-from penstock.ir.types import is_static
+from penstock.ir.types import static_shape
 
 MAX_ATTEMPTS: Final = 8
 """How often a step may answer "too small" before the runtime stops believing it."""
@@ -79,10 +79,10 @@ class StepRunner:
         capabilities = prepared.device.capabilities
         self._pools_only = not capabilities.accepts_host_memory
         self._private = not capabilities.shares_host_memory
-        self._static = all(
-            is_static(o.shape) and o.dtype is not DType.STRING for _, o in self._outputs
+        self._operands = tuple(o for _, o in self._outputs)
+        self._plain = (
+            not self._pools_only and not self._private and all(map(is_sized, self._operands))
         )
-        self._plain = self._static and not self._pools_only and not self._private
         self._plain = self._plain and all(o.dtype is not DType.STRING for _, o in self._inputs)
         self._fallback_allowed = fallback
         self._devices, self._config = devices, config
@@ -119,18 +119,22 @@ class StepRunner:
         trace: Trace,
     ) -> ExecutionResult:
         if self._plain:
+            targets = [self._target(i, o, values) for i, o in self._outputs]
             request = Request(
-                tuple([HostMemory(values[i]) for i, _ in self._inputs]),
-                tuple([HostMemory(self._target(i, o, values)) for i, o in self._outputs]),
+                tuple([HostMemory(lent(values[i])) for i, _ in self._inputs]),
+                tuple([HostMemory(t) for t in targets]),
             )
-            return call_execute(prepared, request, config)
+            result = call_execute(prepared, request, config)
+            if type(result) is not ExecutionResult or result.output_shapes:
+                check_result(result, self._operands, targets)
+            return result
         return self._execute_general(prepared, values, config, trace)
 
     @staticmethod
     def _target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
         array = values.get(index)
         if array is None:
-            array = values[index] = np.empty(operand.shape, operand.dtype.numpy)  # type: ignore[arg-type]  # static
+            array = values[index] = allocate(static_shape(operand.shape) or (), operand.dtype.numpy)
         return array
 
     def _execute_general(
@@ -148,7 +152,9 @@ class StepRunner:
         sizes = [FIRST_GUESS] * len(self._outputs)
         for _ in range(MAX_ATTEMPTS):
             targets = [
-                self._target(i, o, values) if _sized(o) else np.empty(sizes[k], np.uint8)
+                self._target(i, o, values)
+                if is_sized(o)
+                else allocate((sizes[k],), np.dtype(np.uint8))
                 for k, (i, o) in enumerate(self._outputs)
             ]
             request = Request(tuple(inputs), tuple(map(HostMemory, targets)))
@@ -158,9 +164,13 @@ class StepRunner:
                 else:
                     result = execute_in_pools(prepared, request, config, trace.copies)
             except OutputInsufficientSize as error:
-                sizes = self._grow(sizes, error)
+                sizes = grown_sizes(sizes, self._operands, error)
                 continue
-            self._collect(targets, result, values)
+            check_result(result, self._operands, targets)
+            for k, (index, operand) in enumerate(self._outputs):
+                if not is_sized(operand):
+                    dimensions = tuple(result.output_shapes[k].dimensions)
+                    values[index] = shaped(targets[k], operand, dimensions)
             return result
         raise GeneralFailure(f"device {prepared.device.name} said 'too small' {MAX_ATTEMPTS} times")
 
@@ -176,40 +186,7 @@ class StepRunner:
                 CopyReceipt(array.nbytes, "host", "device", "the device shares no host memory")
             )
             array = array.copy()
-        return HostMemory(array)
-
-    def _grow(self, sizes: Sequence[int], error: OutputInsufficientSize) -> list[int]:
-        shapes = error.output_shapes
-        if len(shapes) != len(sizes) or all(ok for _, ok in shapes):
-            raise GeneralFailure(
-                "the driver said 'too small' without saying which output"
-            ) from error
-        grown = list(sizes)
-        for k, ((_, operand), (dimensions, enough)) in enumerate(
-            zip(self._outputs, shapes, strict=True)
-        ):
-            if enough:
-                continue
-            if _sized(operand):
-                raise GeneralFailure(
-                    f"output {operand.name!r} has the size the model declares"
-                ) from error
-            needed = int(np.prod(dimensions, dtype=np.int64)) * operand.dtype.numpy.itemsize
-            grown[k] = max(needed, 2 * sizes[k])
-        return grown
-
-    def _collect(
-        self, targets: Sequence[NDArray], result: ExecutionResult, values: dict[int, NDArray]
-    ) -> None:
-        for k, (index, operand) in enumerate(self._outputs):
-            if _sized(operand):
-                continue
-            if len(result.output_shapes) != len(targets):
-                raise GeneralFailure(
-                    f"the driver did not report the shape of output {operand.name!r}"
-                )
-            shape = result.output_shapes[k].dimensions
-            values[index] = _shaped(targets[k], operand, shape)
+        return HostMemory(lent(array))
 
     def _run_fallback(
         self,
@@ -235,17 +212,27 @@ class StepRunner:
 
     def _prepare_fallback(self, trace: Trace) -> PreparedStep | None:
         device = self._devices.get(FALLBACK_DEVICE)
-        if not self._fallback_allowed or device is None or device is self.prepared.device:
+        step = self.prepared.step
+        allowed = self._fallback_allowed and step.may_fall_back
+        if not allowed or device is None or device is self.prepared.device:
             return None
         with self._lock:
             if self._fallback is None:
-                step = self.prepared.step
                 if not supports_all(device, step):
                     return None
                 prepared = call_driver(device, step, self._config)
                 self._fallback = PreparedStep(step, device, prepared, self.prepared.receipt)
                 trace.compiles += 1
             return self._fallback
+
+
+def lent(array: NDArray) -> NDArray:
+    """*array* as a driver gets it to read: a view it cannot write through."""
+    if not array.flags.writeable:
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def call_execute(
@@ -261,19 +248,3 @@ def call_execute(
         raise GeneralFailure(
             f"device {prepared.device.name} failed in execute: {error!r}"
         ) from error
-
-
-def _sized(operand: Operand) -> bool:
-    return is_static(operand.shape) and operand.dtype is not DType.STRING
-
-
-def _shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:
-    if operand.dtype is DType.STRING:
-        return unpack_strings(flat.data.toreadonly(), shape)
-    dtype = operand.dtype.numpy
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if nbytes > flat.nbytes:
-        raise GeneralFailure(
-            f"output {operand.name!r} of shape {shape} does not fit the memory it was given"
-        )
-    return flat[:nbytes].view(dtype).reshape(shape)

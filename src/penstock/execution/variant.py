@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.compilation.compilation import Compilation
-from penstock.errors import MissedDeadlinePersistent
+from penstock.errors import InputError, MissedDeadlinePersistent, MissedDeadlineTransient
 from penstock.execution.state import State
 from penstock.execution.step import StepRunner, Trace
+from penstock.execution.targets import store
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
-from penstock.ir import NDArray
+from penstock.ir import NDArray, Operand
 from penstock.ir.types import static_shape
 
 
@@ -111,6 +114,8 @@ class Variant:
                 if config.deadline_ns is not None:
                     check_deadline(config.deadline_ns)
                 runner.run(values, config, trace)
+            if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+                raise MissedDeadlineTransient("the run took longer than its timeout")
         finally:
             if arena is not None:
                 self._arenas.append(arena)
@@ -136,15 +141,16 @@ class Variant:
         given = out[position] if out is not None else None
         if operand in self._constants or operand in self._forwarded:
             source = self._constants[operand] if operand in self._constants else values[operand]
-            if given is None:
-                return np.array(source)
-            np.copyto(given, source)
-            return given
+            return (
+                np.array(source) if given is None else store(given, source, self._operand(operand))
+            )
         result = values[operand]
         if given is not None and given is not result:
-            np.copyto(given, result)
-            return given
+            return store(given, result, self._operand(operand))
         return result if self.outputs.index(operand) == position else np.array(result)
+
+    def _operand(self, index: int) -> Operand:
+        return self.model.operands[index]
 
     def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
         """A state value apart from what the caller gets or gave."""
@@ -166,10 +172,15 @@ class Variant:
         }
 
 
-def deadline_of(timeout: float | None, now_ns: int) -> int | None:
-    """A monotonic deadline *timeout* seconds from now; `MissedDeadlinePersistent` for none left."""
+def deadline_of(timeout: object, now_ns: int) -> int | None:
+    """A monotonic deadline *timeout* seconds from now; an infinite timeout has none.
+
+    Raises `InputError` for what is no number, `MissedDeadlinePersistent` where no time is left.
+    """
     if timeout is None:
         return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
     if timeout <= 0:
         raise MissedDeadlinePersistent(f"a timeout of {timeout} s leaves no time")
-    return now_ns + int(timeout * 1e9)
+    return None if math.isinf(timeout) else now_ns + int(timeout * 1e9)

@@ -1,0 +1,80 @@
+"""`out=`: the caller's arrays that outputs are written into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.execution.inputs import arrange, fits
+from penstock.execution.interface import Interface
+from penstock.execution.outputs import find_name
+from penstock.ir import DType, NDArray, Operand
+
+
+def bind_targets(
+    out: object,
+    interface: Interface,
+    outputs: Sequence[Operand],
+    inputs: Sequence[NDArray],
+) -> list[NDArray | None]:
+    """One array, or None, for each of the model's ordinary *outputs*.
+
+    A mapping may name some of them, a sequence gives every one an array or None. Raises `InputError` for
+    what does not fit, and for memory that two outputs, or an output and an input, would share.
+    """
+    names = interface.output_names
+    if not isinstance(out, Mapping | Sequence) or isinstance(out, str | bytes):
+        raise InputError(
+            f"out must be a mapping by name or a sequence of arrays, not {type(out).__name__}"
+        )
+    if isinstance(out, Mapping):
+        values: list[Any] = [None] * len(names)
+        for name, value in out.items():
+            values[find_name(name, names, "output")] = value
+    else:
+        values = arrange(out, names, "output")
+    targets: list[NDArray | None] = [None] * len(outputs)
+    for position, value in zip(interface.output_positions, values, strict=True):
+        if value is not None:
+            targets[position] = _checked(value, outputs[position], position)
+    given = [t for t in targets if t is not None]
+    if any(np.may_share_memory(a, b) for a, b in combinations(given, 2)):
+        raise InputError("two arrays of out= share memory")
+    if any(np.may_share_memory(a, b) for a in given for b in inputs):
+        raise InputError("an array of out= shares memory with an input")
+    return targets
+
+
+def store(target: NDArray, result: NDArray, operand: Operand) -> NDArray:
+    """Copies *result* into *target*; `InputError` where its shape, known only now, is another."""
+    if target.shape != result.shape:
+        raise InputError(
+            f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}"
+        )
+    np.copyto(target, result)
+    return target
+
+
+def _checked(value: object, operand: Operand, position: int) -> NDArray:
+    if (
+        isinstance(value, np.ndarray)
+        and value.dtype == operand.dtype.numpy
+        and fits(value.shape, operand.shape)
+        and value.flags.c_contiguous
+        and value.flags.writeable
+        and operand.dtype is not DType.STRING
+    ):
+        return value
+    given = (
+        f"{value.dtype}{list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else type(value).__name__
+    )
+    raise InputError(
+        f"out for output {position} ({operand.name}) must be a writable C-contiguous "
+        f"{operand.dtype.value} array of shape {operand.shape}, not {given}"
+    )

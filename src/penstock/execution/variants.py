@@ -1,0 +1,133 @@
+"""The compiled forms of a model with unknown dimensions: one a set of input shapes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, TimeoutError as WaitTimeout
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+from penstock.errors import Cancelled, MissedDeadline, MissedDeadlineTransient
+from penstock.execution.step import Trace
+from penstock.execution.variant import Variant
+from penstock.hal import ExecutionConfig
+
+MAX_VARIANTS: Final = 8
+"""Shapes kept compiled; the one used longest ago goes first."""
+
+POLL_SECONDS: Final = 0.02
+"""How often a run that waits for another's compile looks at its cancel token."""
+
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+Specialize: TypeAlias = Callable[[dict[int, tuple[int, ...]], ExecutionConfig], Variant]
+"""Compiles the model for full input shapes, by input position, under a run's deadline and cancel token."""
+
+
+class Variants:
+    """A bounded cache of variants. A shape is compiled once however many runs ask for it at the same time,
+    and outside the lock, so that runs of other shapes go on. What is dropped is closed when its last
+    run has ended.
+    """
+
+    def __init__(self, specialize: Specialize) -> None:
+        self._specialize = specialize
+        self._lock = threading.Lock()
+        self._ready: OrderedDict[Shapes, Variant] = OrderedDict()
+        self._pending: dict[Shapes, Future[None]] = {}
+        self._users: dict[Variant, int] = {}
+
+    @contextmanager
+    def borrow(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Iterator[Variant]:
+        """The variant for *shapes*, kept open while the block runs; a compile made for it counts in *trace*."""
+        variant = self._take(shapes, config, trace)
+        try:
+            yield variant
+        finally:
+            self._give_back(variant)
+
+    def close(self) -> None:
+        """Closes every variant; the caller sees to it that none is in use."""
+        with self._lock:
+            every = [*self._ready.values()]
+            self._ready.clear()
+        for variant in every:
+            variant.close()
+
+    def _take(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Variant:
+        while True:
+            with self._lock:
+                if (variant := self._ready.get(shapes)) is not None:
+                    self._ready.move_to_end(shapes)
+                    self._users[variant] = self._users.get(variant, 0) + 1
+                    return variant
+                mine: Future[None] = Future()
+                pending = self._pending.setdefault(shapes, mine)
+            if pending is mine:
+                return self._compile(shapes, config, trace, mine)
+            _wait(pending, config)
+
+    def _compile(
+        self, shapes: Shapes, config: ExecutionConfig, trace: Trace, done: Future[None]
+    ) -> Variant:
+        try:
+            variant = self._specialize(dict(enumerate(shapes)), config)
+            trace.compiles += variant.compilation.receipt.compiles
+            with self._lock:
+                self._ready[shapes] = variant
+                self._users[variant] = 1
+                dropped = self._drop()
+        except BaseException as error:
+            with self._lock:
+                del self._pending[shapes]
+            done.set_exception(error)
+            raise
+        with self._lock:
+            del self._pending[shapes]
+        done.set_result(None)
+        for old in dropped:
+            old.close()
+        return variant
+
+    def _drop(self) -> list[Variant]:
+        """Variants over the bound that nobody uses; those in use close when they are given back."""
+        dropped = []
+        while len(self._ready) > MAX_VARIANTS:
+            _, variant = self._ready.popitem(last=False)
+            if variant not in self._users:
+                dropped.append(variant)
+        return dropped
+
+    def _give_back(self, variant: Variant) -> None:
+        with self._lock:
+            self._users[variant] -= 1
+            if self._users[variant]:
+                return
+            del self._users[variant]
+            kept = variant in self._ready.values()
+        if not kept:
+            variant.close()
+
+
+def _wait(pending: Future[None], config: ExecutionConfig) -> None:
+    """Until another run's compile has ended, well or because it was interrupted; other errors are raised."""
+    while True:
+        if config.cancel is not None:
+            config.cancel.check()
+        if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+            raise MissedDeadlineTransient(
+                "the deadline passed while another run compiled this shape"
+            )
+        try:
+            pending.result(POLL_SECONDS)
+        except WaitTimeout as error:
+            if not pending.done():
+                continue
+            if not isinstance(error, MissedDeadline):
+                raise
+        except Cancelled:
+            pass
+        return
