@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -42,16 +43,15 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
     """*value* as a C-contiguous array of the operand's dtype whose shape fits the operand's.
 
     Takes NumPy arrays and anything with `__dlpack__`, `__array__` or the buffer protocol. Memory that
-    is not contiguous is copied, and the copy recorded. Raises `InputError` naming the input, what
-    was expected and what was given.
+    is not contiguous is copied, and the copy recorded. Strings become an object array of bytes. Raises
+    `InputError` naming the input, what was expected and what was given.
     """
     array = value if type(value) is np.ndarray else _import(value, operand, position)
-    if array.dtype != operand.dtype.numpy:
-        array = _same_elements(array, operand, position)
-    if array.shape != operand.shape and not fits(array.shape, operand.shape):
-        raise InputError(
-            f"{_label(operand, position)} has shape {_shape(operand)}, an array of shape {array.shape} was given"
-        )
+    if operand.dtype is DType.STRING:
+        array = _strings(array, operand, position)
+    elif array.dtype != operand.dtype.numpy:
+        raise _other_elements(array, operand, position)
+    _check_shape(array, operand, position)
     if not array.flags.c_contiguous:
         copies.append(
             CopyReceipt(
@@ -60,6 +60,28 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
         )
         array = np.ascontiguousarray(array)
     return array
+
+
+def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> Any:
+    """What `as_array` takes for *operand*: real values quantised where the operand is, else *value*.
+
+    Real values come in whatever `as_array` imports, in any float dtype; float32 is what counts. The
+    copy is recorded. Raises `InputError` naming the input, what was expected and what was given.
+    """
+    if operand.quantization is None or not operand.dtype.is_integer:
+        return value
+    array = value if type(value) is np.ndarray else _import(value, operand, position)
+    kind = dtype_of(array.dtype)
+    if array.dtype.kind != "f" and (kind is None or not kind.is_float):
+        raise InputError(
+            f"{_label(operand, position)} takes real values (a float dtype) with dequantize=True, not {array.dtype}"
+        )
+    _check_shape(array, operand, position)
+    _check_channels(array, operand.quantization, operand, position)
+    copies.append(
+        CopyReceipt(array.nbytes, "caller", "host", f"{_label(operand, position)} quantised")
+    )
+    return quantize(array, operand.quantization, operand.dtype)
 
 
 def fits(given: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
@@ -71,29 +93,84 @@ def fits(given: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
     )
 
 
+def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> Any:
+    """Real values for a quantised input as stored ones; values for other inputs as they are."""
+    if operand.quantization is None or not operand.dtype.is_integer:
+        return value
+    array = value if type(value) is np.ndarray else _import(value, operand, position)
+    if array.dtype.kind != "f":
+        raise InputError(
+            f"{_label(operand, position)} takes real values with dequantize=True, not {array.dtype}"
+        )
+    copies.append(CopyReceipt(array.nbytes, "caller", "host", f"{operand.name!r} quantised"))
+    return quantize(array, operand.quantization, operand.dtype)
+
+
 def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArray:
-    """Real values to stored ones: round half away from zero, clip to the type (TFLite QUANTIZE)."""
+    """Real values to stored ones, as TFLite's QUANTIZE: the float32 quotient rounded to the nearest
+    integer, halves away from zero, plus the zero point, within the type's range.
+
+    Infinities saturate; what is not a number becomes the zero point.
+    """
     scales, zero_points = _parameters(quantization, value.ndim)
-    limits = np.iinfo(dtype.numpy)
-    scaled = value.astype(np.float64) / scales
-    rounded = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled) + zero_points
-    array: NDArray = np.clip(rounded, limits.min, limits.max).astype(dtype.numpy)
-    return array
+    least, greatest = _limits(dtype)
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+        real = np.asarray(value.astype(np.float32, copy=False) / scales)
+        # Adding one half itself would carry the greatest float below it to 1.
+        half = np.nextafter(np.float32(0.5), np.float32(0))
+        stored = np.asarray(np.trunc(real + np.copysign(half, real)), np.float64)
+        stored = np.where(np.isnan(stored), 0.0, stored) + zero_points
+        return np.asarray(np.clip(stored, least, greatest)).astype(dtype.numpy)
 
 
 def dequantize(value: NDArray, quantization: Quantization) -> NDArray:
-    """Stored values to real ones, float32."""
+    """Stored values to real ones, float32, as TFLite's DEQUANTIZE: scale * (stored - zero point), in
+    float32 for types of up to 16 bits and in float64 for wider ones.
+    """
     scales, zero_points = _parameters(quantization, value.ndim)
-    array: NDArray = ((value.astype(np.float64) - zero_points) * scales).astype(np.float32)
-    return array
+    kind = np.float64 if value.dtype.itemsize > 2 else np.float32
+    real = np.asarray(value.astype(kind) - zero_points.astype(kind)) * scales.astype(kind)
+    return np.asarray(real, np.float32)
 
 
 def _parameters(quantization: Quantization, rank: int) -> tuple[NDArray, NDArray]:
+    """Scales (float32) and zero points (int64) in a shape that broadcasts along their dimension."""
     shape = [1] * rank
     if quantization.dimension is not None:
         shape[quantization.dimension] = len(quantization.scales)
-    scales = np.array(quantization.scales).reshape(shape if quantization.per_channel else ())
-    return scales, np.array(quantization.zero_points).reshape(scales.shape)
+    scales = np.array(quantization.scales, np.float32)
+    scales = scales.reshape(shape if quantization.per_channel else ())
+    return scales, np.array(quantization.zero_points, np.int64).reshape(scales.shape)
+
+
+def _limits(dtype: DType) -> tuple[float, float]:
+    """The least and the greatest float64 that an integer type holds."""
+    bits = dtype.bits or 0
+    signed = not dtype.value.startswith("u")
+    least = -(2.0 ** (bits - 1)) if signed else 0.0
+    beyond = 2.0 ** (bits - signed)
+    return least, min(beyond - 1, math.nextafter(beyond, 0))
+
+
+def _check_shape(array: NDArray, operand: Operand, position: int) -> None:
+    if array.shape != operand.shape and not fits(array.shape, operand.shape):
+        raise InputError(
+            f"{_label(operand, position)} has shape {_shape(operand)}, an array of shape {array.shape} was given"
+        )
+
+
+def _check_channels(
+    array: NDArray, quantization: Quantization, operand: Operand, position: int
+) -> None:
+    """Operands of unknown rank or size have only their scales to say how many channels there are."""
+    dimension, count = quantization.dimension, len(quantization.scales)
+    if dimension is None or count == 1 and dimension < array.ndim:
+        return
+    if dimension >= array.ndim or array.shape[dimension] != count:
+        raise InputError(
+            f"{_label(operand, position)} has {count} scales along dimension {dimension}, "
+            f"an array of shape {array.shape} was given"
+        )
 
 
 def _import(value: Any, operand: Operand, position: int) -> NDArray:
@@ -110,13 +187,38 @@ def _import(value: Any, operand: Operand, position: int) -> NDArray:
         ) from None
 
 
-def _same_elements(array: NDArray, operand: Operand, position: int) -> NDArray:
-    if operand.dtype is DType.STRING and dtype_of(array.dtype) is DType.STRING:
-        return array.astype(object)
-    raise InputError(
+def _other_elements(array: NDArray, operand: Operand, position: int) -> InputError:
+    return InputError(
         f"{_label(operand, position)} is {operand.dtype.value}, an array of {array.dtype} was given; "
         "nothing is cast silently"
     )
+
+
+def _strings(array: NDArray, operand: Operand, position: int) -> NDArray:
+    """*array* with every element as bytes: text in UTF-8, bytes as they are."""
+    if dtype_of(array.dtype) is not DType.STRING:
+        raise _other_elements(array, operand, position)
+    items = array.reshape(-1).tolist()
+    if array.dtype.kind == "O" and all(type(item) is bytes for item in items):
+        return array
+    result: NDArray = np.empty(array.shape, object)
+    flat = result.reshape(-1)
+    for place, item in enumerate(items):
+        problem = f"{type(item).__name__} was given"
+        if isinstance(item, str):
+            try:
+                flat[place] = item.encode()
+                continue
+            except UnicodeEncodeError as error:
+                problem = f"text with {item[error.start]!r} was given, which has no UTF-8 form"
+        elif isinstance(item, bytes):
+            flat[place] = bytes(item)
+            continue
+        index = ", ".join(str(i) for i in np.unravel_index(place, array.shape))
+        raise InputError(
+            f"{_label(operand, position)} holds strings; at [{index}] {problem}: use bytes or str"
+        )
+    return result
 
 
 def _label(operand: Operand, position: int) -> str:
