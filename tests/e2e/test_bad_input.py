@@ -127,3 +127,35 @@ def test_a_reader_that_goes_away_is_no_traceback(digits: Path) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["devices"],
+        ["devices", "--json"],
+        ["inspect", "*digits_float32.tflite", "--json"],
+        ["inspect", "@missing.tflite", "--json"],
+    ],
+)
+def test_a_full_standard_output_is_one_line(
+    files: Path, digits: Path, arguments: list[str]
+) -> None:
+    import subprocess
+    import sys
+
+    spelt = [spelled(a, files, digits) for a in arguments]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "penstock", *spelt],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    missing = "@missing.tflite" in arguments
+    assert result.returncode == (3 if missing else 1)
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert missing or result.stderr.startswith("penstock: error: cannot write the output: ")

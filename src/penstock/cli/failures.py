@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,21 @@ class FileError(InputError):
         super().__init__(f"{path}: {reason}")
 
 
+class OutputError(PenstockError):
+    """What was asked for cannot be written."""
+
+    def __init__(self, target: object, reason: str) -> None:
+        super().__init__(f"cannot write {target}: {reason}")
+
+
+class Unfinished(PenstockError):
+    """The command has printed all it has, its JSON object too, and still failed."""
+
+
+UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG})
+"""What the system says when a stream takes no more."""
+
+
 def exit_code(error: BaseException) -> int:
     """1: the work failed, 2: usage, 3: bad input file, 130: interrupted."""
     if isinstance(error, KeyboardInterrupt):
@@ -50,6 +66,11 @@ def message(error: BaseException) -> str:
         if text
         else f"internal error: {type(error).__name__}"
     )
+
+
+def of_the_output(error: BaseException) -> bool:
+    """Whether *error* is the standard output's: a file that cannot be written is named in its own error."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
 def name(error: BaseException) -> str:

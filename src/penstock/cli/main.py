@@ -6,7 +6,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, NoReturn
+from contextlib import suppress
+from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
@@ -64,9 +65,11 @@ def hoist(args: list[str]) -> list[str]:
 def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
     """Prints *error* as one line on stderr, after its traceback with *debug*, and exits with its code."""
     if isinstance(error, BrokenPipeError):
-        # The reader has gone; Python would complain once more while it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_stdout()
         sys.exit(failures.WORK_FAILED)
+    if unwritable := failures.of_the_output(error):
+        abandon_stdout()
+        error = failures.OutputError("the output", failures.os_reason(cast("OSError", error)))
     if isinstance(error, typer.TyperException):
         code, text = error.exit_code, " ".join(error.format_message().split())
     else:
@@ -74,9 +77,18 @@ def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     typer.echo(f"penstock: error: {text}", err=True)
-    if as_json:
-        Output(as_json=True).json({"error": {"type": failures.name(error), "message": text}})
+    if as_json and not unwritable and not isinstance(error, failures.Unfinished):
+        try:
+            Output(as_json=True).json({"error": {"type": failures.name(error), "message": text}})
+        except OSError:
+            abandon_stdout()
     sys.exit(code)
+
+
+def abandon_stdout() -> None:
+    """Sends what is still unwritten nowhere: Python would complain once more while it flushes at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
