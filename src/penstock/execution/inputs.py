@@ -93,19 +93,6 @@ def fits(given: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
     )
 
 
-def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> Any:
-    """Real values for a quantised input as stored ones; values for other inputs as they are."""
-    if operand.quantization is None or not operand.dtype.is_integer:
-        return value
-    array = value if type(value) is np.ndarray else _import(value, operand, position)
-    if array.dtype.kind != "f":
-        raise InputError(
-            f"{_label(operand, position)} takes real values with dequantize=True, not {array.dtype}"
-        )
-    copies.append(CopyReceipt(array.nbytes, "caller", "host", f"{operand.name!r} quantised"))
-    return quantize(array, operand.quantization, operand.dtype)
-
-
 def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArray:
     """Real values to stored ones, as TFLite's QUANTIZE: the float32 quotient rounded to the nearest
     integer, halves away from zero, plus the zero point, within the type's range.
@@ -114,7 +101,7 @@ def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArra
     """
     scales, zero_points = _parameters(quantization, value.ndim)
     least, greatest = _limits(dtype)
-    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         real = np.asarray(value.astype(np.float32, copy=False) / scales)
         # Adding one half itself would carry the greatest float below it to 1.
         half = np.nextafter(np.float32(0.5), np.float32(0))
@@ -164,7 +151,7 @@ def _check_channels(
 ) -> None:
     """Operands of unknown rank or size have only their scales to say how many channels there are."""
     dimension, count = quantization.dimension, len(quantization.scales)
-    if dimension is None or count == 1 and dimension < array.ndim:
+    if dimension is None or (count == 1 and dimension < array.ndim):
         return
     if dimension >= array.ndim or array.shape[dimension] != count:
         raise InputError(
