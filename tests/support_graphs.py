@@ -41,7 +41,7 @@ class RandomGraph:
     arrays: list[NDArray] = field(default_factory=list)
     produced: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
-    multi_output: bool = False
+    read: set[int] = field(default_factory=set)
     branches: tuple[int, int] | None = None
     hide_shapes: bool = False
 
@@ -52,7 +52,7 @@ class RandomGraph:
             self._available(index, dtype, BASE)
             self.arrays.append(self._array(dtype, BASE))
         self.hide_shapes = bool(self.rng.random() < 0.2)
-        for _ in range(int(self.rng.integers(3, 24))):
+        for _ in range(int(self.rng.integers(4, 32))):
             self._grow()
         if self.rng.random() < 0.3:
             self._state()
@@ -124,7 +124,7 @@ class RandomGraph:
             for k, (dtype, shape) in enumerate(outputs)
         ]
         indexes = self.builder.operation(kind, inputs, operands, attributes)
-        self.multi_output |= len(indexes) > 1
+        self.read.update(inputs)
         for index, (dtype, shape) in zip(indexes, outputs, strict=True):
             self.produced.append(index)
             self._available(index, dtype, shape)
@@ -149,8 +149,11 @@ class RandomGraph:
         self.builder.state(variable, port, after)
 
     def _outputs(self) -> list[int]:
-        count = min(len(self.produced), int(self.rng.integers(1, 5)))
+        count = min(len(self.produced), int(self.rng.integers(1, 6)))
         outputs = self.rng.choice(self.produced, count, replace=False).tolist() if count else []
+        inside = sorted(self.read.intersection(self.produced).difference(outputs))
+        if inside and self.rng.random() < 0.7:
+            outputs.append(int(self.rng.choice(inside)))
         if self.rng.random() < 0.1:
             outputs.append(self.values[0][0])
         if self.rng.random() < 0.1 and self.constants:
@@ -183,12 +186,12 @@ class RandomGraph:
 
 def random_devices(rng: np.random.Generator, model: Model) -> list[NumpyDevice]:
     """1 to 4 devices; every operation is taken by one of them (disjoint), or by any of several."""
-    count = int(rng.choice([1, 2, 3, 4], p=[0.1, 0.3, 0.3, 0.3]))
+    count = int(rng.choice([1, 2, 3, 4], p=[0.05, 0.3, 0.35, 0.3]))
     disjoint = bool(rng.random() < 0.5)
     takers: dict[str, frozenset[int]] = {}
     for index in range(len(model.operations)):
         first = int(rng.integers(count))
-        others = () if disjoint else np.flatnonzero(rng.random(count) < 0.4).tolist()
+        others = () if disjoint else np.flatnonzero(rng.random(count) < 0.3).tolist()
         takers[model.entry.operation_name(index)] = frozenset({first, *others})
     names = [f"device{k}" for k in range(count)]
     if rng.random() < 0.5:
