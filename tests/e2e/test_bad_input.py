@@ -18,6 +18,7 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "identifier.tflite").write_bytes(b"\x20\0\0\0TFL3" + bytes(64))
     (tmp_path / "text.png").write_bytes(b"no picture")
     (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    (tmp_path / "picture.webp").write_bytes(b"RIFF\x1a\0\0\0WEBPVP8L" + bytes(14))
     (tmp_path / "text.wav").write_bytes(b"no sound")
     np.save(tmp_path / "shape.npy", np.zeros((1, 9, 8, 1), np.float32))
     np.save(tmp_path / "dtype.npy", np.zeros((1, 8, 8, 1), np.float64))
@@ -39,6 +40,11 @@ CASES = {
     ),
     "a picture that is cut off": (["run", "*digits_float32.tflite", "@cut.png"], 3, "cut.png"),
     "a missing picture": (["run", "*digits_float32.tflite", "@missing.png"], 3, "No such file"),
+    "a picture in another format": (
+        ["run", "*digits_float32.tflite", "@picture.webp"],
+        3,
+        "not a PNG, JPEG or BMP",
+    ),
     "a file that is no sound": (["run", "*digits_float32.tflite", "@text.wav"], 3, "text.wav"),
     "a wrong shape": (["run", "*digits_float32.tflite", "@shape.npy"], 3, "float32[1, 9, 8, 1]"),
     "a wrong dtype": (["run", "*digits_float32.tflite", "@dtype.npy"], 3, "float64[1, 8, 8, 1]"),
@@ -68,13 +74,13 @@ CASES = {
     ),
     "a device nobody has": (
         ["run", "*digits_int8.tflite", "*seven.png", "-d", "quantum"],
-        1,
+        2,
         "quantum",
     ),
     "a picture that cannot be written": (
         ["run", "*digits_int8.tflite", "*seven.png", "--out", "@none/x.npz"],
-        3,
-        "No such file",
+        1,
+        "there is no directory",
     ),
     "not there yet": (["cache", "ls"], 2, "not available yet"),
 }

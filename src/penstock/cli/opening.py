@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.cli.failures import FileError, os_reason
+from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.errors import ModelError
 from penstock.ir import Model
 from penstock.ir.types import is_static
@@ -31,7 +31,9 @@ class Loaded:
 
 
 def load(path: str) -> Loaded:
-    """Raises `FileError`, from the `ModelError` where the content is at fault."""
+    """Raises `FileError`, from the `ModelError` where the content is at fault; `UsageError` for no name."""
+    if not path:
+        raise UsageError("MODEL is empty; it must be the name of a model file")
     read = penstock.load
     began = time.perf_counter_ns()
     try:
@@ -56,12 +58,14 @@ def compile_model(
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*.
+    *operands*. Raises `UsageError` for a device that does not exist.
     """
     shapes = {
         o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
     }
-    penstock.devices()
+    known = [d.name for d in penstock.devices()]
+    if unknown := [name for name in devices or () if name not in known]:
+        raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")
     prepare = penstock.compile
     began = time.perf_counter_ns()
     compiled = prepare(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli import options
-from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli import options, writing
+from penstock.cli.failures import UsageError
 from penstock.cli.output import make_table, output_of, svg as svg_picture
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def plan(
     output = output_of(context)
     if dot is not None and svg is not None:
         raise UsageError("--dot and --svg cannot be asked for together")
+    dot_file, svg_file = writing.target("--dot", dot), writing.target("--svg", svg)
     loaded = opening.load(model)
     compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
     with compiled:
@@ -46,10 +47,10 @@ def plan(
     output.table(("operation", "type", "name", "device", "not on"), rows(made))
     output.line(f"plan: {made.summary()}")
     output.json({"plan": json.loads(made.to_json())})
-    if dot is not None:
-        _write(Path(dot), made.to_dot())
-    if svg is not None:
-        _write(Path(svg), svg_of(made, f"penstock plan {Path(model).name}"))
+    if dot_file is not None:
+        _write(dot_file, made.to_dot())
+    if svg_file is not None:
+        _write(svg_file, svg_of(made, f"penstock plan {Path(model).name}"))
 
 
 def rows(plan: ExecutionPlan) -> list[tuple[int, str, str, str, str]]:
@@ -90,7 +91,4 @@ def svg_of(plan: ExecutionPlan, title: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
+    writing.write(path, lambda: path.write_text(text, "utf-8"))

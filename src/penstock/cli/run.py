@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import options
-from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli import options, writing
+from penstock.cli.failures import OutputError, Unfinished, UsageError
 from penstock.cli.labels import model_labels, read_labels
 from penstock.cli.output import Output, milliseconds, output_of
 
 if TYPE_CHECKING:
-    from penstock import CompiledModel, Outputs
+    from penstock import CompiledModel, ExecutionPlan, Outputs
     from penstock.cli.answers import Answer, Results
     from penstock.cli.feed import Fed
+    from penstock.ir import NDArray
+
+EMPTY_DEVICE: Final = "null"
 
 
 def run(
@@ -70,12 +72,18 @@ def run(
     output = output_of(context)
     if task is not None and task not in TASKS:
         raise UsageError(f"--task {task!r} is not one of {', '.join(TASKS)}")
+    if not 0 <= min_score <= 1:
+        raise UsageError(f"--min-score {min_score:g} is not between 0 and 1")
+    out_file = writing.target("--out", out, (*writing.PICTURES, *writing.ARRAYS))
+    trace_file = writing.target("--trace", trace)
     wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
     given_labels = read_labels(Path(labels)) if labels is not None else None
     loaded = opening.load(model)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
     operands = interface_of(entered, signature).inputs
     fed = feed(inputs or (), operands, entered.metadata.inputs, wishes)
+    if out_file is not None and fed.picture is None and not _takes_arrays(out_file):
+        raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
     compiled, compile_ns = opening.compile_model(
         entered,
         devices=device,
@@ -104,11 +112,17 @@ def run(
             min_score,
         )
         found = answer(results, task)
-        if out is not None:
-            write_out(Path(out), found, fed, results)
-        if trace is not None:
-            write_trace(Path(trace), compiled, outputs, times)
-        report(output, found, fed, compiled, outputs, times)
+        refused = ""
+        try:
+            if trace_file is not None:
+                write_trace(trace_file, compiled, outputs, times)
+            if out_file is not None:
+                write_out(out_file, found, fed, results)
+        except OutputError as error:
+            refused = str(error)
+        report(output, found, fed, compiled, outputs, times, refused)
+    if refused:
+        raise Unfinished(refused)
 
 
 def report(
@@ -118,9 +132,12 @@ def report(
     compiled: CompiledModel,
     outputs: Outputs,
     times: dict[str, int],
+    refused: str = "",
 ) -> None:
-    """The answer, what was assumed on the way, the plan in one line, the time."""
-    notes = [*fed.notes, *found.notes]
+    """The answer, what was assumed on the way, the plan in one line, the time. *refused*: what could not
+    be written, for `--json`.
+    """
+    notes = [*empty_devices(compiled.plan), *fed.notes, *found.notes]
     found.show(output)
     output.notes(notes)
     output.line(f"plan: {compiled.plan.summary()}", "dim")
@@ -142,38 +159,32 @@ def report(
             "notes": notes,
             "seconds": {name: ns / 1e9 for name, ns in times.items()},
         }
+        | ({"error": {"type": OutputError.__name__, "message": refused}} if refused else {})
     )
 
 
 def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
     """The outputs as `.npz`, or the picture with the answer drawn into it.
 
-    Raises `UsageError` where there is nothing to draw, or into, `FileError` when *path* cannot be written.
+    Raises `OutputError` where there is nothing to draw, and when *path* cannot be written.
     """
-    import numpy as np
-
-    if path.suffix == ".npz":
+    if _takes_arrays(path):
         names = [o.name for o in results.operands]
         keys = [n if n and names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
         if any(a.dtype.hasobject for a in results.arrays):
-            raise UsageError(f"--out {path}: outputs of strings cannot be written as .npz")
-        _write(
-            path,
-            lambda: np.savez(
-                path, allow_pickle=False, **dict(zip(keys, results.arrays, strict=True))
-            ),
-        )
+            raise OutputError(path, "outputs of strings have no form in an .npz file")
+        named = dict(zip(keys, results.arrays, strict=True))
+        # Given a name, NumPy adds ".npz" to one that ends in ".NPZ".
+        writing.write(path, lambda: _save(path, named))
         return
     drawn = found.draw(fed.picture) if fed.picture is not None else None
     if drawn is None:
-        raise UsageError(
-            f"--out {path}: only a detection, segmentation or pose of a picture can be drawn, and this is "
-            f"{found.task}; a name that ends in .npz takes the outputs of any model"
+        raise OutputError(
+            path,
+            f"only a detection, segmentation or pose can be drawn, and this is {found.task}; a name that "
+            "ends in .npz takes the outputs of any model",
         )
-    try:
-        _write(path, lambda: drawn.save(path))
-    except ValueError:
-        raise UsageError(f"--out {path}: the name must end in .png, .jpg, .bmp or .npz") from None
+    writing.write(path, lambda: drawn.save(path))
 
 
 def write_trace(
@@ -183,11 +194,22 @@ def write_trace(
     from penstock.cli.trace import chrome_trace
 
     text = json.dumps(chrome_trace(times, compiled.receipt, outputs.receipt, compiled.plan))
-    _write(path, lambda: path.write_text(text, "utf-8"))
+    writing.write(path, lambda: path.write_text(text, "utf-8"))
 
 
-def _write(path: Path, action: Callable[[], object]) -> None:
-    try:
-        action()
-    except OSError as error:
-        raise FileError(path, os_reason(error)) from None
+def empty_devices(plan: ExecutionPlan) -> list[str]:
+    """A note where a step runs on the device that computes nothing."""
+    if not any(step.device == EMPTY_DEVICE for step in plan.steps):
+        return []
+    return [f"device {EMPTY_DEVICE} computes nothing: the outputs mean nothing"]
+
+
+def _takes_arrays(path: Path) -> bool:
+    return path.suffix.lower() in writing.ARRAYS
+
+
+def _save(path: Path, arrays: dict[str, NDArray]) -> None:
+    import numpy as np
+
+    with path.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **arrays)

@@ -109,10 +109,18 @@ def test_samples_of_an_odd_width_are_refused(tmp_path: Path) -> None:
         read_sound(tmp_path / "x.wav", SOUND)
 
 
-def test_a_header_that_declares_too_much_sound_is_cut_to_the_file(tmp_path: Path) -> None:
+def test_a_header_that_declares_more_sound_than_the_file_has_is_refused(tmp_path: Path) -> None:
     content = bytearray(sound())
-    content[40:44] = b"\xff\xff\xff\x7f"
-    (tmp_path / "x.wav").write_bytes(content)
-    samples, notes = read_sound(tmp_path / "x.wav", SOUND)
-    assert samples.shape == (50,)
-    assert any("cut from" in note for note in notes)
+    for declared in (b"\xff\xff\xff\x7f", (204).to_bytes(4, "little")):
+        content[40:44] = declared
+        (tmp_path / "x.wav").write_bytes(content)
+        with pytest.raises(FileError, match="is cut short"):
+            read_sound(tmp_path / "x.wav", SOUND)
+
+
+def test_a_sound_whose_end_is_missing_is_refused_even_where_it_is_not_needed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "x.wav").write_bytes(sound()[:-4])
+    with pytest.raises(FileError, match="is cut short: its header declares 50 samples"):
+        read_sound(tmp_path / "x.wav", SOUND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -257,7 +258,7 @@ def test_plan_shows_where_each_operation_runs_and_why_not_elsewhere(run: Run, mo
 
 
 def test_a_device_nobody_has_fails_with_the_known_ones(run: Run, model: Path) -> None:
-    line = one_line(run("plan", model, "--device", "quantum"), 1)
+    line = one_line(run("plan", model, "--device", "quantum"), 2)
     assert "quantum" in line
     assert "reference" in line
 
@@ -269,9 +270,62 @@ def test_plan_writes_dot_and_svg(run: Run, model: Path, tmp_path: Path) -> None:
         assert (tmp_path / "plan").read_text("utf-8").startswith(beginning)
 
 
-def test_a_plan_that_cannot_be_written_is_a_bad_file(run: Run, model: Path, tmp_path: Path) -> None:
-    target = tmp_path / "nowhere" / "plan.dot"
-    one_line(run("plan", model, "--device", "sample", "--dot", target), 3)
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("plan", "--dot"), ("plan", "--svg"), ("run", "--trace"), ("run", "--out")],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    run: Run, tmp_path: Path, command: str, option: str
+) -> None:
+    missing = tmp_path / "no such model"
+    line = one_line(run(command, missing, option, tmp_path / "nowhere" / "y.npz"), 1)
+    assert "cannot write" in line
+    assert "there is no directory" in line
+    (tmp_path / "directory.npz").mkdir()
+    assert "it is a directory" in one_line(
+        run(command, missing, option, tmp_path / "directory.npz"), 1
+    )
+
+
+@pytest.mark.parametrize("name", ["y.gif", "y.pdf", "y", ""])
+def test_a_kind_of_file_that_out_does_not_write_is_wrong_usage(run: Run, name: str) -> None:
+    assert "--out" in one_line(run("run", "no such model", "random", "--out", name), 2)
+
+
+def test_an_answer_that_cannot_be_written_is_printed_all_the_same(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("penstock.cli.run._save", full)
+    arguments = ("run", model, "random", "--device", "sample", "--out", tmp_path / "y.npz")
+    people = run(*arguments)
+    assert people.exit_code == 1
+    assert "plan: 1 step" in people.stdout
+    assert "cannot write" in people.stderr
+    programs = run(*arguments, "--json")
+    assert programs.exit_code == 1
+    data = json.loads(programs.stdout)
+    assert data["task"] == "outputs"
+    assert "No space left" in data["error"]["message"]
+
+
+@pytest.mark.parametrize("score", ["nan", "-0.1", "1.5"])
+def test_a_score_outside_0_to_1_is_wrong_usage(run: Run, model: Path, score: str) -> None:
+    assert "--min-score" in one_line(run("run", model, "random", f"--min-score={score}"), 2)
+
+
+def test_empty_names_are_wrong_usage(run: Run, model: Path) -> None:
+    assert "MODEL is empty" in one_line(run("run", ""), 2)
+    assert "INPUT 1 is empty" in one_line(run("run", model, ""), 2)
+
+
+def test_a_device_that_computes_nothing_is_noted(run: Run, model: Path) -> None:
+    assert "the outputs mean nothing" in run("run", model, "random", "-d", "null").stdout
+    data = parsed(run("run", model, "random", "-d", "null", "--json"))
+    assert any("null computes nothing" in note for note in data["notes"])
+    assert "mean nothing" not in run("run", model, "random", "-d", "sample").stdout
 
 
 @pytest.mark.parametrize("stage", ["load", "partition", "compile"])

@@ -109,15 +109,12 @@ def test_what_is_no_wav_file_is_named(tmp_path: Path, content: bytes) -> None:
         read_sound(tmp_path / "x.wav", sound_input((4,)))
 
 
-def test_every_truncation_is_a_file_error_or_a_sound(tmp_path: Path) -> None:
+def test_every_truncation_is_a_file_error(tmp_path: Path) -> None:
     whole = write(tmp_path / "x.wav", bytes(range(64))).read_bytes()
     for length in range(len(whole)):
         (tmp_path / "cut.wav").write_bytes(whole[:length])
-        try:
-            samples, _ = read_sound(tmp_path / "cut.wav", sound_input((8,)))
-        except FileError:
-            continue
-        assert samples.shape == (8,)
+        with pytest.raises(FileError):
+            read_sound(tmp_path / "cut.wav", sound_input((8,)))
 
 
 def test_an_input_that_takes_no_sound_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ SUFFIXES: Final[dict[str, Kind]] = {
 _BEGINNINGS: Final[tuple[tuple[bytes, Kind], ...]] = (
     (b"\x93NUMPY", "npy"),
     (b"PK\x03\x04", "npz"),
-    (b"RIFF", "sound"),
 )
 
 
@@ -86,6 +85,10 @@ def feed(
         rest = list(operands[len(fed.arrays) :])
         if not rest:
             raise UsageError(_count(given[:position] + given[position:], operands))
+        if not argument:
+            raise UsageError(
+                f"INPUT {position + 1} is empty; it must be the name of a file, or random"
+            )
         if argument == "random":
             fed.add(rest[0], random_array(rest[0], generator), f"random, seed {wishes.seed}")
             continue
@@ -139,11 +142,13 @@ def kind_of(path: Path) -> Kind:
     """
     try:
         with path.open("rb") as stream:
-            beginning = stream.read(8)
+            beginning = stream.read(12)
     except OSError as error:
         raise FileError(path, os_reason(error)) from None
     if (known := SUFFIXES.get(path.suffix.lower())) is not None:
         return known
+    if beginning.startswith(b"RIFF") and beginning[8:] == b"WAVE":
+        return "sound"
     return next((kind for start, kind in _BEGINNINGS if beginning.startswith(start)), "picture")
 
 

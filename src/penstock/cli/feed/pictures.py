@@ -78,8 +78,9 @@ def read_picture(path: Path) -> Image.Image:
 
 
 def too_large(pixels: int | None = None) -> str:
-    count = f"{pixels:,} pixels" if pixels is not None else "the picture"
-    return f"{count} is more than the {MAX_PIXELS:,} that are decoded"
+    if pixels is None:
+        return f"the picture has more than {MAX_PIXELS:,} pixels, the most that are decoded"
+    return f"the picture has {pixels:,} pixels; at most {MAX_PIXELS:,} are decoded"
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:

@@ -53,10 +53,11 @@ def read_sound(path: Path, operand: Operand) -> tuple[NDArray, list[str]]:
         rate, channels, width = opened.getframerate(), opened.getnchannels(), opened.getsampwidth()
         if width not in WIDTHS:
             raise FileError(path, f"has samples of {8 * width} bits; 8, 16, 24 and 32 are read")
-        # What the header declares may be more than the file has.
-        frames = min(opened.getnframes(), path.stat().st_size // (channels * width))
+        frames = opened.getnframes()
+        present = path.stat().st_size // (channels * width)
+        if frames > present or not _has_frame(opened, frames - 1):
+            raise FileError(path, f"is cut short: its header declares {frames:,} samples")
         data = opened.readframes(min(wanted or frames, frames, MAX_FRAMES))
-    data = data[: len(data) // (channels * width) * (channels * width)]
     mono = _real(data, width).reshape(-1, channels).mean(axis=1, dtype=np.float64)
     shape = tuple(d if d is not None else len(mono) for d in operand.shape or ())
     samples = np.zeros(wanted or len(mono), np.float32)
@@ -64,6 +65,16 @@ def read_sound(path: Path, operand: Operand) -> tuple[NDArray, list[str]]:
     return _store(path, samples, operand).reshape(shape), _notes(
         rate, channels, frames, len(samples)
     )
+
+
+def _has_frame(opened: wave.Wave_read, frame: int) -> bool:
+    """Whether the file reaches to the end of *frame*; leaves it at its beginning."""
+    if frame < 0:
+        return True
+    opened.setpos(frame)
+    size = len(opened.readframes(1))
+    opened.rewind()
+    return size == opened.getnchannels() * opened.getsampwidth()
 
 
 def _real(data: bytes, width: int) -> npt.NDArray[np.floating[Any]]:
