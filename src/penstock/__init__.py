@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
     from penstock.partitioning.policy import Policy
     from penstock.runtime.devices import devices
-    from penstock.runtime.manager import DeviceInfo
+    from penstock.runtime.discovery import DeviceInfo
     from penstock.runtime.session import compile_model as compile  # noqa: A004  # the public name
 
 __version__ = "0.1.0"
@@ -49,7 +49,7 @@ __all__ = [
 _HOMES = {
     "CancelToken": "penstock.hal",
     "CompiledModel": "penstock.execution",
-    "DeviceInfo": "penstock.runtime.manager",
+    "DeviceInfo": "penstock.runtime.discovery",
     "ExecutionPlan": "penstock.partitioning.plan",
     "Model": "penstock.ir",
     "Outputs": "penstock.execution",

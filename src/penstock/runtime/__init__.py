@@ -1,6 +1,6 @@
 """The only place that constructs things: finds devices, and puts the four stages together."""
 
-from penstock.runtime.manager import DeviceInfo, Manager, manager
+from penstock.runtime.discovery import DeviceInfo, Manager, manager
 from penstock.runtime.session import compile_model
 from penstock.runtime.threads import allowed_threads
 

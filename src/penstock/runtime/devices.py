@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.runtime.manager import DeviceInfo, manager
+from penstock.runtime.discovery import DeviceInfo, manager
 
 
 def devices() -> list[DeviceInfo]:

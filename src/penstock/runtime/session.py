@@ -31,7 +31,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.partitioning.placement import place
 from penstock.partitioning.policy import Policy
-from penstock.runtime.manager import DeviceInfo, manager
+from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.threads import allowed_threads
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -43,3 +44,19 @@ def test_compiling_loads_neither_the_command_line_nor_pictures() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_public_name_is_a_module_or_hides_one() -> None:
+    modules = {m.name for m in pkgutil.walk_packages(penstock.__path__, "penstock.")}
+    for module in sorted(modules):
+        if not module.endswith("__main__"):
+            importlib.import_module(module)
+    packages = ["penstock", *sorted(m for m in modules if hasattr(sys.modules.get(m), "__path__"))]
+    clashes = {
+        f"{package}.{name}"
+        for package in packages
+        for name in getattr(sys.modules[package], "__all__", ())
+        if inspect.ismodule(getattr(sys.modules[package], name)) or f"{package}.{name}" in modules
+    }
+    assert clashes == set()
+    assert len(packages) > 10

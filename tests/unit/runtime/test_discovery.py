@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import InputError, PlacementError
 from penstock.hal import Capabilities, DeviceBase, PrepareConfig, PreparedModel, Support
 from penstock.ir import Model
-from penstock.runtime.manager import Manager
+from penstock.runtime.discovery import Manager
 
 
 class FakeDevice(DeviceBase):

@@ -1,0 +1,206 @@
+"""Finding devices: the entry-point group `penstock.drivers`, each entry with its reason when unusable."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
+from typing import Any, Final
+
+from penstock import knobs
+from penstock.errors import InputError, PlacementError
+from penstock.hal import Capabilities, Device, InvalidDevice
+from penstock.runtime.examination import describe, examine, is_device
+
+log = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP: Final = "penstock.drivers"
+
+MAX_DEVICES: Final = 256
+"""Devices one driver may bring; it bounds what a driver that never stops can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One device as users see it; *reason* says why it is not *usable* and is empty when it is.
+
+    What a device does not tell, or tells wrongly, has a default here: its driver's name, the version
+    "invalid", the type "other".
+    """
+
+    name: str
+    type: str
+    version: str
+    usable: bool
+    reason: str
+    feature_level: int
+    capabilities: Capabilities
+    only_when_named: bool
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    device: Device
+    info: DeviceInfo
+
+
+class Manager:
+    """The devices of this process. *find* gives the entry points; tests give their own.
+
+    Safe from any thread. A child process made by `fork` finds its devices anew: those of its parent may
+    hold threads and handles that it does not have.
+    """
+
+    def __init__(self, find: Callable[[], Sequence[EntryPoint]] | None = None) -> None:
+        self._find = find or (lambda: tuple(entry_points(group=ENTRY_POINT_GROUP)))
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_Renewal(self))
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._found: list[_Found] | None = None
+
+    def infos(self) -> list[DeviceInfo]:
+        """Every device found, usable or not, the fall-back last."""
+        return [found.info for found in self._discover()]
+
+    def choose(self, wanted: Sequence[str | DeviceInfo | Device] | None) -> list[Device]:
+        """The devices to place on, in order of preference.
+
+        None takes every usable one that need not be named (or those the knob `devices` names).
+        Raises `InputError` for something that is no device or twice the same, `PlacementError` with the
+        reason for a name that is unknown or unusable.
+        """
+        if wanted is None and (names := knobs.devices()):
+            wanted = [n.strip() for n in names.split(",") if n.strip()]
+        if wanted is None:
+            everything = self._discover()
+            usable = [f for f in everything if f.info.usable and not f.info.only_when_named]
+            if not usable:
+                reasons = {f.info.name: f.info.reason for f in everything}
+                raise PlacementError("no usable device", reasons)
+            return [f.device for f in usable]
+        if isinstance(wanted, str | DeviceInfo) or not isinstance(wanted, Sequence):
+            raise InputError("devices must be a list of names, DeviceInfo or Device objects")
+        chosen = [self._one(w) for w in wanted]
+        if not chosen:
+            raise InputError("devices is an empty list; None means every usable device")
+        names_seen = [f.info.name for f in chosen]
+        if len(set(names_seen)) != len(names_seen):
+            raise InputError(f"a device is listed twice: {', '.join(names_seen)}")
+        return [f.device for f in chosen]
+
+    def by_name(self, name: str) -> Device | None:
+        """The usable device of that name, or None."""
+        for found in self._discover():
+            if found.info.name == name and found.info.usable:
+                return found.device
+        return None
+
+    def _one(self, wanted: str | DeviceInfo | Device) -> _Found:
+        if isinstance(wanted, str | DeviceInfo):
+            return self._named(wanted if isinstance(wanted, str) else wanted.name)
+        kind = type(wanted).__name__
+        if not is_device(wanted):
+            raise InputError(f"{kind} is neither a device nor a device's name")
+        found = _examined(wanted, kind)
+        _refuse_unusable(found.info)
+        return found
+
+    def _named(self, name: str) -> _Found:
+        everything = self._discover()
+        named = [f for f in everything if f.info.name == name]
+        if not named:
+            known = ", ".join(f.info.name for f in everything) or "none"
+            raise PlacementError(f"no device is named {name!r}; found: {known}")
+        found = next((f for f in named if f.info.usable), named[0])
+        _refuse_unusable(found.info)
+        return found
+
+    def _discover(self) -> list[_Found]:
+        with self._lock:
+            if self._found is None:
+                self._found = self._load()
+            return self._found
+
+    def _load(self) -> list[_Found]:
+        found: list[_Found] = []
+        names: set[str] = set()
+        for entry in sorted(self._find(), key=lambda e: (e.name == "reference", e.name)):
+            for device in _load_entry(entry):
+                new = _examined(device, entry.name)
+                if new.info.usable and new.info.name in names:
+                    taken = "another driver has a device of this name"
+                    new = _Found(device, replace(new.info, usable=False, reason=taken))
+                found.append(new)
+                if new.info.usable:
+                    names.add(new.info.name)
+                else:
+                    log.info("device %s is not usable: %s", new.info.name, new.info.reason)
+        return found
+
+
+class _Renewal:
+    """Called in a child process: a lock that another thread held at the fork is never released there."""
+
+    def __init__(self, owner: Manager) -> None:
+        self._owner = weakref.ref(owner)
+
+    def __call__(self) -> None:
+        if (owner := self._owner()) is not None:
+            owner._begin()  # noqa: SLF001  # the manager's own way to begin again
+
+
+def _load_entry(entry: EntryPoint) -> list[Device]:
+    """The driver's devices; what is no device is stood in for by one that gives the reason."""
+    try:
+        made: Any = entry.load()()
+        if is_device(made):
+            return [made]
+        if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
+            return [_no_device(entry.name, made)]
+        several = list(islice(made, MAX_DEVICES + 1))
+        if len(several) > MAX_DEVICES:
+            reason = f"brings more than {MAX_DEVICES} devices"
+            return [InvalidDevice(entry.name, reason)]
+        return [d if is_device(d) else _no_device(entry.name, d) for d in several]
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
+        return [InvalidDevice(entry.name, f"failed to load: {describe(error)}")]
+
+
+def _no_device(driver: str, made: object) -> Device:
+    return InvalidDevice(
+        driver, f"its driver made {describe(made)}, which is no device and no devices"
+    )
+
+
+def _examined(device: Device, driver: str) -> _Found:
+    told, reason = examine(device, driver)
+    info = DeviceInfo(
+        name=told.name,
+        type=told.type.value,
+        version=told.version,
+        usable=not reason,
+        reason=reason,
+        feature_level=told.feature_level,
+        capabilities=told.capabilities,
+        only_when_named=told.capabilities.only_when_named,
+        driver=driver,
+    )
+    return _Found(device, info)
+
+
+def _refuse_unusable(info: DeviceInfo) -> None:
+    if not info.usable:
+        raise PlacementError(f"device {info.name!r} cannot be used", {info.name: info.reason})
+
+
+manager: Final = Manager()
+"""The devices of this process."""

@@ -1,0 +1,152 @@
+"""What a device says of itself, read once and held to the contract: a driver may say anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from penstock.hal import (
+    HAL_VERSION,
+    MAX_NUMBER_OF_CACHE_FILES,
+    Capabilities,
+    Device,
+    DeviceType,
+    InvalidDevice,
+)
+from penstock.hal.capabilities import FEATURE_LEVELS
+
+MAX_SHOWN: Final = 300
+"""Characters of a driver's value that a reason quotes."""
+
+
+@dataclass(slots=True)
+class Told:
+    """A device's metadata as it was read, with defaults for what could not be."""
+
+    name: str
+    version: str
+    type: DeviceType
+    feature_level: int
+    capabilities: Capabilities
+
+
+def is_device(value: object) -> bool:
+    """Whether *value* can be asked what a device is asked; one that raises when looked at cannot."""
+    try:
+        return all(
+            callable(getattr(value, member, None))
+            for member in ("prepare_model", "supported_operations")
+        )
+    except Exception:  # noqa: BLE001  # a driver may raise anything
+        return False
+
+
+def examine(device: Device, driver: str) -> tuple[Told, str]:
+    """The metadata of *device*, and why it cannot be used ("" when it can).
+
+    Every member is read once, and checked: HAL version, name, version, type, feature level,
+    capabilities, numbers of cache files, and the device's own check, which is asked last and only when
+    the rest is right. What raises is a reason. A device without a readable name has *driver*'s.
+    """
+    blank = InvalidDevice(driver, "")
+    told = Told(driver, blank.version, blank.type, blank.feature_level, blank.capabilities)
+    reasons: list[str] = []
+    for member, fault in _METADATA.items():
+        try:
+            value = getattr(device, member)
+            if (found := fault(value)) is not None:
+                reasons.append(found.format(describe(value)))
+            elif hasattr(told, member):
+                setattr(told, member, value)
+        except Exception as error:  # noqa: BLE001  # a driver may raise anything
+            reasons.append(f"its {member} cannot be read: {describe(error)}")
+    for asked in (_cache_files_fault, _own_refusal):
+        if reasons:
+            break
+        try:
+            if refusal := asked(device):
+                reasons.append(refusal)
+        except Exception as error:  # noqa: BLE001  # as above
+            reasons.append(f"failed in its checks: {describe(error)}")
+    return told, reasons[0] if reasons else ""
+
+
+def describe(value: object) -> str:
+    """The start of a driver's value or exception in Python's notation, whatever its own `repr` does."""
+    try:
+        return repr(value)[:MAX_SHOWN]
+    except Exception:  # noqa: BLE001  # as above
+        return f"{type(value).__name__} object"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _hal_version_fault(value: Any) -> str | None:
+    if _is_whole(value) and value == HAL_VERSION:
+        return None
+    return f"speaks HAL {{}}; this is HAL {HAL_VERSION}"
+
+
+def _name_fault(value: Any) -> str | None:
+    return None if _is_text(value) else "its name is {}: it has no name, or one that is no text"
+
+
+def _version_fault(value: Any) -> str | None:
+    return None if _is_text(value) else "its version is {}: it has no version, or no text for one"
+
+
+def _type_fault(value: Any) -> str | None:
+    return None if isinstance(value, DeviceType) else "its type is {}, which is no DeviceType"
+
+
+def _feature_level_fault(value: Any) -> str | None:
+    if _is_whole(value) and value in FEATURE_LEVELS:
+        return None
+    return f"its feature level is {{}}; {FEATURE_LEVELS[0]} to {FEATURE_LEVELS[-1]} are possible"
+
+
+def _capabilities_fault(value: Any) -> str | None:
+    if not isinstance(value, Capabilities):
+        return "its capabilities are {}, which are no Capabilities"
+    # The struct checks nothing when made; NumPy's numbers are as good as Python's.
+    msgspec.convert(msgspec.to_builtins(value, enc_hook=float), Capabilities)
+    return None
+
+
+_METADATA: Final[dict[str, Callable[[Any], str | None]]] = {
+    "hal_version": _hal_version_fault,
+    "name": _name_fault,
+    "version": _version_fault,
+    "type": _type_fault,
+    "feature_level": _feature_level_fault,
+    "capabilities": _capabilities_fault,
+}
+"""Of each member, what tells why its value is wrong: a sentence with {} for the value."""
+
+
+def _cache_files_fault(device: Device) -> str | None:
+    files: Any = device.cache_files_needed()
+    most = MAX_NUMBER_OF_CACHE_FILES
+    if (
+        isinstance(files, tuple | list)
+        and len(files) == 2
+        and all(_is_whole(n) and 0 <= n <= most for n in files)
+    ):
+        return None
+    return f"asks for {describe(files)} cache files; two numbers of 0 to {most} are possible"
+
+
+def _own_refusal(device: Device) -> str | None:
+    refusal: Any = device.check()
+    if refusal is None or isinstance(refusal, str):
+        return refusal
+    return f"its check answers {describe(refusal)}, which is neither None nor a reason"
