@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from penstock.cli import options, writing
-from penstock.cli.failures import UsageError
-from penstock.cli.output import make_table, output_of, svg as svg_picture
+from penstock.cli.failures import Unfinished, UsageError
+from penstock.cli.output import Output, make_table, output_of, svg as svg_picture
+from penstock.errors import PlacementError
 
 if TYPE_CHECKING:
     from penstock import ExecutionPlan
@@ -41,7 +42,12 @@ def plan(
         raise UsageError("--dot and --svg cannot be asked for together")
     dot_file, svg_file = writing.target("--dot", dot), writing.target("--svg", svg)
     loaded = opening.load(model)
-    compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
+    try:
+        compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
+    except PlacementError as error:
+        from penstock.cli.refusals import answers
+
+        report_refusals(output, answers(loaded.model, device, signature), error)
     with compiled:
         made = compiled.plan
     output.table(("operation", "type", "name", "device", "not on"), rows(made))
@@ -65,6 +71,33 @@ def rows(plan: ExecutionPlan) -> list[tuple[int, str, str, str, str]]:
         )
         for p in plan.operations
     ]
+
+
+def report_refusals(
+    output: Output, operations: list[dict[str, Any]], error: PlacementError
+) -> NoReturn:
+    """What every device says of every operation, where some operation has no device. Raises `Unfinished`."""
+    homeless = [o for o in operations if not o["devices"]]
+    if not homeless:
+        raise error
+    output.table(
+        ("operation", "type", "name", "may run on", "not on"),
+        [
+            (
+                o["index"],
+                o["type"],
+                short(o["name"]),
+                ", ".join(o["devices"]) or "no device",
+                "; ".join(f"{name}: {why}" for name, why in o["reasons"].items()),
+            )
+            for o in operations
+        ],
+    )
+    types = ", ".join(dict.fromkeys(o["type"] for o in homeless))
+    text = f"no plan: {len(homeless)} of {len(operations)} operations have no device ({types})"
+    described = {"type": type(error).__name__, "message": text}
+    output.json({"plan": None, "operations": operations, "error": described})
+    raise Unfinished(text) from error
 
 
 def short(name: str) -> str:

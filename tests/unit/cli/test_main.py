@@ -263,6 +263,39 @@ def test_a_device_nobody_has_fails_with_the_known_ones(run: Run, model: Path) ->
     assert "reference" in line
 
 
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    """relu(x) and round(x), of which the sample device knows only the first."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2,), "x")
+    (middle,) = builder.operation("RELU", [x], [(DType.FLOAT32, (2,))])
+    (y,) = builder.operation("ROUND", [middle], [(DType.FLOAT32, (2,))])
+    path = tmp_path / "half.tflite"
+    path.write_bytes(tflite.write(builder.build([y])))
+    return path
+
+
+def test_where_there_is_no_plan_each_device_says_why(run: Run, half: Path) -> None:
+    result = run("plan", half, "-d", "sample")
+    assert result.exit_code == 1
+    assert result.stderr == "penstock: error: no plan: 1 of 2 operations have no device (ROUND)\n"
+    relu, round_ = result.stdout.splitlines()[-2:]
+    assert "RELU" in relu
+    assert relu.rstrip().endswith("sample")
+    assert "no device" in round_
+    assert "sample: " in round_
+
+
+def test_where_there_is_no_plan_json_has_the_reasons_too(run: Run, half: Path) -> None:
+    result = run("plan", half, "-d", "sample", "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.stdout)
+    assert data["plan"] is None
+    assert [o["devices"] for o in data["operations"]] == [["sample"], []]
+    assert data["operations"][1]["reasons"]["sample"]
+    assert data["error"]["type"] == "PlacementError"
+
+
 def test_plan_writes_dot_and_svg(run: Run, model: Path, tmp_path: Path) -> None:
     for option, beginning in (("--dot", "digraph"), ("--svg", "<svg")):
         result = run("plan", model, "--device", "sample", option, tmp_path / "plan")
