@@ -218,7 +218,7 @@ class StepRunner:
             return None
         with self._lock:
             if self._fallback is None:
-                if not supports_all(device, step):
+                if not supports_all(device, step, self._config.accuracy):
                     return None
                 prepared = call_driver(device, step, self._config)
                 self._fallback = PreparedStep(step, device, prepared, self.prepared.receipt)

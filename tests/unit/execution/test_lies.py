@@ -456,3 +456,23 @@ def test_outputs_know_their_names() -> None:
 def test_the_null_device_answers_zeros() -> None:
     with penstock.compile(add_relu(), devices=["null"]) as compiled:
         assert not compiled(X, X)[0].any()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"forbid": {"*": "reference"}},
+        {"require": {"RELU": "liar"}},
+        {"min_coverage": 1.0},
+        {"allow_fallback": False},
+    ],
+)
+def test_a_run_falls_back_only_where_the_policy_lets_it(policy: dict[str, Any]) -> None:
+    broken = Answering(GeneralFailure("broken"))
+    with (
+        penstock.compile(
+            add_relu(), devices=[broken, "reference"], policy=penstock.Policy(**policy)
+        ) as compiled,
+        pytest.raises(GeneralFailure, match="broken"),
+    ):
+        compiled(X, X)
