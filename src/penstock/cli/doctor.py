@@ -14,9 +14,17 @@ import typer
 import penstock
 from penstock import knobs
 from penstock.cli.devices import describe, usable
-from penstock.cli.knobs import describe as describe_knob
+from penstock.cli.failures import Unfinished
+from penstock.cli.knobs import (
+    describe as describe_knob,
+    place,
+    problems,
+    shown,
+    unknown_devices,
+    unknown_names,
+)
 from penstock.cli.output import output_of, size
-from penstock.errors import NotAvailable
+from penstock.errors import InputError, NotAvailable
 
 PACKAGES: Final = (
     "penstock",
@@ -75,21 +83,26 @@ def doctor(
                 "none" if limits["cgroup_cpus"] is None else f"{limits['cgroup_cpus']:g} CPUs",
             ),
             ("OMP_NUM_THREADS", limits["omp_num_threads"] or "not set"),
-            ("threads a driver gets", limits["threads"]),
+            ("threads a driver gets", limits["threads"] or "not known: see the problems"),
             ("cgroup memory", "no limit" if memory is None else size(memory)),
         ],
     )
     if data["knobs"]:
-        rows = [(k["name"], k["value"], k["default"], k["source"]) for k in data["knobs"]]
-        output.table(("changed knob", "value", "default", "from"), rows)
+        rows = [(k["name"], shown(k), k["default"], place(k["source"])) for k in data["knobs"]]
+        output.table(("changed knob", "value", "default", "from"), rows, whole=("changed knob",))
     else:
         output.line("knobs: all at their defaults")
+    output.problems(data["problems"])
+    output.notes(data["notes"])
     output.json(data)
+    if data["problems"]:
+        raise Unfinished("; ".join(data["problems"]))
 
 
 def examine() -> dict[str, Any]:
     """Everything that `--json` prints."""
     every = [describe_knob(name) for name in knobs.KNOBS]
+    found = penstock.devices()
     return {
         "system": {
             "python": platform.python_version(),
@@ -99,10 +112,12 @@ def examine() -> dict[str, Any]:
             "executable": sys.executable,
         },
         "packages": {name: installed(name) for name in (*PACKAGES, *ENGINES)},
-        "devices": [describe(d) for d in penstock.devices()],
+        "devices": [describe(d) for d in found],
         "limits": limits(),
         "knobs": [k for k in every if k["source"] != "default"],
         "settings_file": str(knobs.settings_path()),
+        "problems": problems(every) + unknown_devices([d.name for d in found]),
+        "notes": unknown_names(),
     }
 
 
@@ -115,7 +130,8 @@ def installed(package: str) -> str | None:
 
 
 def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
-    """Processors, threads and memory this process may use; None where nothing limits them.
+    """Processors, threads and memory this process may use; None where nothing limits them, or where a
+    setting keeps that from being known.
 
     Reads cgroup v2 files (`cpu.max`, `memory.max`), else those of v1.
     """
@@ -124,12 +140,16 @@ def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
     affinity = os.cpu_count()
     if sys.platform == "linux":
         affinity = len(os.sched_getaffinity(0))
+    try:
+        threads = allowed_threads()
+    except (InputError, OSError):
+        threads = None
     return {
         "processors": os.cpu_count(),
         "affinity": affinity,
         "cgroup_cpus": _cgroup_cpus(cgroup),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "threads": allowed_threads(),
+        "threads": threads,
         "cgroup_memory_bytes": _cgroup_memory(cgroup),
     }
 

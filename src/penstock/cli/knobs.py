@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from typing import Any
 
 import typer
 
 from penstock.cli.output import output_of
-from penstock.knobs import KNOBS, settings_path
+from penstock.errors import InputError
+from penstock.knobs import ENVIRONMENT_PREFIX, KNOBS, devices, settings_file, settings_path
 
 
 def knobs(context: typer.Context) -> None:
@@ -15,25 +18,87 @@ def knobs(context: typer.Context) -> None:
     output = output_of(context)
     every = [describe(name) for name in KNOBS]
     output.table(
-        ("knob", "value", "from", "default", "environment", "what it does"),
-        [
-            (k["name"], k["value"], k["source"], k["default"], k["variable"], k["doc"])
-            for k in every
-        ],
+        ("knob", "value", "from", "default", "what it does"),
+        [(k["name"], shown(k), place(k["source"]), k["default"], k["doc"]) for k in every],
+        whole=("knob", "from"),
+    )
+    wrong = problems(every)
+    output.problems(wrong)
+    output.notes(unknown := unknown_names())
+    output.line(
+        f"a knob is set by {ENVIRONMENT_PREFIX}<KNOB> in the environment, or in the settings file",
+        "dim",
     )
     output.line(f"settings file: {settings_path()}", "dim")
-    output.json({"knobs": every, "settings_file": str(settings_path())})
+    output.json(
+        {"knobs": every, "settings_file": str(settings_path()), "problems": wrong, "notes": unknown}
+    )
 
 
 def describe(name: str) -> dict[str, Any]:
-    """One knob as `--json` prints it. Raises `InputError` where its value has the wrong type."""
+    """One knob as `--json` prints it: *value* is None where *problem* says why it cannot be used."""
     knob = KNOBS[name]
+    value, source, problem = None, "settings file", None
+    try:
+        source = knob.source()[1]
+        value = knob()
+        if name == "num_threads" and isinstance(value, int) and value < 0:
+            problem = f"knob {name} ({source}) must be 0 or more, not {value}; it is ignored"
+            value = None
+    except (InputError, OSError) as error:
+        problem = str(error)
     return {
         "name": name,
-        "value": knob(),
-        "source": knob.source()[1],
+        "value": value,
+        "source": source,
         "default": knob.default,
         "type": knob.kind.__name__,
         "variable": knob.variable,
         "doc": knob.doc,
+        "problem": problem,
     }
+
+
+def shown(knob: dict[str, Any]) -> object:
+    """The value for people."""
+    return knob["value"] if knob["problem"] is None else "not usable"
+
+
+def place(source: str) -> str:
+    """Where a value comes from, without the variable's name, which is the knob's own."""
+    return "environment" if source.startswith("environment") else source
+
+
+def problems(described: Collection[dict[str, Any]]) -> list[str]:
+    """What is wrong with the values of knobs, each thing once."""
+    return list(dict.fromkeys(k["problem"] for k in described if k["problem"] is not None))
+
+
+def unknown_names() -> list[str]:
+    """A note for each variable of the environment and each name in the settings file that is no knob's."""
+    variables = {knob.variable for knob in KNOBS.values()}
+    strange = sorted(
+        v for v in os.environ if v.startswith(ENVIRONMENT_PREFIX) and v not in variables
+    )
+    notes = [
+        f"the environment variable {v} is no knob's; Penstock does not read it" for v in strange
+    ]
+    try:
+        names = sorted(set(settings_file()) - set(KNOBS))
+    except (InputError, OSError):
+        names = []
+    return notes + [f"the settings file names {n!r}, which is no knob" for n in names]
+
+
+def unknown_devices(found: Collection[str]) -> list[str]:
+    """What is wrong with the devices that the knob `devices` names, where *found* are all there are."""
+    try:
+        names, source = devices(), devices.source()[1]
+    except (InputError, OSError):
+        return []
+    wanted = [n.strip() for n in names.split(",") if n.strip()]
+    return [
+        f"knob devices ({source}) names {n!r}; the devices are {', '.join(found) or 'none'}"
+        for n in dict.fromkeys(wanted)
+        if n not in found
+    ]

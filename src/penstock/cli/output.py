@@ -48,12 +48,22 @@ class Output:
         for note in notes:
             self.line(f"note: {note}", "yellow")
 
+    def problems(self, problems: Iterable[str]) -> None:
+        """What is wrong here."""
+        for problem in problems:
+            self.line(f"problem: {problem}", "red")
+
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        title: str = "",
+        whole: Sequence[str] = (),
     ) -> None:
-        """A table: boxed on a terminal, plain aligned columns elsewhere."""
+        """A table: boxed on a terminal, plain aligned columns elsewhere. The columns *whole* never wrap."""
         if not self.as_json:
-            self._console.print(make_table(columns, rows, title, boxed=self._console.is_terminal))
+            boxed = self._console.is_terminal
+            self._console.print(make_table(columns, rows, title, boxed=boxed, whole=whole))
 
     def json(self, value: Mapping[str, Any]) -> None:
         """The one object a command prints with `--json`; nothing otherwise."""
@@ -92,9 +102,14 @@ def _console() -> Console:
 
 
 def make_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", *, boxed: bool = True
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str = "",
+    *,
+    boxed: bool = True,
+    whole: Sequence[str] = (),
 ) -> Table:
-    """A rich table; numbers are right-aligned."""
+    """A rich table; numbers are right-aligned, and the columns *whole* are never wrapped."""
     content = [[_cell(value) for value in row] for row in rows]
     table = Table(
         title=Text(title) if title else None,
@@ -105,7 +120,12 @@ def make_table(
     )
     for position, name in enumerate(columns):
         numeric = bool(content) and all(_is_number(row[position]) for row in content)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=name in whole,
+        )
     for row in content:
         table.add_row(*(Text(value) for value in row))
     return table

@@ -216,9 +216,54 @@ def test_knobs_lists_every_knob(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert "num_threads" in run("knobs").stdout
 
 
-def test_a_knob_of_the_wrong_type_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "many")
-    assert "num_threads" in one_line(run("knobs"), 1)
+@pytest.mark.parametrize(
+    ("value", "words"), [("many", "must be int, not 'many'"), ("-1", "must be 0 or more, not -1")]
+)
+def test_a_bad_knob_is_a_problem_among_the_good_ones(
+    run: Run, monkeypatch: pytest.MonkeyPatch, value: str, words: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", value)
+    data = parsed(run("knobs", "--json"))
+    every = {k["name"]: k for k in data["knobs"]}
+    assert every["num_threads"]["value"] is None
+    assert words in every["num_threads"]["problem"]
+    assert every["allow_fallback"]["problem"] is None
+    assert words in run("knobs").stdout
+    doctor = run("doctor")
+    assert doctor.exit_code == 1
+    assert words in doctor.stdout
+    assert words in doctor.stderr
+    assert "numpy" in doctor.stdout
+    as_json = run("doctor", "--json")
+    assert as_json.exit_code == 1
+    assert words in json.loads(as_json.stdout)["problems"][0]
+
+
+def test_a_settings_file_that_is_no_toml_is_one_problem(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "knobs.toml").write_text("num_threads = = 2", "utf-8")
+    monkeypatch.setattr("penstock.knobs.settings_path", lambda: tmp_path / "knobs.toml")
+    problems = parsed(run("knobs", "--json"))["problems"]
+    assert len(problems) == 1
+    assert "not valid TOML" in problems[0]
+    assert run("doctor").exit_code == 1
+
+
+def test_names_that_are_no_knobs_and_devices_that_are_not_there_are_mentioned(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "knobs.toml").write_text("threads = 2", "utf-8")
+    monkeypatch.setattr("penstock.knobs.settings_path", lambda: tmp_path / "knobs.toml")
+    monkeypatch.setenv("PENSTOCK_THREADS", "2")
+    noted = run("doctor")
+    assert noted.exit_code == 0
+    assert "environment variable PENSTOCK_THREADS is no knob's" in noted.stdout
+    assert "settings file names 'threads'" in noted.stdout
+    monkeypatch.setenv("PENSTOCK_DEVICES", "reference, quantum")
+    refused = run("doctor")
+    assert refused.exit_code == 1
+    assert "names 'quantum'" in refused.stdout
 
 
 def test_devices_have_a_reason_when_they_are_not_usable(run: Run) -> None:

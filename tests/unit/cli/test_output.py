@@ -35,6 +35,16 @@ def test_on_a_terminal_tables_have_boxes() -> None:
     assert "╭" in text
 
 
+def test_whole_columns_are_not_broken_inside_a_word() -> None:
+    stream = io.StringIO()
+    output = Output(console=Console(file=stream, width=80, force_terminal=True, color_system=None))
+    rows = [("densify_limit_mib", "settings file", "word " * 40)]
+    output.table(("knob", "from", "what it does"), rows, whole=("knob", "from"))
+    assert "densify_limit_mib" in stream.getvalue()
+    assert "settings file" in stream.getvalue()
+    assert max(map(len, stream.getvalue().splitlines())) == 80
+
+
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = io.StringIO()
