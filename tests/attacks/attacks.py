@@ -108,16 +108,23 @@ def table_that_is_its_own_element() -> bytes:
     return one_field(SUBGRAPHS, struct.pack("<II", 1, 0xFFFFFFF0) + bytes(16))
 
 
+def followed(content: bytes | bytearray, at: int) -> int:
+    """Where the offset at *at* points."""
+    return at + int.from_bytes(content[at : at + 4], "little")
+
+
+def field_of(content: bytes | bytearray, at: int, table: str, name: str) -> int:
+    """Where the table at *at* holds its field *name*."""
+    slot = TFLITE.table(table).by_name[name].slot
+    vtable = at - int.from_bytes(content[at : at + 4], "little", signed=True)
+    return at + int.from_bytes(content[vtable + 4 + 2 * slot : vtable + 6 + 2 * slot], "little")
+
+
 def shared(table: Values, count: int, name: str) -> bytes:
     """A model whose vector *name* holds *count* references to one table."""
     content = bytearray(encode(TFLITE, {"version": 3, name: [table] * 2}))
-    slot = TFLITE.table("Model").by_name[name].slot
-    root = int.from_bytes(content[:4], "little")
-    vtable = root - int.from_bytes(content[root : root + 4], "little", signed=True)
-    entry = int.from_bytes(content[vtable + 4 + 2 * slot : vtable + 6 + 2 * slot], "little")
-    field = root + entry
-    vector = field + int.from_bytes(content[field : field + 4], "little")
-    target = vector + 4 + int.from_bytes(content[vector + 4 : vector + 8], "little")
+    vector = followed(content, field_of(content, followed(content, 0), "Model", name))
+    target = followed(content, vector + 4)
     shift = 4 * (count - 2)
     at = vector + 4 + 4 * np.arange(count, dtype=np.int64)
     offsets = (target + shift - at).astype("<u4").tobytes()
@@ -133,6 +140,60 @@ def ten_thousand_names_for_one_subgraph() -> bytes:
 
 def a_hundred_thousand_names_for_one_buffer() -> bytes:
     return shared({"data": bytes(1000)}, 100_000, "buffers")
+
+
+def one_empty_table(name: str, count: int, code: str = "ADD", size: int = 992_256) -> bytes:
+    """A file of *size* bytes or more whose one subgraph's vector *name* refers *count* times to an empty table."""
+    file = FileBuilder()
+    file.code(code, "x" if code == "CUSTOM" else "")
+    file.graph[name] = [{}]
+    content = bytearray(file.encode())
+    subgraphs = followed(content, field_of(content, followed(content, 0), "Model", "subgraphs"))
+    field = field_of(content, followed(content, subgraphs + 4), "SubGraph", name)
+    content += bytes(-len(content) % 4)
+    vector = len(content)
+    content[field : field + 4] = struct.pack("<I", vector - field)
+    offsets = 4 + 4 * count - 4 * np.arange(count, dtype=np.int64)
+    content += struct.pack("<I", count) + offsets.astype("<u4").tobytes()
+    content += struct.pack("<HHi", 4, 4, 4)
+    return bytes(content) + bytes(max(0, size - len(content)))
+
+
+def a_hundred_thousand_tensors_in_one_table() -> bytes:
+    return one_empty_table("tensors", 100_000)
+
+
+def a_hundred_thousand_operators_in_one_table() -> bytes:
+    return one_empty_table("operators", 100_000)
+
+
+def a_hundred_thousand_custom_operators_in_one_table() -> bytes:
+    return one_empty_table("operators", 100_000, "CUSTOM")
+
+
+def as_many_tensors_in_one_table_as_fit() -> bytes:
+    return one_empty_table("tensors", 49_000)
+
+
+def as_many_custom_operators_in_one_table_as_fit() -> bytes:
+    return one_empty_table("operators", 20_000, "CUSTOM")
+
+
+def operators_whose_many_attributes_are_all_absent() -> bytes:
+    return one_empty_table("operators", 40_000, "STABLEHLO_CONVOLUTION", 400_000)
+
+
+def inputs_that_are_all_changed_in_place() -> bytes:
+    file = FileBuilder()
+    x, y = file.tensor("", [1]), file.tensor("", [1])
+    file.operator("CUSTOM:step", [x] * 50_000, [y], mutating_variable_inputs=[True] * 200_000)
+    return file.finish([x], [y])
+
+
+def a_name_of_two_hundred_thousand_bytes_that_are_not_text() -> bytes:
+    file = relu()
+    file.graph["name"] = "@" * 200_000
+    return file.encode().replace(b"@" * 200_000, b"\xff" * 200_000)
 
 
 def dimensions_that_overflow() -> bytes:
@@ -197,6 +258,18 @@ def sparse_zeros_without_end() -> bytes:
 
 def sparse_levels_that_multiply() -> bytes:
     return sparse([16, 16, 16, 16], [{"dense_size": 16}] * 4)
+
+
+def sparse_levels_that_lead_nowhere() -> bytes:
+    """Thirty-two levels, all but the last of one element: an index of every value on each."""
+    file = FileBuilder()
+    levels = [{"dense_size": 1}] * 31 + [{"dense_size": 500_000}]
+    sparsity = {"traversal_order": list(range(32)), "block_map": [], "dim_metadata": levels}
+    shape = [1] * 31 + [500_000]
+    w = file.tensor("w", shape, "INT8", bytes(500_000), sparsity=sparsity)
+    y = file.tensor("y", [1])
+    file.operator("CUSTOM:use", [w], [y])
+    return file.finish([], [y])
 
 
 def sparse_blocks_of_negative_size() -> bytes:
@@ -489,6 +562,14 @@ ATTACKS: dict[str, Attack] = {
         (table_that_is_its_own_element, (OffsetOutOfBounds,)),
         (ten_thousand_names_for_one_subgraph, (LimitExceeded,)),
         (a_hundred_thousand_names_for_one_buffer, (LimitExceeded,)),
+        (a_hundred_thousand_tensors_in_one_table, (LimitExceeded,)),
+        (a_hundred_thousand_operators_in_one_table, (LimitExceeded,)),
+        (a_hundred_thousand_custom_operators_in_one_table, (LimitExceeded,)),
+        (as_many_tensors_in_one_table_as_fit, None),
+        (as_many_custom_operators_in_one_table_as_fit, None),
+        (operators_whose_many_attributes_are_all_absent, (LimitExceeded,)),
+        (inputs_that_are_all_changed_in_place, (LimitExceeded,)),
+        (a_name_of_two_hundred_thousand_bytes_that_are_not_text, None),
         (dimensions_that_overflow, (ShapeOverflow,)),
         (elements_that_overflow_only_as_bytes, (ShapeOverflow,)),
         (a_million_dimensions, (ShapeOverflow,)),
@@ -499,6 +580,7 @@ ATTACKS: dict[str, Attack] = {
         (external_data_behind_the_file, (OffsetOutOfBounds,)),
         (sparse_zeros_without_end, (LimitExceeded, ShapeOverflow)),
         (sparse_levels_that_multiply, (InvalidSparsity,)),
+        (sparse_levels_that_lead_nowhere, (LimitExceeded,)),
         (sparse_blocks_of_negative_size, (InvalidSparsity,)),
         (initial_state_of_a_gibibyte, (LimitExceeded,)),
         (zip_bomb, (LimitExceeded,)),

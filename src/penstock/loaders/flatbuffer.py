@@ -7,6 +7,7 @@ cannot overflow. Reference: the FlatBuffers binary format ("Internals" in the Fl
 from __future__ import annotations
 
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -16,9 +17,21 @@ from penstock.errors import LimitExceeded, ModelError, NotAModel, OffsetOutOfBou
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
 
 MAX_DEPTH: Final = 32
-WORK_PER_BYTE: Final = 2
-WORK_ALLOWANCE: Final = 1 << 14
-TABLE_WORK: Final = 16
+MEMORY_PER_BYTE: Final = 44
+MEMORY_ALLOWANCE: Final = 1 << 20
+"""What the content of a file may take in memory: so much for each of its bytes, and so much for any file."""
+
+TABLE_MEMORY: Final = 112
+SLOT_MEMORY: Final = 32
+ARRAY_MEMORY: Final = 144
+NUMBER_MEMORY: Final = 10
+"""For each stored byte: what four of them become as a Python number in a tuple takes at most 40."""
+
+BLOB_MEMORY: Final = 128
+STRING_MEMORY: Final = 64
+REFERENCE_MEMORY: Final = 16
+
+EXHAUSTED: Final = "the file refers to more content than it has room for"
 
 Values: TypeAlias = "dict[str, Any]"
 """One table: field name to value.
@@ -58,14 +71,18 @@ class _Defect(Exception):
 class Reader:
     """Reads one FlatBuffer of *schema* in *data*.
 
-    The work is bounded by a small multiple of the file's size, whatever its offsets say, so that vectors
-    which share their elements cannot make a small file large: `LimitExceeded` when it is used up.
+    Everything is charged for the memory it takes, each time that something refers to it, so that vectors
+    which share their elements cannot make a small file large: `LimitExceeded` when *memory* bytes are used
+    up, by default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`.
     """
 
-    def __init__(self, data: memoryview, schema: Schema) -> None:
+    def __init__(self, data: memoryview, schema: Schema, memory: int | None = None) -> None:
         self.data, self.schema, self.size = data, schema, data.nbytes
         self._vtables: dict[int, tuple[int, ...]] = {}
-        self.work_left = WORK_PER_BYTE * self.size + WORK_ALLOWANCE
+        self._bytes = np.frombuffer(data, np.uint8)
+        self.memory_left = (
+            MEMORY_PER_BYTE * self.size + MEMORY_ALLOWANCE if memory is None else memory
+        )
 
     def root(self) -> Values:
         """The root table, with everything it refers to.
@@ -89,13 +106,16 @@ class Reader:
         """A copy of a vector of bytes; empty for an absent one."""
         return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
 
-    def _spend(self, amount: int, at: int) -> None:
-        self.work_left -= amount
-        if self.work_left < 0:
-            raise self._exhausted(at)
+    def charge(self, amount: int, user: str) -> None:
+        """Charges *amount* bytes for what is made of the content; *user* names it in `LimitExceeded`."""
+        self.memory_left -= amount
+        if self.memory_left < 0:
+            raise LimitExceeded(EXHAUSTED, where=user)
 
-    def _exhausted(self, at: int) -> _Defect:
-        return _Defect(LimitExceeded, "the file refers to more content than it has room for", at)
+    def _spend(self, amount: int, at: int) -> None:
+        self.memory_left -= amount
+        if self.memory_left < 0:
+            raise _Defect(LimitExceeded, EXHAUSTED, at)
 
     def _target(self, at: int) -> int:
         """Follows the offset stored at *at*, which lies inside the file."""
@@ -118,9 +138,7 @@ class Reader:
         if entries is None:
             entries = self._vtable(vtable, at)
         count = len(entries)
-        self.work_left -= TABLE_WORK + 4 * count
-        if self.work_left < 0:
-            raise self._exhausted(at)
+        self._spend(TABLE_MEMORY + SLOT_MEMORY * len(table.fields) + 8 * count, at)
         values = table.defaults.copy()
         for field in table.fields:
             slot = field.slot
@@ -159,7 +177,7 @@ class Reader:
             raise _Defect(
                 TruncatedModel, f"a vtable of {length} bytes at byte {vtable} of {self.size}", at
             )
-        self._spend(length, at)
+        self._spend(TABLE_MEMORY + SLOT_MEMORY * (length >> 1), at)
         entries: tuple[int, ...] = struct.unpack_from(
             f"<{(length - 4) >> 1}H", self.data, vtable + 4
         )
@@ -186,16 +204,15 @@ class Reader:
     def _numbers(self, at: int, field: Field) -> Any:
         dtype = field.dtype
         count = self._length(at, dtype.itemsize)
-        self._spend(count * dtype.itemsize, at)
         if field.scalar == "uint8":
+            self._spend(BLOB_MEMORY, at)
             return Blob(at + 4, count)
-        if not count:
-            return np.empty(0, dtype)
-        return np.frombuffer(self.data, dtype, count, at + 4)
+        self._spend(ARRAY_MEMORY + NUMBER_MEMORY * count * dtype.itemsize, at)
+        return np.ndarray(count, dtype, self._bytes, at + 4)
 
     def _elements(self, at: int, field: Field, depth: int) -> list[Any]:
         count = self._length(at, 4)
-        self._spend(4 * count, at)
+        self._spend(STRING_MEMORY + REFERENCE_MEMORY * count, at)
         found: list[Any] = []
         table = self.schema.table(field.target) if field.kind is Kind.TABLES else None
         try:
@@ -224,5 +241,8 @@ class Reader:
         end = at + 4 + length
         if end >= self.size or self.data[end]:
             raise _Defect(TruncatedModel, f"a string of {length} bytes has no terminator", at)
-        self._spend(length + 4, at)
-        return str(self.data[at + 4 : end], "utf-8", "backslashreplace")
+        self._spend(STRING_MEMORY + length, at)
+        text = str(self.data[at + 4 : end], "utf-8", "backslashreplace")
+        if not text.isascii() or len(text) > length:
+            self._spend(2 * sys.getsizeof(text), at)
+        return text

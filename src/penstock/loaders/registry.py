@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from typing import BinaryIO, Final, TypeAlias
@@ -29,7 +30,7 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
     the file changes the model under its users, and truncating it kills them with SIGBUS.
 
     Raises `ModelError` subclasses that name the defect and its place, `OSError` when the file cannot be
-    read, `InputError` for *map* without a path.
+    read, `InputError` for *map* without a path and for a source that does not give bytes.
     """
     content = _read(source, map)
     pool = ConstantPool(content.view, content)
@@ -44,15 +45,36 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
     )
 
 
+class _Binary:
+    """A file object whose `read` must give bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        chunk: object = self._file.read(size)
+        if isinstance(chunk, bytes | bytearray | memoryview):
+            return bytes(chunk)
+        raise InputError(
+            f"read() gave {type(chunk).__name__}, not bytes: open the file in binary mode, and blocking"
+        )
+
+
 def _read(source: Source, map_file: bool) -> sealed_file.SealedFile:
     if isinstance(source, str | os.PathLike):
         return sealed_file.map_path(source) if map_file else sealed_file.read_path(source)
     if map_file:
         raise InputError("map=True needs the path of a file")
     if isinstance(source, bytes | bytearray | memoryview):
+        if isinstance(source, memoryview) and not source.c_contiguous:
+            raise InputError(
+                "the memoryview has gaps: load bytes(view), a contiguous copy, instead"
+            )
         return sealed_file.seal_bytes(source)
     if hasattr(source, "read"):
-        return sealed_file.read_file(source)
+        if isinstance(source, io.FileIO):
+            return sealed_file.read_file(source)
+        return sealed_file.read_file(_Binary(source))  # type: ignore[arg-type]  # all that is called is read
     raise InputError(
         f"a model is loaded from a path, bytes or a binary file, not from {type(source).__name__}"
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock import loaders
-from penstock.errors import NotExportable
+from penstock.errors import InputError, NotExportable
 from penstock.export.tflite import write, writer
 from penstock.ir import DType, Metadata, Model, ModelBuilder, Quantization, Shape, Signature
 from penstock.ir.builder import pack
@@ -47,6 +47,11 @@ def addition(**arguments: Any) -> Model:
     (s,) = builder.operation("ADD", [x, w], [(F32, (2, 3))])
     (y,) = builder.operation("RELU", [s], [(F32, (2, 3))])
     return builder.build([y], **arguments)
+
+
+def test_what_is_no_model_is_the_callers_mistake() -> None:
+    with pytest.raises(InputError, match="NoneType"):
+        write(None)  # type: ignore[arg-type]
 
 
 def test_a_built_model_runs() -> None:

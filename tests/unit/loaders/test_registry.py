@@ -129,6 +129,27 @@ def test_what_is_no_source_is_the_callers_mistake() -> None:
         loaders.load(content(), map=True)
 
 
+class Blocked:
+    """A file whose `read` has nothing to give yet."""
+
+    def read(self, size: int = -1) -> None:
+        return None
+
+
+def test_what_does_not_give_bytes_is_the_callers_mistake(tmp_path: Path) -> None:
+    text = tmp_path / "net.txt"
+    text.write_text("net", "utf-8")
+    with text.open(encoding="utf-8") as file:
+        for source, message in (
+            (io.StringIO("net"), "read.* gave str, not bytes"),
+            (file, "read.* gave str, not bytes"),
+            (Blocked(), "read.* gave NoneType, not bytes"),
+            (memoryview(content())[::2], "gaps"),
+        ):
+            with pytest.raises(InputError, match=message):
+                loaders.load(source)  # type: ignore[arg-type]  # what no caller should give
+
+
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         loaders.load(tmp_path / "absent.tflite")

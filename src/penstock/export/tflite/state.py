@@ -8,12 +8,13 @@ first operation, ASSIGN_VARIABLE after the last, and CALL_ONCE of a subgraph tha
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.errors import NotExportable
 from penstock.ir.model import Model, StatePort, Variable, constant_bytes
-from penstock.ir.operation import Operation
+from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.types import DType
 
 STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
@@ -31,11 +32,11 @@ BASIC_LSTM_STATES: Final = (1, 4)
 BASIC_LSTM_OUTPUTS: Final = 4
 
 
-def state_positions(operation: Operation) -> tuple[int, ...]:
-    """Positions of the state inputs of a recurrent operation; empty for every other."""
-    if operation.type == "LSTM" and operation.attributes.get("kernel_type") == "BASIC":
+def state_positions(kind: str, attributes: Mapping[str, AttributeValue]) -> tuple[int, ...]:
+    """Positions of the state inputs of a recurrent operation of type *kind*; empty for every other."""
+    if kind == "LSTM" and attributes.get("kernel_type") == "BASIC":
         return BASIC_LSTM_STATES
-    return STATE_INPUTS.get(operation.type, ())
+    return STATE_INPUTS.get(kind, ())
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ def plan_state(model: Model, index: int) -> SubgraphState:
     shared = Counter(p.variable for s in model.subgraphs for p in s.states)
     through: set[int] = set()
     for at, operation in enumerate(subgraph.operations):
-        positions = state_positions(operation)
+        positions = state_positions(operation.type, operation.attributes)
         if not positions:
             continue
         where = f"subgraph {index}, operation {at} ({operation.type})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from penstock.errors import CyclicModel, InvalidOperand, InvalidOperation, LimitExceeded
+from penstock.export.tflite.state import state_positions
 from penstock.ir.operand import Operand
 from penstock.ir.types import Shape
 from penstock.loaders.tflite.operators import RawOperator
@@ -38,19 +39,6 @@ STEP_ALLOWANCE: Final = 100_000
 STATE_PER_OPERAND: Final = 8
 STATE_ALLOWANCE: Final = 4096
 
-STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
-    "SVDF": (4,),
-    "RNN": (4,),
-    "UNIDIRECTIONAL_SEQUENCE_RNN": (4,),
-    "BIDIRECTIONAL_SEQUENCE_RNN": (4, 8),
-    "LSTM": (18, 19),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": (18, 19),
-    "BIDIRECTIONAL_SEQUENCE_LSTM": (35, 36, 37, 38),
-}
-"""Positions of the state tensors that a recurrent operation changes in place."""
-
-BASIC_LSTM_STATES: Final = (1, 4)
-
 
 @dataclass(slots=True)
 class RawSubgraph:
@@ -72,9 +60,8 @@ def state_inputs(operator: RawOperator) -> tuple[int, ...]:
     """Positions among the inputs of *operator* of the state it changes in place."""
     if operator.type == "CUSTOM":
         return tuple(sorted(i for i in operator.mutated if i < len(operator.inputs)))
-    if operator.type == "LSTM" and operator.attributes.get("kernel_type") == "BASIC":
-        return tuple(i for i in BASIC_LSTM_STATES if i < len(operator.inputs))
-    return tuple(i for i in STATE_INPUTS.get(operator.type, ()) if i < len(operator.inputs))
+    positions = state_positions(operator.type, operator.attributes)
+    return tuple(i for i in positions if i < len(operator.inputs))
 
 
 def call_order(subgraphs: list[RawSubgraph]) -> list[int]:

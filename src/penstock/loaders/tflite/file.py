@@ -11,6 +11,7 @@ from penstock.ir.operand import DataLocation
 from penstock.loaders.flatbuffer import Blob, Reader, Values
 
 SCHEMA_VERSION: Final = 3
+BUFFER_MEMORY: Final = 160
 
 
 class File:
@@ -24,7 +25,9 @@ class File:
             raise NotAModel(
                 f"the schema version is {self.root['version']}; only {SCHEMA_VERSION} is known"
             )
-        self._places = [self._place(i, b) for i, b in enumerate(self.root["buffers"] or ())]
+        buffers = self.tables("buffers")
+        self.charge(BUFFER_MEMORY * len(buffers), "buffers")
+        self._places = [self._place(i, b) for i, b in enumerate(buffers)]
         self._copies_left = len(self.data)
 
     def tables(self, name: str) -> list[Values]:
@@ -45,10 +48,20 @@ class File:
         """A copy of some bytes of the file. All copies together may take as much as the file."""
         if place is None:
             return b""
+        self.charge(place.length, user)
         self._copies_left -= place.length
         if self._copies_left < 0:
             raise LimitExceeded("the file refers to the same bytes too often", where=user)
         return bytes(self.data[place.offset : place.offset + place.length])
+
+    def charge(self, amount: int, user: str = "") -> None:
+        """Charges *amount* bytes to what the file may take in memory (`LimitExceeded`)."""
+        self.reader.charge(amount, user)
+
+    @property
+    def memory_left(self) -> int:
+        """What is left of the bytes that the file may take in memory."""
+        return self.reader.memory_left
 
     def outside(self, offset: int, size: int, user: str) -> DataLocation:
         """A span given by file offset and size, as data beyond 2 GiB is."""

@@ -31,16 +31,20 @@ CONTENT: Final = {
 }
 
 
+ENTRY_MEMORY: Final = 160
+
+
 def read_metadata(file: File) -> Metadata:
     """The metadata of *file*; `InvalidMetadata` when what is there cannot be read."""
     entries: dict[str, bytes] = {}
     for index, table in enumerate(file.tables("metadata")):
         where = f"metadata {index} ({table['name'] or ''})"
+        file.charge(ENTRY_MEMORY, where)
         entries[table["name"] or ""] = file.copy(file.buffer(table["buffer"], where), where)
     files = read_archive(file.data)
     raw = entries.get(ENTRY)
     if raw:
-        return _described(raw, entries, files)
+        return _described(file, raw, entries, files)
     if not entries and not files:
         return NO_METADATA
     return Metadata(entries=entries, files=files)
@@ -109,9 +113,11 @@ class _View(io.RawIOBase):
         return len(part)
 
 
-def _described(raw: bytes, entries: Mapping[str, bytes], files: Mapping[str, bytes]) -> Metadata:
+def _described(
+    file: File, raw: bytes, entries: Mapping[str, bytes], files: Mapping[str, bytes]
+) -> Metadata:
     try:
-        root = Reader(memoryview(raw), METADATA).root()
+        root = Reader(memoryview(raw), METADATA, file.memory_left).root()
     except ModelError as error:
         raise InvalidMetadata(error.message, where=f"{ENTRY}, {error.where or 'header'}") from None
     subgraphs = root["subgraph_metadata"] or []

@@ -18,6 +18,15 @@ from penstock.loaders.tflite.file import File, integers
 PLACEHOLDER: Final = 127
 """`deprecated_builtin_code` of operators whose number does not fit a byte."""
 
+CODE_MEMORY: Final = 128
+OPERATOR_MEMORY: Final = 576
+ATTRIBUTE_MEMORY: Final = 64
+ARGUMENT_MEMORY: Final = 32
+MUTATED_MEMORY: Final = 512
+"""What an operator code, an operator, each attribute, each operand it names and each input it changes take in all that is made
+of them, besides the numbers as they were read.
+"""
+
 SUBGRAPH_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "IF": ("then_subgraph_index", "else_subgraph_index"),
     "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
@@ -65,8 +74,10 @@ class RawOperator:
 
 def read_codes(file: File) -> list[OperatorCode]:
     """The operator codes of the file; `UnknownOperator` for a number the schema does not have."""
-    codes = []
-    for index, table in enumerate(file.tables("operator_codes")):
+    codes: list[OperatorCode] = []
+    tables = file.tables("operator_codes")
+    file.charge(CODE_MEMORY * len(tables), "operator codes")
+    for index, table in enumerate(tables):
         deprecated, number = table["deprecated_builtin_code"], table["builtin_code"]
         if deprecated != PLACEHOLDER:
             number = max(deprecated, number)
@@ -99,6 +110,7 @@ def read_operator(
     code = codes[opcode]
     place = f"{place} ({code.type})"
     inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
+    file.charge(OPERATOR_MEMORY + ARGUMENT_MEMORY * (len(inputs) + len(outputs)), place)
     for kind, indexes, least in (("input", inputs, -1), ("output", outputs, 0)):
         if indexes and not (least <= min(indexes) and max(indexes) < tensors):
             wrong = next(i for i in indexes if not least <= i < tensors)
@@ -109,7 +121,10 @@ def read_operator(
     else:
         attributes = read_attributes(file, code.type, table, place)
     flags = table["mutating_variable_inputs"]
-    mutated = frozenset() if flags is None else frozenset(flags.nonzero()[0].tolist())
+    mutated: frozenset[int] = frozenset()
+    if flags is not None:
+        mutated = frozenset(flags[: len(inputs)].nonzero()[0].tolist())
+        file.charge(MUTATED_MEMORY * len(mutated), place)
     intermediates = integers(table["intermediates"])
     if any(not -1 <= i < tensors for i in intermediates):
         raise IndexOutOfRange(
@@ -139,7 +154,9 @@ def read_attributes(file: File, kind: str, table: Values, place: str) -> dict[st
     row = OPERATIONS.get(kind)
     known = None if row is None else {a.name for a in row.attributes}
     attributes: dict[str, AttributeValue] = {}
-    for description in TFLITE.table(expected).fields:
+    fields = TFLITE.table(expected).fields
+    file.charge(ATTRIBUTE_MEMORY * len(fields), place)
+    for description in fields:
         value = _attribute(file, description, options[description.name], place)
         if known is None or description.name in known:
             attributes[description.name] = value

@@ -25,6 +25,7 @@ from penstock.loaders.tflite.sparsity import dense_size, densify
 from penstock.loaders.tflite.tensors import read_operand
 
 MIB = 1 << 20
+SUBGRAPH_MEMORY = 3072
 
 log = logging.getLogger("penstock.loaders")
 log.addHandler(logging.NullHandler())
@@ -99,6 +100,7 @@ class _Dense:
 def _subgraph(
     file: File, codes: list[OperatorCode], index: int, table: Values, subgraphs: int, dense: _Dense
 ) -> RawSubgraph:
+    file.charge(SUBGRAPH_MEMORY, f"subgraph {index}")
     tensors: list[Values] = table["tensors"] or []
     operands = [read_operand(file, index, i, t) for i, t in enumerate(tensors)]
     for i, tensor in enumerate(tensors):
@@ -121,6 +123,8 @@ def _subgraph(
         elif operator.type in RETYPING_OPERATORS:
             _retype(operator, operands)
     variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"]).difference(inputs)
+    # What has been read is let go, or it would stand in memory beside all that is made of it.
+    table["tensors"] = table["operators"] = None
     return RawSubgraph(index, table["name"] or "", operands, operators, inputs, outputs, variables)
 
 

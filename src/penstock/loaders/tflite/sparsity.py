@@ -20,6 +20,7 @@ from penstock.loaders.tflite.file import File, integers
 DENSE: Final = 0
 SPARSE_CSR: Final = 1
 MAX_LEVELS: Final = 32
+INDEX_MEMORY: Final = 8
 
 
 def dense_size(dtype: DType, shape: tuple[int, ...], limit: int) -> int:
@@ -43,8 +44,9 @@ def densify(file: File, sparsity: Values, stored: memoryview, dense: NDArray) ->
     levels = sparsity["dim_metadata"]
     coordinates: list[NDArray] = []
     nodes = 1
+    room = file.memory_left // (INDEX_MEMORY * (len(levels) + 4))
     for metadata in levels:
-        parents, index = _expand(file, metadata, nodes, len(file.data))
+        parents, index = _expand(file, metadata, nodes, len(file.data), room)
         nodes = len(index)
         coordinates = [c[parents] for c in coordinates]
         coordinates.append(index)
@@ -73,19 +75,22 @@ def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], 
     return order, blocks
 
 
-def _expand(file: File, metadata: Values, nodes: int, limit: int) -> tuple[NDArray, NDArray]:
-    """Parent and index of every node of the next level."""
+def _expand(
+    file: File, metadata: Values, nodes: int, limit: int, room: int
+) -> tuple[NDArray, NDArray]:
+    """Parent and index of every node of the next level, of which there may be *room* (`LimitExceeded`)."""
     if metadata["format"] == DENSE:
         size = metadata["dense_size"]
         if size <= 0 or nodes * size > limit:
             raise InvalidSparsity(
                 f"a dense level of size {size} under {nodes} nodes needs more values than are stored"
             )
+        _check_room(nodes * size, room)
         return np.repeat(np.arange(nodes), size), np.tile(np.arange(size), nodes)
     if metadata["format"] != SPARSE_CSR:
         raise InvalidSparsity(f"level format {metadata['format']} is not known")
-    segments = _vector(file, metadata, "array_segments")
-    indices = _vector(file, metadata, "array_indices")
+    segments = _vector(file, metadata, "array_segments", room)
+    indices = _vector(file, metadata, "array_indices", room)
     if len(segments) != nodes + 1 or segments[0] != 0 or segments[-1] != len(indices):
         raise InvalidSparsity(
             f"{len(segments)} segments for {nodes} nodes and {len(indices)} indexes"
@@ -96,11 +101,17 @@ def _expand(file: File, metadata: Values, nodes: int, limit: int) -> tuple[NDArr
     return np.repeat(np.arange(nodes), counts), indices
 
 
-def _vector(file: File, metadata: Values, name: str) -> NDArray:
+def _check_room(nodes: int, room: int) -> None:
+    if nodes > room:
+        raise LimitExceeded(f"an index of {nodes} elements on each level takes too much memory")
+
+
+def _vector(file: File, metadata: Values, name: str, room: int) -> NDArray:
     table = metadata[name]
     values: Any = None if table is None else table["values"]
     if values is None:
         raise InvalidSparsity(f"a compressed level has no {name}")
+    _check_room((values.length if isinstance(values, Blob) else len(values)) - 1, room)
     if isinstance(values, Blob):
         values = np.frombuffer(file.data, np.uint8, values.length, values.offset)
     return np.asarray(values, np.int64)

@@ -30,6 +30,13 @@ QUANTIZED: Final = frozenset(
 
 MAX_TENSOR_BYTES: Final = 2**40 - 1
 
+OPERAND_MEMORY: Final = 256
+QUANTIZATION_MEMORY: Final = 192
+VARIABLE_MEMORY: Final = 512
+"""What an operand, its quantisation parameters and its being a variable take in memory in all that is made of
+them, besides the numbers as they were read.
+"""
+
 INT32_RANGE: Final = range(-(2**31), 2**31)
 
 
@@ -38,7 +45,10 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
 
     Sparse constants come out as temporaries; `sparsity.densify` gives them their value.
     """
+    quantized = tensor["quantization"] is not None
+    variable = tensor["is_variable"]
     try:
+        file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY + variable * VARIABLE_MEMORY)
         dtype = DTYPES.get(tensor["type"])
         if dtype is None:
             raise UnknownType(f"tensor type {tensor['type']} is not in the format")
@@ -56,6 +66,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
             return Operand(
                 dtype, shape, Lifetime.TEMPORARY_VARIABLE, name, quantization, origin=origin
             )
+        file.charge(min(place.length, MAX_COPIED_VALUE))
         if tensor["is_variable"]:
             raise InvalidOperand("a variable tensor cannot have a buffer")
         place = _trim(file, place, dtype, full)
