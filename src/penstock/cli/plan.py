@@ -26,10 +26,14 @@ def plan(
     context: typer.Context,
     model: options.ModelFile,
     dot: Annotated[
-        str | None, typer.Option("--dot", metavar="F", help="Write the plan as a Graphviz graph.")
+        str | None,
+        typer.Option(
+            "--dot", metavar="F", help="Write the plan as a Graphviz graph (-: to stdout)."
+        ),
     ] = None,
     svg: Annotated[
-        str | None, typer.Option("--svg", metavar="F", help="Write the plan's table as SVG.")
+        str | None,
+        typer.Option("--svg", metavar="F", help="Write the plan's table as SVG (-: to stdout)."),
     ] = None,
     device: options.Devices = None,
     signature: options.SignatureName = None,
@@ -40,7 +44,13 @@ def plan(
     output = output_of(context)
     if dot is not None and svg is not None:
         raise UsageError("--dot and --svg cannot be asked for together")
-    dot_file, svg_file = writing.target("--dot", dot), writing.target("--svg", svg)
+    to_stdout = "-" in (dot, svg)
+    if to_stdout and output.as_json:
+        raise UsageError("--json and a picture cannot both go to stdout")
+    dot_file, svg_file = (
+        None if name == "-" else writing.target(option, name)
+        for option, name in (("--dot", dot), ("--svg", svg))
+    )
     loaded = opening.load(model)
     try:
         compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
@@ -50,6 +60,10 @@ def plan(
         report_refusals(output, answers(loaded.model, device, signature), error)
     with compiled:
         made = compiled.plan
+    if to_stdout:
+        title = f"penstock plan {Path(model).name}"
+        typer.echo((made.to_dot() if dot else svg_of(made, title)).rstrip("\n"))
+        return
     output.table(("operation", "type", "name", "device", "not on"), rows(made))
     output.line(f"plan: {made.summary()}")
     output.json({"plan": json.loads(made.to_json())})

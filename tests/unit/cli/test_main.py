@@ -341,6 +341,24 @@ def test_where_there_is_no_plan_json_has_the_reasons_too(run: Run, half: Path) -
     assert data["error"]["type"] == "PlacementError"
 
 
+@pytest.mark.parametrize(("option", "beginning"), [("--dot", "digraph"), ("--svg", "<svg")])
+def test_a_plan_written_to_a_dash_is_all_there_is_on_stdout(
+    run: Run,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    beginning: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("plan", model, option, "-")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(beginning)
+    assert "plan:" not in result.stdout.splitlines()[-1]
+    assert not (tmp_path / "-").exists()
+    assert run("plan", model, option, "-", "--json").exit_code == 2
+
+
 def test_plan_writes_dot_and_svg(run: Run, model: Path, tmp_path: Path) -> None:
     for option, beginning in (("--dot", "digraph"), ("--svg", "<svg")):
         result = run("plan", model, "--device", "sample", option, tmp_path / "plan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +39,7 @@ class Classification:
             (
                 row["index"],
                 "" if row["label"] is None else row["label"],
-                f"{100 * row['score']:.1f} %",
+                "NaN" if math.isnan(row["score"]) else f"{100 * row['score']:.1f} %",
             )
             for row in self.data["top"]
         ]
@@ -52,12 +53,14 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
     """*values* as probabilities, and what was done to them ("" for nothing).
 
     Values that all lie in [0, 1] are probabilities already: of one class out of all, or of each class
-    by itself. Anything else is taken for logits and goes through softmax.
+    by itself. Anything else is taken for logits and goes through softmax. What is not a number stays so.
     """
     real = np.asarray(values, np.float64)
-    if real.size == 0 or (real.min() >= -ROUNDING and real.max() <= 1 + ROUNDING):
+    known = real[~np.isnan(real)]
+    if known.size == 0 or (known.min() >= -ROUNDING and known.max() <= 1 + ROUNDING):
         return real, ""
-    shifted = np.exp(real - np.nanmax(real))
+    with np.errstate(invalid="ignore"):  # infinity less itself is a NaN, and is shown as one
+        shifted = np.exp(real - known.max())
     return shifted / np.nansum(
         shifted
     ), "the outputs are not probabilities (they leave [0, 1]): softmax applied"

@@ -51,7 +51,9 @@ def _statistics(results: Results, position: int) -> dict[str, float | None]:
     if values.dtype.kind in "OSUc" or values.size == 0:
         return {"min": None, "mean": None, "max": None}
     real = np.asarray(values, np.float64)
-    return {"min": float(real.min()), "mean": float(real.mean()), "max": float(real.max())}
+    with np.errstate(invalid="ignore"):  # the mean of both infinities is a NaN, and is shown as one
+        mean = float(real.mean())
+    return {"min": float(real.min()), "mean": mean, "max": float(real.max())}
 
 
 def _number(value: float | None) -> str:
