@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
-# A time limit per example would fail on a loaded machine; scripts/test bounds the whole run instead.
+# A time limit per example would fail on a loaded machine.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "ci", settings.get_profile("default"), derandomize=True, database=None, print_blob=True

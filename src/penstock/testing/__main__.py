@@ -22,23 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line *arguments* (default: the process's) and returns the exit code."""
     options = _parser().parse_args(arguments)
     if options.command != "contract":
-        print(f"{options.command}: not available yet in this version", file=sys.stderr)  # noqa: T201
+        print(f"{options.command}: not available yet in this version", file=sys.stderr)  # noqa: T201  # a program prints
         return USAGE
     try:
         devices = find_devices(options.driver)
     except PenstockError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(error, file=sys.stderr)  # noqa: T201  # a program prints
         return USAGE
     results: list[CheckResult] = []
     for device in devices:
         if (reason := device.check()) is not None:
-            print(f"{device.name} cannot work here: {reason}", file=sys.stderr)  # noqa: T201
+            print(f"{device.name} cannot work here: {reason}", file=sys.stderr)  # noqa: T201  # a program prints
             return USAGE
         results += run_contract(device, progress=None if options.json else _print_result)
         device.close()
     report = Report.of(results)
     if options.json:
-        print(msgspec.json.encode(report).decode())  # noqa: T201
+        print(msgspec.json.encode(report).decode())  # noqa: T201  # a program prints
     else:
         _print_summary(options.driver, report)
     return 1 if report.failed else 0
@@ -67,12 +67,12 @@ def _parser() -> argparse.ArgumentParser:
 def _print_result(result: CheckResult) -> None:
     word = {"passed": "ok", "failed": "FAILED", "not_covered": "-"}[result.outcome]
     line = f"{result.suite:9} {result.check:56} {word:7} {result.seconds * 1e3:8.1f} ms"
-    print(line + (f"  {result.message}" if result.message else ""))  # noqa: T201
+    print(line + (f"  {result.message}" if result.message else ""))  # noqa: T201  # a program prints
 
 
 def _print_summary(driver: str, report: Report) -> None:
     counts = f"{report.passed} passed, {report.failed} failed, {report.not_covered} not covered"
-    print(f"{driver}: {counts}")  # noqa: T201
+    print(f"{driver}: {counts}")  # noqa: T201  # a program prints
 
 
 if __name__ == "__main__":
