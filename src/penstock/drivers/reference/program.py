@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, Unsupported, build
+from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, Sums, Unsupported, build
 from penstock.errors import (
     Cancelled,
     DriverError,
@@ -132,7 +132,7 @@ def compile_subgraph(
 def make_sites(model: Model, index: int) -> list[Site]:
     """The operations of subgraph *index* as their builders see them."""
     subgraph = model.subgraphs[index]
-    rounded = _rounded_later(subgraph)
+    sums = _sums_of(subgraph)
 
     def nested(target: int) -> Kernel:
         return compile_subgraph(model, target).as_kernel()
@@ -150,21 +150,24 @@ def make_sites(model: Model, index: int) -> list[Site]:
             tuple(subgraph.operands[i] for i in operation.outputs),
             value,
             nested,
-            not rounded.isdisjoint(operation.outputs),
+            next((sums[i] for i in operation.outputs if i in sums), "any"),
         )
 
     return [make(operation) for operation in subgraph.operations]
 
 
-def _rounded_later(subgraph: Subgraph) -> set[int]:
-    """The float operands whose values reach an operation that quantises them."""
-    reached: set[int] = set()
+def _sums_of(subgraph: Subgraph) -> dict[int, Sums]:
+    """The order of sums of each float operand whose values reach an operation that rounds them."""
+    reached: dict[int, Sums] = {}
     for operation in reversed(subgraph.operations):
         given = [i for i in operation.inputs if subgraph.operands[i].dtype.is_float]
-        if not reached.isdisjoint(operation.outputs):
-            reached.update(given)
+        later = [reached[i] for i in operation.outputs if i in reached]
+        if operation.key == "CUSTOM:MaxPoolingWithArgmax2D":
+            reached.update(dict.fromkeys(given, "fused"))
         elif _quantises(subgraph, operation):
-            reached.update(given[:1])
+            reached.update(dict.fromkeys(given[:1], "ordered"))
+        elif later:
+            reached.update(dict.fromkeys(given, later[0]))
     return reached
 
 

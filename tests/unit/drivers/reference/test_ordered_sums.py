@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.products import multiply_fast, multiply_in_order
+from penstock.drivers.reference.ops.products import (
+    multiply_fast,
+    multiply_fused,
+    multiply_in_order,
+)
 from penstock.drivers.reference.program import make_sites
-from penstock.ir import DType, ModelBuilder, NDArray, Operand, Quantization
+from penstock.ir import AttributeValue, DType, ModelBuilder, NDArray, Operand, Quantization
 
 
 def one_by_one(left: NDArray, columns: NDArray) -> NDArray:
@@ -31,6 +37,25 @@ def test_each_product_is_added_in_turn_and_rounded(rows: int, columns: int, dept
     np.testing.assert_allclose(ordered, multiply_fast(left, right), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(7, 3, 40), (3, 7, 40), (2, 5, 0)])
+def test_a_fused_sum_begins_at_the_bias_and_rounds_once_a_step(
+    rows: int, columns: int, depth: int
+) -> None:
+    random = np.random.default_rng(depth)
+    left = random.standard_normal((rows, depth)).astype(np.float32)
+    right = random.standard_normal((columns, depth)).astype(np.float32)
+    bias = random.standard_normal(columns).astype(np.float32)
+    wanted = np.zeros((rows, columns), np.float32)
+    for row in range(rows):
+        for column in range(columns):
+            total = Fraction(float(bias[column]))
+            for step in range(depth):
+                exact = Fraction(float(left[row, step])) * Fraction(float(right[column, step]))
+                total = Fraction(float(np.float32(float(total + exact))))
+            wanted[row, column] = np.float32(float(total))
+    np.testing.assert_array_equal(multiply_fused(left, right, bias), wanted)
+
+
 def test_many_rows_are_taken_in_tiles() -> None:
     random = np.random.default_rng(0)
     left = random.standard_normal((20_000, 5)).astype(np.float32)
@@ -52,4 +77,24 @@ def test_sums_are_ordered_only_where_rounding_follows() -> None:
     hybrid = builder.operation("FULLY_CONNECTED", [active[0], narrow, None], shape)
     after = builder.operation("FULLY_CONNECTED", [hybrid[0], weights, None], shape)
     sites = make_sites(builder.build(after), 0)
-    assert [s.ordered for s in sites] == [True, True, False, False]
+    assert [s.sums for s in sites] == ["ordered", "ordered", "any", "any"]
+
+
+def test_sums_before_an_argmax_pooling_are_fused() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 2, 2, 1), "x")
+    filters = builder.constant(np.ones((1, 1, 1, 1), np.float32))
+    image = [Operand(DType.FLOAT32, (1, 2, 2, 1))]
+    window: dict[str, AttributeValue] = {"padding": "VALID", "stride_w": 1, "stride_h": 1}
+    before = builder.operation("CONV_2D", [x, filters, None], image, window)
+    options = np.array([1, 2, 2, 2, 2, 0, -1, -1], "<i4").tobytes()
+    code: dict[str, AttributeValue] = {
+        "custom_code": "MaxPoolingWithArgmax2D",
+        "custom_options": options,
+    }
+    pooled = [Operand(DType.FLOAT32, (1, 1, 1, 1)), Operand(DType.FLOAT32, (1, 1, 1, 1))]
+    values, _ = builder.operation("CUSTOM", before, pooled, code)
+    after = builder.operation(
+        "CONV_2D", [values, filters, None], [Operand(DType.FLOAT32, (1, 1, 1, 1))], window
+    )
+    assert [s.sums for s in make_sites(builder.build(after), 0)] == ["fused", "any", "any"]

@@ -127,11 +127,11 @@ def _float_layer(site: Site) -> Prepare:
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
     dtype = site.output().dtype
-    multiply = float_product(site)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         columns = flattened(filters).astype(np.float32, copy=False)
-        finish = float_finish(bias, activation)
+        multiply, rest = float_product(site, bias)
+        finish = float_finish(rest, activation)
         extents = _extents(filters)
 
         def layer(image: NDArray) -> NDArray:

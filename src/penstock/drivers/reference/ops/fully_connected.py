@@ -54,12 +54,12 @@ def _output(source: NDArray, weights: NDArray, site: Site) -> NDArray:
 def _float_layer(site: Site) -> Prepare:
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
-    multiply = float_product(site)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
         columns = weights.astype(np.float32, copy=False)
-        finish = float_finish(bias, activation)
+        multiply, rest = float_product(site, bias)
+        finish = float_finish(rest, activation)
 
         def layer(source: NDArray) -> NDArray:
             out = _output(source, weights, site)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,14 @@ def _no_subgraphs(index: int) -> Kernel:
     raise Unsupported(f"subgraph {index} is not at hand here")
 
 
+Sums: TypeAlias = Literal["any", "ordered", "fused"]
+"""The last bit of a float sum matters where what comes after rounds: it decides which way, and everything later.
+There sums are taken as the judge of that operation takes them. `ordered`: before a quantisation, as
+TFLite's reference kernels do, from zero, each product rounded and added in turn. `fused`: before
+MediaPipe's argmax pooling, as XNNPACK does, which alone runs it, from the bias, each product added before
+it is rounded. `any`: elsewhere."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """One operation in its place.
@@ -53,9 +61,8 @@ class Site:
     subgraphs: Callable[[int], Kernel] = field(default=_no_subgraphs)
     """The kernel of a referenced subgraph, by its index; `Unsupported` where one of its operations is."""
 
-    ordered: bool = False
-    """Whether float results reach an operation that quantises them: then sums are taken in the order of TFLite's
-    reference kernels, since the last bit decides which way the rounding falls and everything after it."""
+    sums: Sums = "any"
+    """In which order float sums are taken (`Sums`)."""
 
     @property
     def attributes(self) -> Attributes:
