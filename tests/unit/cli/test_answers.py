@@ -200,8 +200,8 @@ def test_class_scores_a_pixel_become_a_mask() -> None:
         "mask": {
             "shape": [8, 8],
             "classes": [
-                {"index": 0, "label": "background", "fraction": 0.75},
-                {"index": 2, "label": "dog", "fraction": 0.25},
+                {"index": 0, "label": "background", "fraction": 0.75, "colour": None},
+                {"index": 2, "label": "dog", "fraction": 0.25, "colour": "blue"},
             ],
         }
     }
@@ -266,10 +266,32 @@ def test_a_task_can_be_named() -> None:
     assert found.data["top"][0]["index"] == 0
 
 
-def test_a_task_that_does_not_fit_is_a_usage_error() -> None:
-    for task in set(TASKS) - {"outputs", "classification"}:
+@pytest.mark.parametrize("task", sorted(set(TASKS) - {"outputs", "classification"}))
+@pytest.mark.parametrize("shape", [(5,), (1, 10), (1, 1, 1, 1001), (), (0,), (2, 3, 4, 5, 6)])
+def test_a_task_that_does_not_fit_is_a_usage_error(task: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="do not fit --task") as raised:
+        answer(results(np.zeros(shape, np.float32)), task)
+    assert "and this model gives float32" in str(raised.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8, 3), (2, 10), (), (0,)])
+def test_classification_needs_one_value_a_class(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="one value a class"):
+        answer(results(np.zeros(shape, np.float32)), "classification")
+
+
+def test_words_answer_no_task_but_outputs() -> None:
+    words = np.array([[b"a", b"b"]], object)
+    for task in set(TASKS) - {"outputs"}:
         with pytest.raises(UsageError, match="do not fit"):
-            answer(results(np.zeros((5,), np.float32)), task)
+            answer(results_of_words(words), task)
+    assert answer(results_of_words(words), "outputs").data["values"][0]["dtype"] == "string"
+
+
+def results_of_words(words: NDArray) -> Results:
+    model, _ = model_of([np.zeros(words.shape, np.float32)], None, "RELU")
+    operands = (Operand(DType.STRING, words.shape, name="words"),)
+    return Results(model, operands, model.entry.ordinary_outputs, (words,))
 
 
 def test_boxes_are_drawn_into_a_copy() -> None:

@@ -27,7 +27,9 @@ class Detection:
         if order is None:
             order = (0, 1, 2, 3)
         boxes, classes, scores, count = (results.real(i) for i in order)
-        number = min(int(count.reshape(-1)[0]), scores.size) if count.size else 0
+        declared = float(np.nan_to_num(count.reshape(-1)[0])) if count.size else 0
+        number = max(0, min(int(declared), scores.size))
+        classes = np.nan_to_num(classes)
         ranked = finite(scores.reshape(-1)[:number])
         best = [
             i for i in np.argsort(-ranked, kind="stable").tolist() if ranked[i] >= results.minimum

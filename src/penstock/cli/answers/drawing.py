@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-COLOURS: Final = (
-    (230, 25, 75),
-    (60, 180, 75),
-    (0, 130, 200),
-    (245, 130, 48),
-    (145, 30, 180),
-    (70, 240, 240),
-    (240, 50, 230),
-    (210, 245, 60),
-    (250, 190, 212),
-    (0, 128, 128),
-    (255, 225, 25),
-)
+from penstock.cli.answers.colours import COLOURS, RGB
 
 LIMBS: Final = (
     (0, 1),
@@ -44,6 +32,11 @@ LIMBS: Final = (
 """Pairs of COCO key points that a line joins."""
 
 MASK_OPACITY: Final = 0.55
+LEGEND_HEIGHT: Final = 16
+"""Pixels of a line of the legend."""
+
+Corners: TypeAlias = tuple[float, float, float, float]
+"""Left, top, right, bottom in pixels."""
 
 
 def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Image.Image:
@@ -52,45 +45,92 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Imag
     pen = ImageDraw.Draw(result)
     stroke = _stroke(result)
     font = ImageFont.load_default(max(12, 6 * stroke))
+    captions: list[tuple[Corners, str, RGB]] = []
     for box in reversed(boxes):
         colour = _colour(box["index"])
-        ymin, xmin, ymax, xmax = (float(np.clip(v, 0, 1)) for v in box["box"])
+        ymin, xmin, ymax, xmax = np.clip(np.nan_to_num(box["box"]), 0, 1).tolist()
         left, top = xmin * (result.width - 1), ymin * (result.height - 1)
         right, bottom = max(xmax, xmin) * (result.width - 1), max(ymax, ymin) * (result.height - 1)
         pen.rectangle((left, top, right, bottom), outline=colour, width=stroke)
         name = box["label"] if box["label"] is not None else f"class {box['index']}"
         text = f"{name} {100 * box['score']:.0f} %"
-        _, _, text_width, text_height = pen.textbbox((0, 0), text, font=font)
-        pen.rectangle((left, top, left + text_width + 6, top + text_height + 4), fill=colour)
-        pen.text((left + 3, top + 1), text, fill=(0, 0, 0), font=font)
+        _, _, width, height = pen.textbbox((0, 0), text, font=font)
+        captions.append(((left, top, left + width + 6, top + height + 4), text, colour))
+    taken: list[Corners] = []
+    for corners, text, colour in reversed(captions):
+        place = free_place(corners, taken, result.size)
+        taken.append(place)
+        pen.rectangle(place, fill=colour)
+        pen.text((place[0] + 3, place[1] + 1), text, fill=(0, 0, 0), font=font)
     return result
 
 
-def draw_mask(picture: Image.Image, classes: npt.NDArray[np.int64]) -> Image.Image:
-    """A copy of *picture* with every class but 0 tinted."""
-    palette = np.array([COLOURS[i % len(COLOURS)] for i in range(256)], np.uint8)
-    small = Image.fromarray((classes % 256).astype(np.uint8))
-    mask = np.asarray(small.resize(picture.size, Image.Resampling.NEAREST))
-    base = np.asarray(picture.convert("RGB"), np.float32)
-    tinted = (1 - MASK_OPACITY) * base + MASK_OPACITY * palette[mask]
-    return Image.fromarray(np.where((mask > 0)[..., None], tinted, base).round().astype(np.uint8))
+def free_place(wanted: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
+    """*wanted* moved into a picture of *size*, and down past what is *taken* already, from the top again
+    where the bottom is reached. Where no place is free it stays where it was wanted.
+    """
+    left, top, right, bottom = wanted
+    width, height = right - left, bottom - top
+    left = max(0.0, min(left, size[0] - 1 - width))
+    start = max(0.0, min(top, size[1] - 1 - height))
+    for low, high in ((start, size[1] - 1), (0.0, start)):
+        y = low
+        while y + height <= high or y == start:
+            place = (left, y, left + width, y + height)
+            blocking = [t[3] for t in taken if _overlap(place, t)]
+            if not blocking:
+                return place
+            y = max(blocking) + 1
+    return left, start, left + width, start + height
 
 
-def draw_pose(
-    picture: Image.Image, points: Sequence[Mapping[str, Any]], minimum: float
+def _overlap(a: Corners, b: Corners) -> bool:
+    return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
+
+
+def draw_mask(
+    picture: Image.Image,
+    classes: npt.NDArray[np.int64],
+    legend: Sequence[Mapping[str, Any]] = (),
 ) -> Image.Image:
-    """A copy of *picture* with the key points of at least *minimum* score, and the limbs between them."""
+    """A copy of *picture* with every class but 0 tinted, and as much of the *legend* as there is room for."""
+    palette = np.array([colour.rgb for colour in COLOURS], np.uint8)
+    # One more than the colours, so that a class whose colour is the first one is told from class 0.
+    small = np.where(classes == 0, len(COLOURS), classes % len(COLOURS)).astype(np.uint8)
+    mask = np.asarray(Image.fromarray(small).resize(picture.size, Image.Resampling.NEAREST))
+    base = np.asarray(picture.convert("RGB"), np.float32)
+    tinted = (1 - MASK_OPACITY) * base + MASK_OPACITY * palette[mask % len(COLOURS)]
+    shown = np.where((mask < len(COLOURS))[..., None], tinted, base)
+    result = Image.fromarray(shown.round().astype(np.uint8))
+    _draw_legend(result, [row for row in legend if row["index"] != 0])
+    return result
+
+
+def _draw_legend(picture: Image.Image, rows: Sequence[Mapping[str, Any]]) -> None:
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(LEGEND_HEIGHT - 4)
+    for position, row in enumerate(rows):
+        top = position * LEGEND_HEIGHT
+        name = row["label"] if row["label"] is not None else f"class {row['index']}"
+        text = f"{name} {100 * row['fraction']:.1f} %"
+        width = pen.textlength(text, font=font) + 6
+        if width > picture.width / 2 or top + LEGEND_HEIGHT > picture.height / 2:
+            break
+        pen.rectangle((0, top, width, top + LEGEND_HEIGHT - 1), fill=_colour(row["index"]))
+        pen.text((3, top + 1), text, fill=(0, 0, 0), font=font)
+
+
+def draw_pose(picture: Image.Image, points: Sequence[Mapping[str, Any] | None]) -> Image.Image:
+    """A copy of *picture* with the key points that are not None, and the limbs between them."""
     result = picture.copy()
     pen = ImageDraw.Draw(result)
     stroke = _stroke(result)
     places = [
-        (p["x"] * result.width, p["y"] * result.height) if p["score"] >= minimum else None
-        for p in points
+        None if p is None else (p["x"] * result.width, p["y"] * result.height) for p in points
     ]
     for index, (start, end) in enumerate(LIMBS):
         first, second = places[start], places[end]
         if first is not None and second is not None:
-            pen.line((*first, *second), fill=COLOURS[index % len(COLOURS)], width=stroke)
+            pen.line((*first, *second), fill=_colour(index), width=stroke)
     for place in filter(None, places):
         pen.circle(place, 2 * stroke, fill=(255, 255, 255), outline=(0, 0, 0))
     return result
@@ -100,5 +140,5 @@ def _stroke(picture: Image.Image) -> int:
     return max(2, round(max(picture.size) / 250))
 
 
-def _colour(index: int) -> tuple[int, int, int]:
-    return COLOURS[index % len(COLOURS)]
+def _colour(index: int) -> RGB:
+    return COLOURS[index % len(COLOURS)].rgb

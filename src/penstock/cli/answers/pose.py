@@ -8,7 +8,8 @@ input (Papandreou et al., "PersonLab", 2018, section 3.1, single person).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -59,7 +60,14 @@ class Pose:
         ]
         self.minimum = results.minimum
         self.data: dict[str, Any] = {"keypoints": self.points}
-        self.notes: Sequence[str] = []
+        low = [p["name"] for p in self.points if p["score"] < self.minimum]
+        lost = [p["name"] for p in self.points if not is_somewhere(p) and p["name"] not in low]
+        reasons = ((low, f"a score of {self.minimum:g} (--min-score)"), (lost, "a position"))
+        self.notes: Sequence[str] = [
+            f"not drawn, for want of {wanted}: {', '.join(names)}"
+            for names, wanted in reasons
+            if names
+        ]
 
     def show(self, output: Output) -> None:
         rows = [
@@ -71,7 +79,15 @@ class Pose:
     def draw(self, picture: Image) -> Image | None:
         from penstock.cli.answers.drawing import draw_pose
 
-        return draw_pose(picture, self.points, self.minimum)
+        return draw_pose(
+            picture,
+            [p if p["score"] >= self.minimum and is_somewhere(p) else None for p in self.points],
+        )
+
+
+def is_somewhere(point: Mapping[str, Any]) -> bool:
+    """Whether both coordinates of a key point are numbers."""
+    return math.isfinite(point["x"]) and math.isfinite(point["y"])
 
 
 def is_pose(results: Results) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.answers.base import Results, squeezed
+from penstock.cli.answers.colours import COLOURS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,15 +25,16 @@ class Segmentation:
     def __init__(self, results: Results) -> None:
         self.classes = class_map(results)
         height, width = self.classes.shape
-        counts = np.bincount(self.classes.reshape(-1))
-        present = sorted(np.flatnonzero(counts).tolist(), key=lambda i: (-counts[i], i))
+        present, counts = np.unique(self.classes, return_counts=True)
+        largest_first = np.argsort(-counts, kind="stable")
         rows = [
             {
-                "index": i,
-                "label": results.label(i),
+                "index": (index := int(present[i])),
+                "label": results.label(index),
                 "fraction": float(counts[i] / self.classes.size),
+                "colour": None if index == 0 else COLOURS[index % len(COLOURS)].name,
             }
-            for i in present
+            for i in largest_first
         ]
         self.data: dict[str, Any] = {"mask": {"shape": [height, width], "classes": rows}}
         self.notes: Sequence[str] = []
@@ -43,15 +45,16 @@ class Segmentation:
                 row["index"],
                 "" if row["label"] is None else row["label"],
                 f"{100 * row['fraction']:.1f} %",
+                row["colour"] or "",
             )
             for row in self.data["mask"]["classes"]
         ]
-        output.table(("class", "label", "share of pixels"), rows)
+        output.table(("class", "label", "share of pixels", "colour when drawn"), rows)
 
     def draw(self, picture: Image) -> Image | None:
         from penstock.cli.answers.drawing import draw_mask
 
-        return draw_mask(picture, self.classes)
+        return draw_mask(picture, self.classes, self.data["mask"]["classes"])
 
 
 def class_map(results: Results) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ from typing import Final
 from penstock.cli.answers.base import Answer, Results
 from penstock.cli.answers.classification import Classification
 from penstock.cli.answers.detection import Detection, detection_order
+from penstock.cli.answers.fitting import misfit
 from penstock.cli.answers.pose import Pose, is_pose
 from penstock.cli.answers.segmentation import Segmentation, is_class_map
 from penstock.cli.answers.summary import Summary
@@ -46,12 +47,9 @@ def answer(results: Results, task: str | None = None) -> Answer:
     chosen = task or recognise(results)
     if chosen not in TASKS:
         raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")
-    try:
-        return TASKS[chosen](results)
-    except (IndexError, ValueError) as error:
-        if task is None:
-            raise
-        raise UsageError(f"the outputs of this model do not fit --task {task}: {error}") from error
+    if task is not None and (reason := misfit(results, task)):
+        raise UsageError(f"the outputs of this model do not fit --task {task}: {reason}")
+    return TASKS[chosen](results)
 
 
 def _is_classifier(results: Results) -> bool:
