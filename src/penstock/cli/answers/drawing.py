@@ -33,7 +33,7 @@ LIMBS: Final = (
 
 MASK_OPACITY: Final = 0.55
 LEGEND_HEIGHT: Final = 16
-"""Pixels of a line of the legend."""
+"""Least pixels of a line of the legend."""
 
 Corners: TypeAlias = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
@@ -107,15 +107,16 @@ def draw_mask(
 
 
 def _draw_legend(picture: Image.Image, rows: Sequence[Mapping[str, Any]]) -> None:
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(LEGEND_HEIGHT - 4)
+    height = max(LEGEND_HEIGHT, max(picture.size) // 40)
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(height - 4)
     for position, row in enumerate(rows):
-        top = position * LEGEND_HEIGHT
+        top = position * height
         name = row["label"] if row["label"] is not None else f"class {row['index']}"
         text = f"{name} {100 * row['fraction']:.1f} %"
         width = pen.textlength(text, font=font) + 6
-        if width > picture.width / 2 or top + LEGEND_HEIGHT > picture.height / 2:
+        if width > picture.width / 2 or top + height > picture.height / 2:
             break
-        pen.rectangle((0, top, width, top + LEGEND_HEIGHT - 1), fill=_colour(row["index"]))
+        pen.rectangle((0, top, width, top + height - 1), fill=_colour(row["index"]))
         pen.text((3, top + 1), text, fill=(0, 0, 0), font=font)
 
 
