@@ -29,7 +29,7 @@ EVERYWHERE: Final = ("--json", "--debug")
 
 EPILOG: Final = (
     "Every command takes --json (one JSON object instead of tables) and --debug (a traceback with errors). "
-    "Exit codes: 0 done, 1 the work failed, 2 usage, 3 bad input file."
+    "Exit codes: 0 done, 1 the work failed, 2 usage, 3 bad input file, 130 interrupted."
 )
 
 
