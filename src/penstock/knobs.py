@@ -130,6 +130,8 @@ def _read_settings(path: Path, _stamp: int) -> Mapping[str, object]:
         return MappingProxyType(tomllib.loads(path.read_text("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"settings file {path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"settings file {path} cannot be read: {error.strerror}") from None
 
 
 densify_limit_mib: Final = Knob(

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from penstock import knobs
+from penstock.errors import InputError
 
 
 def allowed_threads(argument: int | None = None) -> int:
@@ -15,7 +16,10 @@ def allowed_threads(argument: int | None = None) -> int:
     """
     if argument is not None:
         return max(1, argument)
-    if (knob := knobs.num_threads()) > 0:
+    knob = knobs.num_threads()
+    if knob < 0:
+        raise InputError(f"knob num_threads is {knob}; 0 means what the machine allows")
+    if knob > 0:
         return knob
     limit = _affinity()
     if (quota := _cgroup_quota()) is not None:

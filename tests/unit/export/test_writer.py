@@ -316,3 +316,13 @@ def test_recurrent_state_must_be_the_models_own() -> None:
     )
     with pytest.raises(NotExportable, match="0 new states"):
         write(stateless.build([y]))
+
+
+def test_a_variable_of_unknown_rank_has_no_form() -> None:
+    builder = ModelBuilder()
+    variable = builder.variable("memory", DType.FLOAT32, None)
+    before = builder.operand(Operand(DType.FLOAT32, None, Lifetime.SUBGRAPH_INPUT, "before"))
+    (after,) = builder.operation("ABS", [before], [(DType.FLOAT32, None)])
+    builder.state(variable, before, after)
+    with pytest.raises(NotExportable, match="'memory' has no known rank"):
+        write(builder.build([after]))

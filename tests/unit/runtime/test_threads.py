@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import InputError
 from penstock.runtime import threads
 from penstock.runtime.threads import allowed_threads
 
@@ -62,3 +63,9 @@ def test_the_real_affinity_is_read() -> None:
 
     fresh = reload(threads)
     assert fresh._affinity() == len(os.sched_getaffinity(0))
+
+
+def test_a_negative_knob_is_refused_as_the_argument_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "-1")
+    with pytest.raises(InputError, match="num_threads is -1"):
+        allowed_threads()

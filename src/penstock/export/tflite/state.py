@@ -84,6 +84,12 @@ def plan_state(model: Model, index: int) -> SubgraphState:
         plan.dropped.update(new)
         plan.mutated[at] = positions
     plan.resources = [p for p in subgraph.states if p.variable not in through]
+    for port in plan.resources:
+        if model.variables[port.variable].shape is None:
+            raise NotExportable(
+                f"variable {model.variables[port.variable].name!r} has no known rank, which TFLite has no form for",
+                where=f"subgraph {index}",
+            )
     return plan
 
 
