@@ -22,6 +22,7 @@ from penstock.errors import (
     ShapeOverflow,
     UnwrittenOperand,
 )
+from penstock.ir.calls import callees_first
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
 from penstock.ir.types import DType, Quantization, byte_size, is_static
@@ -282,28 +283,12 @@ def _check_location(model: Model, place: DataLocation, where: str) -> None:
 
 
 def _check_recursion(model: Model) -> None:
-    calls = [
-        sorted({t for operation in s.operations for t in subgraph_references(operation)})
-        for s in model.subgraphs
-    ]
-    done: set[int] = set()
-    for root in range(len(calls)):
-        stack, path = [(root, iter(calls[root]))], {root}
-        while stack:
-            node, pending = stack[-1]
-            target = next(pending, None)
-            if target is None:
-                stack.pop()
-                path.discard(node)
-                done.add(node)
-            elif target in path:
-                raise CyclicModel(
-                    f"subgraph {target} is entered again from within itself",
-                    where=f"subgraph {node}",
-                )
-            elif target not in done:
-                path.add(target)
-                stack.append((target, iter(calls[target])))
+    callees_first(
+        [
+            sorted({t for operation in s.operations for t in subgraph_references(operation)})
+            for s in model.subgraphs
+        ]
+    )
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
             for target in subgraph_references(operation):

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from penstock.errors import CyclicModel, InvalidOperand, InvalidOperation, LimitExceeded
+from penstock.errors import InvalidOperand, InvalidOperation, LimitExceeded
 from penstock.export.tflite.state import state_positions
+from penstock.ir.calls import callees_first
 from penstock.ir.operand import Operand
 from penstock.ir.types import Shape
 from penstock.loaders.tflite.operators import RawOperator
@@ -66,29 +67,7 @@ def state_inputs(operator: RawOperator) -> tuple[int, ...]:
 
 def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
     """Subgraphs, callers before callees; `CyclicModel` when one enters itself, `LimitExceeded` when too deep."""
-    targets = [sorted({t for o in s.operators for t in o.targets}) for s in subgraphs]
-    order: list[int] = []
-    done: set[int] = set()
-    for root in range(len(subgraphs)):
-        if root in done:
-            continue
-        stack, path = [(root, iter(targets[root]))], {root}
-        while stack:
-            node, pending = stack[-1]
-            target = next(pending, None)
-            if target is None:
-                stack.pop()
-                path.discard(node)
-                done.add(node)
-                order.append(node)
-            elif target in path:
-                raise CyclicModel(
-                    f"subgraph {target} is entered again from within itself",
-                    where=f"subgraph {node}",
-                )
-            elif target not in done:
-                path.add(target)
-                stack.append((target, iter(targets[target])))
+    order = callees_first([sorted({t for o in s.operators for t in o.targets}) for s in subgraphs])
     _check_work(subgraphs, order)
     return order[::-1]
 
