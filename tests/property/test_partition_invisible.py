@@ -100,10 +100,19 @@ def test_reference_drivers_of_disjoint_support_equal_one(batch: int) -> None:
                 )
 
 
+HIDDEN_ROUNDING: Final = (
+    "a cut between a float layer and the argmax pooling that rounds its result hides the pooling from "
+    "the reference driver, which then takes the layer's sums in another order (decision 0005)"
+)
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "hair_segmentation_float",
+        pytest.param(
+            "hair_segmentation_float", marks=pytest.mark.xfail(strict=True, reason=HIDDEN_ROUNDING)
+        ),
+        "face_landmark_float",
         "if_add_mul",
         "mobilenet_v1_0.25_128_uint8",
         "resnet8_cifar10_int8",
