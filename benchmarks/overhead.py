@@ -79,7 +79,7 @@ def shares(profile: cProfile.Profile, overhead_us: float) -> list[Row]:
     A profiler slows small functions down: the shares say where to look, not how many nanoseconds.
     """
     spent: dict[str, float] = {}
-    for (file, line, function), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+    for (file, line, function), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]  # its stub leaves it out
         if any(part in file for part in ("drivers", "hal/validate", "benchmarks")):
             continue
         place = (

@@ -59,7 +59,7 @@ class DType(enum.Enum):
         if isinstance(other, DType) or other is None:
             return False
         try:
-            return self not in _OPAQUE and bool(np.dtype(other) == self.numpy)  # type: ignore[call-overload]
+            return self not in _OPAQUE and bool(np.dtype(other) == self.numpy)  # type: ignore[call-overload]  # anything may be asked
         except TypeError:
             return NotImplemented
 
