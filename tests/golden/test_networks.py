@@ -1,60 +1,28 @@
-"""The recorded cases of the corpus, network by network, through `penstock.compile`."""
+"""The recorded cases of the corpus, network by network and unit by unit, through `penstock.compile`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import flatbuffers
 import numpy as np
 import pytest
 
 import penstock
-from penstock.ir import NDArray
 from tests.conftest import CORPUS, IN_CI, NO_CORPUS
-from tests.golden.comparison import Case, Rule, compare
-
-HEAVY_MACS = 1_000_000_000
+from tests.golden.cases import Entry, Judge, check_labels, entries, groups, load, rule, shapes
+from tests.golden.comparison import Case, compare
 
 NO_LSTM = "the reference driver has no LSTM yet"
 
 GAPS: dict[str, str] = {
     "lstm_mnist_float": NO_LSTM,
     "lstm_mnist_uint8_io": NO_LSTM,
+    "litert_custom_lstm": NO_LSTM,
+    "litert_lstm_quantized": NO_LSTM,
+    "litert_unidirectional_sequence_lstm_calibrated": NO_LSTM,
+    "litert_unidirectional_sequence_lstm_quantized": NO_LSTM,
 }
-"""Networks that do not run yet, each with its reason; strict: one that starts to pass must leave."""
-
-
-def _entries() -> list[dict[str, Any]]:
-    if CORPUS is None:
-        return []
-    manifest = json.loads((CORPUS / "models" / "manifest.json").read_bytes())
-    return [e for e in manifest["entries"] if e["kind"] == "network" and e["format"] == "tflite"]
-
-
-def _parameters() -> Iterator[Any]:
-    for entry in _entries():
-        marks: list[pytest.MarkDecorator] = []
-        if entry["id"] in GAPS:
-            marks.append(pytest.mark.xfail(strict=True, reason=GAPS[entry["id"]]))
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for case in entry["golden"]["cases"]:
-            groups.setdefault(case["group"], []).append(case)
-        heavy = _macs(entry) > HEAVY_MACS
-        for group, cases in groups.items():
-            chosen = cases[:1] if heavy else cases
-            if heavy:
-                marks = [*marks, pytest.mark.slow]
-            yield pytest.param(entry, chosen, id=f"{entry['id']}-{group}", marks=marks)
-            if heavy:
-                break
-
-
-def _macs(entry: dict[str, Any]) -> int:
-    return int(max(entry["macs"] or 0, entry.get("macs_at_golden_shape") or 0))
+"""Files that do not run yet, each with its reason; strict: one that starts to pass must leave."""
 
 
 def test_the_corpus_is_there() -> None:
@@ -62,128 +30,24 @@ def test_the_corpus_is_there() -> None:
         if IN_CI:
             pytest.fail(NO_CORPUS)
         pytest.skip(NO_CORPUS)
-    assert len(_entries()) >= 60
+    assert len(entries("network")) >= 60
+    assert len(entries("unit")) >= 140
 
 
-@pytest.mark.parametrize(("entry", "cases"), list(_parameters()))
-def test_recorded_cases(entry: dict[str, Any], cases: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("entry", "cases"), [*groups("network", GAPS), *groups("unit", GAPS)])
+def test_recorded_cases(entry: Entry, cases: list[dict[str, Any]]) -> None:
     assert CORPUS is not None
     path = CORPUS / "models" / entry["file"]
     arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
-    model = _load(path)
+    model = load(path)
     signature = cases[0].get("signature")
-    shapes = _shapes(model, signature, cases[0].get("resize_inputs"))
-    with penstock.compile(model, devices=["reference"], signature=signature, shapes=shapes) as net:
+    sizes = shapes(model, signature, cases[0].get("resize_inputs"))
+    with penstock.compile(model, devices=["reference"], signature=signature, shapes=sizes) as net:
         for position, case in enumerate(cases):
             given = [arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]]
             wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
             outputs = net.run(dict(zip(case["inputs"], given, strict=True)) if signature else given)
             got = [outputs[k] if signature else outputs[int(k)] for k in case["outputs"]]
-            judge = _Judge(path, arrays, cases[: position + 1])
-            compare(got, Case(wanted, judge), _rule(entry))
-            _check_labels(case, got)
-
-
-@cache
-def _load(path: Path) -> penstock.Model:
-    return penstock.load(path)
-
-
-def _shapes(
-    model: penstock.Model, signature: str | None, resize: dict[str, list[int]] | None
-) -> dict[str, tuple[int, ...]] | None:
-    if not resize:
-        return None
-    names = (
-        [name for name, _ in model.signatures[signature].inputs]
-        if signature
-        else [o.name for o in model.inputs]
-    )
-    return {(k if signature else names[int(k)]): tuple(v) for k, v in resize.items()}
-
-
-def _rule(entry: dict[str, Any]) -> Rule:
-    agreement = entry["golden"].get("agreement") or {}
-    kernels = agreement.get("reference_vs_builtin") or {}
-    return Rule(
-        disagreement=kernels.get("max_abs"),
-        steps={int(k): float(v) for k, v in (entry.get("float_output_step") or {}).items()},
-        dynamic_range="dynamic-range" in entry["dtype_scheme"],
-        detection="CUSTOM:TFLite_Detection_PostProcess" in entry["ops"],
-    )
-
-
-def _check_labels(case: dict[str, Any], got: Sequence[NDArray]) -> None:
-    if "expected_top1" in case:
-        assert int(np.argmax(got[0].reshape(-1))) == case["expected_top1"], case["expected_label"]
-    for rank, wanted in enumerate(case.get("top_detections", [])):
-        assert int(got[1][0, rank]) == wanted["cls"], wanted["label"]
-
-
-class _Judge:
-    """The reference kernels' outputs of the last of *cases*, recorded or computed by LiteRT itself."""
-
-    def __init__(self, path: Path, arrays: Any, cases: list[dict[str, Any]]) -> None:
-        self.path, self.arrays, self.cases = path, arrays, cases
-
-    def __call__(self) -> list[NDArray] | None:
-        case = self.cases[-1]
-        keys = [f"{case['id']}/ref/{k}" for k in case["outputs"]]
-        if all(k in self.arrays.files for k in keys):
-            return [self.arrays[k] for k in keys]
-        return self._run()
-
-    def _run(self) -> list[NDArray] | None:
-        litert = pytest.importorskip(
-            "ai_edge_litert.interpreter", reason="LiteRT is needed as judge"
-        )
-        try:
-            interpreter = _reference_interpreter(litert, self.path)
-            outputs: list[NDArray] = []
-            for position, case in enumerate(self.cases):
-                outputs = _invoke(interpreter, case, self.arrays, first=position == 0)
-        except (ValueError, RuntimeError):
-            return None
-        return outputs
-
-
-def _reference_interpreter(litert: Any, path: Path) -> Any:
-    """LiteRT with its reference kernels. Its table of them lacks the later versions of DEPTH_TO_SPACE, which
-    compute the same: where it refuses one, the file's operator codes are taken for version 1.
-    """
-    kernels = litert.OpResolverType.BUILTIN_REF
-    content = path.read_bytes()
-    try:
-        return litert.Interpreter(model_content=content, experimental_op_resolver_type=kernels)
-    except ValueError as error:
-        if "DEPTH_TO_SPACE" not in str(error):
-            raise
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.ModelT.InitFromPackedBuf(content)
-    for code in model.operatorCodes:
-        if code.builtinCode == schema.BuiltinOperator.DEPTH_TO_SPACE:
-            code.version = 1
-    builder = flatbuffers.Builder(len(content))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return litert.Interpreter(
-        model_content=bytes(builder.Output()), experimental_op_resolver_type=kernels
-    )
-
-
-def _invoke(interpreter: Any, case: dict[str, Any], arrays: Any, *, first: bool) -> list[NDArray]:
-    given = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
-    if "signature" in case:
-        results = interpreter.get_signature_runner(case["signature"])(**given)
-        return [results[k] for k in case["outputs"]]
-    details = interpreter.get_input_details()
-    if first:
-        for k, array in given.items():
-            if tuple(details[int(k)]["shape"]) != array.shape:
-                interpreter.resize_tensor_input(details[int(k)]["index"], array.shape)
-        interpreter.allocate_tensors()
-    for k, array in given.items():
-        interpreter.set_tensor(details[int(k)]["index"], array)
-    interpreter.invoke()
-    outputs = interpreter.get_output_details()
-    return [interpreter.get_tensor(outputs[int(k)]["index"]).copy() for k in case["outputs"]]
+            judge = Judge(path, arrays, cases[: position + 1])
+            compare(got, Case(wanted, judge), rule(entry))
+            check_labels(case, got)
