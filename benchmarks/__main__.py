@@ -16,7 +16,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB
 def main() -> int:
     """0 when every limit holds, 1 when one does not, 2 for a name that is no benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help="only these: reference, import, load, overhead")
+    parser.add_argument(
+        "names", nargs="*", help="only these: reference, networks, import, load, overhead"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
     arguments = parser.parse_args()
@@ -33,9 +35,9 @@ def use_one_core() -> None:
 
 
 def run(names: list[str], *, quick: bool, target: Path | None) -> int:
-    from benchmarks import importing, loading, overhead, reference
+    from benchmarks import importing, loading, networks, overhead, reference
 
-    every = {m.NAME: m.rows for m in (reference, importing, loading, overhead)}
+    every = {m.NAME: m.rows for m in (reference, networks, importing, loading, overhead)}
     if unknown := set(names) - set(every):
         print(
             f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(every)}",
@@ -64,7 +66,7 @@ def line(row: Any) -> str:
         if row.limit is None
         else f"at most {row.limit:g} {row.unit}: {'met' if row.met else 'NOT MET'}"
     )
-    return f"{row.benchmark:<10} {row.measure:<58.58} {row.value:>9.3f} {row.unit:<3} {limit or row.note}".rstrip()
+    return f"{row.benchmark:<10} {row.measure:<72.72} {row.value:>9.3f} {row.unit:<3} {limit or row.note}".rstrip()
 
 
 def machine() -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from benchmarks.measuring import Row, corpus_model, interleaved, medians, second
 
 NAME = "reference"
 NETWORK = "mobilenet_v2_1.0_224_int8_tf2"
-LIMIT_SECONDS = 1.0
+LIMIT_SECONDS = 0.5
 
 
 def rows(*, quick: bool) -> list[Row]:

@@ -1,0 +1,129 @@
+"""The reference driver beside LiteRT's reference kernels on every `.tflite` network of the corpus, one core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock
+from benchmarks.measuring import Row, corpus_model, interleaved, medians, seconds
+from penstock.ir import NDArray
+
+NAME = "networks"
+LIMIT = 3.0
+JUDGED_MACS = 1e6
+"""Multiply-accumulates above which a network must keep the limit; below, calls cost more than sums do.
+One that LiteRT's reference kernels cannot run is shown beside its delegate, and not judged by it."""
+
+ENOUGH_SECONDS = 4.0
+"""A network's rounds end once they have taken this long, though not before the second."""
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """How many times LiteRT's time ours is, network by network. Empty without the corpus or LiteRT."""
+    sample = corpus_model("hello_world_float")
+    if sample is None:
+        return []
+    models = sample.parent.parent
+    manifest = json.loads((models / "manifest.json").read_bytes())
+    found = []
+    for entry in manifest["entries"]:
+        if entry["kind"] == "network" and entry["format"] == "tflite":
+            row = compared(entry, models, rounds=2 if quick else 15)
+            if row is not None:
+                found.append(row)
+    return found
+
+
+def compared(entry: Mapping[str, Any], models: Path, *, rounds: int) -> Row | None:
+    """The ratio for one network on its first recorded case; None where LiteRT is not installed."""
+    case = entry["golden"]["cases"][0]
+    path = models / entry["file"]
+    with np.load(models / entry["golden"]["file"], allow_pickle=False) as arrays:
+        given = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
+    signature = case.get("signature")
+    model = penstock.load(path)
+    if signature is None:
+        names = {k: model.inputs[int(k)].name for k in given}
+    else:
+        names = {k: k for k in given}
+    shapes = {names[k]: tuple(v) for k, v in (case.get("resize_inputs") or {}).items()} or None
+    macs = max(entry["macs"] or 0, entry.get("macs_at_golden_shape") or 0)
+    with penstock.compile(
+        model, devices=["reference"], signature=signature, shapes=shapes, num_threads=1
+    ) as compiled:
+        inputs: Any = given if signature else list(given.values())
+        other = litert_runner(path, given, signature)
+        if other is None:
+            return None
+        run, kernels = other
+        subjects: dict[str, Callable[[], float]] = {
+            "penstock": lambda: seconds(lambda: compiled.run(inputs)),
+            "litert": lambda: seconds(run),
+        }
+        interleaved(subjects, 1)
+        values = _timed(subjects, rounds)
+    ratio = values["penstock"] / values["litert"]
+    note = f"{macs / 1e6:.1f} M MACs, {1e3 * values['penstock']:.2f} ms, {kernels}"
+    limit = LIMIT if macs > JUDGED_MACS and kernels != "BUILTIN" else None
+    return Row(NAME, f"{entry['id']}, {note}", ratio, "x", limit)
+
+
+def _timed(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    values: dict[str, list[float]] = {name: [] for name in subjects}
+    for turn in range(rounds):
+        for name, found in interleaved(subjects, 1).items():
+            values[name] += found
+        if turn and sum(map(sum, values.values())) > ENOUGH_SECONDS:
+            break
+    return medians(values)
+
+
+def litert_runner(
+    path: Path, given: Mapping[str, NDArray], signature: str | None
+) -> tuple[Callable[[], object], str] | None:
+    """One run of LiteRT on one thread, and the first of its kernel sets that has every operator: reference,
+    built-in, built-in with its default delegate. None where LiteRT is not installed.
+    """
+    try:
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+    except ImportError:
+        return None
+    for kind in (
+        OpResolverType.BUILTIN_REF,
+        OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        OpResolverType.BUILTIN,
+    ):
+        try:
+            interpreter = Interpreter(str(path), experimental_op_resolver_type=kind, num_threads=1)
+            return _runner(interpreter, given, signature), kind.name
+        except (ValueError, RuntimeError):
+            if kind is OpResolverType.BUILTIN:
+                raise
+    return None
+
+
+def _runner(
+    interpreter: Any, given: Mapping[str, NDArray], signature: str | None
+) -> Callable[[], object]:
+    if signature is not None:
+        runner = interpreter.get_signature_runner(signature)
+        return lambda: runner(**given)
+    details = interpreter.get_input_details()
+    for k, array in given.items():
+        if tuple(details[int(k)]["shape"]) != array.shape:
+            interpreter.resize_tensor_input(details[int(k)]["index"], array.shape)
+    interpreter.allocate_tensors()
+    wanted = [d["index"] for d in interpreter.get_output_details()]
+
+    def run() -> object:
+        for k, array in given.items():
+            interpreter.set_tensor(details[int(k)]["index"], array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(i) for i in wanted]
+
+    return run
