@@ -14,10 +14,8 @@ import pytest
 
 import penstock
 from penstock.ir import NDArray
-from tests.conftest import CORPUS
-from tests.golden.comparison import Rule
-
-HEAVY_MACS = 1_000_000_000
+from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.comparison import Case, Rule, compare
 
 Entry: TypeAlias = "dict[str, Any]"
 Kind: TypeAlias = Literal["network", "unit"]
@@ -31,31 +29,42 @@ def entries(kind: Kind) -> list[Entry]:
     return [e for e in manifest["entries"] if e["kind"] == kind and e["format"] == "tflite"]
 
 
-def groups(kind: Kind, gaps: Mapping[str, str]) -> Iterator[Any]:
-    """Parameters (entry, cases): the cases of a group follow each other on one compiled model, state carried.
+def case_groups(entry: Entry) -> dict[str, list[dict[str, Any]]]:
+    """The cases of an entry by group; those of a group follow each other on one model, state carried."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for case in entry["golden"]["cases"]:
+        found.setdefault(case["group"], []).append(case)
+    return found
 
-    Networks in *gaps* must fail. Of a heavy network one case runs here; all of them do in the soak.
-    """
+
+def groups(kind: Kind, gaps: Mapping[str, str]) -> Iterator[Any]:
+    """Parameters (entry, cases), a group each; files in *gaps* must fail."""
     for entry in entries(kind):
         marks: list[pytest.MarkDecorator] = []
         if entry["id"] in gaps:
             marks.append(pytest.mark.xfail(strict=True, reason=gaps[entry["id"]]))
-        found: dict[str, list[dict[str, Any]]] = {}
-        for case in entry["golden"]["cases"]:
-            found.setdefault(case["group"], []).append(case)
-        heavy = macs(entry) > HEAVY_MACS
-        for group, cases in found.items():
-            chosen = cases[:1] if heavy else cases
-            if heavy:
-                marks = [*marks, pytest.mark.slow]
-            yield pytest.param(entry, chosen, id=f"{entry['id']}-{group}", marks=marks)
-            if heavy:
-                break
+        for group, cases in case_groups(entry).items():
+            yield pytest.param(entry, cases, id=f"{entry['id']}-{group}", marks=marks)
 
 
-def macs(entry: Entry) -> int:
-    """Multiply-accumulates of one run."""
-    return int(max(entry["macs"] or 0, entry.get("macs_at_golden_shape") or 0))
+def check_compiled(entry: Entry, cases: list[dict[str, Any]]) -> None:
+    """Runs the cases of one group through `penstock.compile`; `AssertionError` where an output is off."""
+    if CORPUS is None:
+        raise FileNotFoundError(NO_CORPUS)
+    path = CORPUS / "models" / entry["file"]
+    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    model = load(path)
+    signature = cases[0].get("signature")
+    sizes = shapes(model, signature, cases[0].get("resize_inputs"))
+    with penstock.compile(model, devices=["reference"], signature=signature, shapes=sizes) as net:
+        for position, case in enumerate(cases):
+            given = [arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]]
+            wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
+            outputs = net.run(dict(zip(case["inputs"], given, strict=True)) if signature else given)
+            got = [outputs[k] if signature else outputs[int(k)] for k in case["outputs"]]
+            judge = Judge(path, arrays, cases[: position + 1])
+            compare(got, Case(wanted, judge), rule(entry))
+            check_labels(case, got)
 
 
 @cache
