@@ -1,0 +1,84 @@
+"""The generators by operation: `@cases("ADD", slots=1)`.
+
+A generator adds one operation to a `Draw`. Its *slots* are the element types it asks for with `Draw.type`;
+which assignments LiteRT runs is data, found by `python -m tests.differential.sweep --write`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from penstock.ir import DType
+from tests.differential.draw import Draw, Drawn
+
+Generator: TypeAlias = Callable[[Draw, str], None]
+"""Adds one operation, of the type that is its second argument."""
+
+ACCEPTED: Final = Path(__file__).parent / "accepted.json"
+FAMILIES: Final = Path(__file__).parent / "generators"
+
+SWEPT: Final = tuple(d for d in DType if d not in {DType.RESOURCE, DType.VARIANT})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generator of one operation. *choices* are the types that a sweep tries in each slot."""
+
+    key: str
+    generate: Generator
+    choices: tuple[tuple[DType, ...], ...]
+
+
+CASES: Final[dict[str, Case]] = {}
+
+
+def cases(
+    *keys: str, slots: int = 0, choices: Sequence[Sequence[DType]] | None = None
+) -> Callable[[Generator], Generator]:
+    """Registers the decorated generator for *keys*, with *slots* of any type or *choices* a slot."""
+
+    def register(generate: Generator) -> Generator:
+        for key in keys:
+            if key in CASES:
+                raise ValueError(f"{key} has a generator already")
+            tried = [SWEPT] * slots if choices is None else choices
+            CASES[key] = Case(key, generate, tuple(tuple(c) for c in tried))
+        return generate
+
+    return register
+
+
+def every_case() -> dict[str, Case]:
+    """All generators, those of every family imported."""
+    for path in sorted(FAMILIES.glob("*.py")):
+        import_module(f"tests.differential.generators.{path.stem}")
+    return CASES
+
+
+@cache
+def accepted() -> dict[str, list[tuple[DType, ...]]]:
+    """The assignments of types to slots that LiteRT runs, by operation."""
+    table: dict[str, str] = json.loads(ACCEPTED.read_text("utf-8"))
+    return {
+        key: [tuple(DType(name) for name in types.split()) for types in line.split(", ") if types]
+        for key, line in table.items()
+    }
+
+
+def draw_single(key: str, seed: Sequence[int], types: tuple[DType, ...] | None = None) -> Drawn:
+    """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs."""
+    case, rng = every_case()[key], np.random.default_rng(seed)
+    draw = Draw(rng, types)
+    if types is None:
+        known = accepted().get(key) or [()]
+        draw.types = draw.pick(known)
+    case.generate(draw, key)
+    return draw.finish()

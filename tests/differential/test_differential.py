@@ -1,0 +1,36 @@
+"""Random models, run by LiteRT and by the reference driver: a short seeded share of the soak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+
+from tests.differential.judge import Judge
+from tests.differential.registry import draw_single, every_case
+from tests.differential.trial import Outcome, examine
+
+MODELS = 4
+"""Of each operation; scripts/soak draws a hundred times as many."""
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge() as running:
+        yield running
+
+
+@pytest.mark.parametrize("key", sorted(every_case()))
+def test_single_operations(key: str, judge: Judge) -> None:
+    outcomes: Counter[Outcome] = Counter()
+    for seed in range(MODELS):
+        drawn = draw_single(key, [seed])
+        verdict = examine(drawn, judge)
+        assert not verdict.failed, (
+            f"seed {seed}: {verdict.outcome.value}\n{drawn.listing}\n{verdict.reason}"
+        )
+        outcomes[verdict.outcome] += 1
+    assert outcomes[Outcome.AGREE], outcomes
