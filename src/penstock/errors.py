@@ -8,7 +8,7 @@ PenstockError
 │   ├── InvalidSparsity, InvalidMetadata, InvalidSignature
 │   ├── ShapeOverflow, ShapeMismatch
 │   ├── CyclicModel, DuplicateWriter, UnwrittenOperand
-│   └── NotExportable
+│   └── NotExportable, NotLowerable
 ├── InputError (ValueError)            an argument of the caller is at fault
 ├── PlacementError                     no device may or can run an operation
 ├── DriverError                        one class per HAL status
@@ -139,6 +139,10 @@ class UnwrittenOperand(ModelError):
 
 class NotExportable(ModelError):
     """The target format has no form for this part of the model."""
+
+
+class NotLowerable(ModelError):
+    """A valid part of a model of another vocabulary that the IR has no form for."""
 
 
 class InputError(PenstockError, ValueError):

@@ -1,0 +1,223 @@
+"""Forms: which operands an operation takes, written as one line each.
+
+    "input:T filter:W bias:B padding:i [nchw:b@3 [dilation_w:i dilation_h:i]] -> output:T"
+
+An argument is `name:kind`. A kind is a short name of an operand type (`KINDS`), `real` for the float
+scalar that goes with the first tensor's type (FLOAT16 beside TENSOR_FLOAT16, FLOAT32 otherwise), or a
+variable whose types stand beside the form: arguments of one variable share one type. `@n` is the feature
+level from which the argument may be given; `?` allows it to be omitted (NO_VALUE); `*` stands for any
+number of arguments, `+` for one or more; brackets around the last arguments allow to leave them away, all of
+one pair of brackets together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.nnapi.description import NnapiLifetime, NnapiOperand, OperandType
+
+KINDS: Final[Mapping[str, OperandType]] = {
+    "f": OperandType.FLOAT32,
+    "h": OperandType.FLOAT16,
+    "i": OperandType.INT32,
+    "b": OperandType.BOOL,
+    "f32": OperandType.TENSOR_FLOAT32,
+    "f16": OperandType.TENSOR_FLOAT16,
+    "i32": OperandType.TENSOR_INT32,
+    "b8": OperandType.TENSOR_BOOL8,
+    "q8": OperandType.TENSOR_QUANT8_ASYMM,
+    "q8s": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "q8y": OperandType.TENSOR_QUANT8_SYMM,
+    "pc": OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+    "q16y": OperandType.TENSOR_QUANT16_SYMM,
+    "q16a": OperandType.TENSOR_QUANT16_ASYMM,
+    "model": OperandType.SUBGRAPH,
+}
+REAL: Final = "real"
+EVERY: Final = "any"
+
+_ARGUMENT: Final = re.compile(r"(\w+):(\w+)(?:@(\d+))?([?*+]?)")
+
+Levels = Mapping[OperandType, int]
+"""Operand types, each with the feature level from which it may stand there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One operand of a form: its place in the operation's list is that in the form's."""
+
+    name: str
+    kind: str
+    level: int = 1
+    optional: bool = False
+    repeated: bool = False
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One signature. *ends* are the numbers of arguments after which the list may end."""
+
+    inputs: tuple[Argument, ...]
+    ends: frozenset[int]
+    outputs: tuple[Argument, ...]
+    output_ends: frozenset[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How operands fill a form: the first place of each argument that is given, how many of the repeated
+    one there are, and the types of the variables.
+    """
+
+    form: Form
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    repeats: int
+    types: Mapping[str, OperandType]
+
+
+class Misfit(Exception):  # never leaves this package's matching
+    """Why operands do not fill a form; *depth* tells how far they do."""
+
+    def __init__(self, message: str, depth: int) -> None:
+        super().__init__(message)
+        self.message, self.depth = message, depth
+
+
+def parse_form(text: str) -> Form:
+    """The form that *text* writes."""
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"form without outputs: {text!r}")
+    inputs, ends = _parse_arguments(left)
+    outputs, output_ends = _parse_arguments(right)
+    return Form(inputs, ends, outputs, output_ends, " ".join(text.split()))
+
+
+def parse_types(text: str) -> Levels:
+    """The types of a variable: short names, `@n` the feature level from which each may be used."""
+    found: dict[OperandType, int] = {}
+    for word in text.split():
+        name, _, level = word.partition("@")
+        kinds = [t for t in OperandType if t.is_tensor] if name == EVERY else [KINDS[name]]
+        for kind in kinds:
+            found[kind] = max(int(level or 1), kind.feature_level)
+    return found
+
+
+def _parse_arguments(text: str) -> tuple[tuple[Argument, ...], frozenset[int]]:
+    arguments: list[Argument] = []
+    ends: set[int] = set()
+    for word in text.replace("[", " [ ").replace("]", " ] ").split():
+        if word == "[":
+            ends.add(len(arguments))
+        elif word != "]":
+            found = _ARGUMENT.fullmatch(word)
+            if found is None:
+                raise ValueError(f"no argument of a form: {word!r}")
+            name, kind, level, mark = found.groups()
+            arguments.append(
+                Argument(name, kind, int(level or 1), mark == "?", mark in {"*", "+"}, mark == "+")
+            )
+    ends.add(len(arguments))
+    return tuple(arguments), frozenset(ends)
+
+
+def match_form(
+    form: Form,
+    variables: Mapping[str, Levels],
+    inputs: Sequence[NnapiOperand],
+    outputs: Sequence[NnapiOperand],
+    feature_level: int,
+) -> Match:
+    """How the operands fill *form*; raises `Misfit` where they do not."""
+    types: dict[str, OperandType] = {}
+    places, repeats = _fill(
+        "input", form.inputs, form.ends, inputs, variables, types, feature_level
+    )
+    written, more = _fill(
+        "output", form.outputs, form.output_ends, outputs, variables, types, feature_level
+    )
+    return Match(form, places, written, max(repeats, more), types)
+
+
+def _fill(
+    side: str,
+    arguments: tuple[Argument, ...],
+    ends: frozenset[int],
+    operands: Sequence[NnapiOperand],
+    variables: Mapping[str, Levels],
+    types: dict[str, OperandType],
+    feature_level: int,
+) -> tuple[dict[str, int], int]:
+    repeated = next((a for a in arguments if a.repeated), None)
+    repeats = len(operands) - len(arguments) + 1 if repeated else 0
+    if repeated is None and len(operands) not in ends:
+        wanted = " or ".join(map(str, sorted(ends)))
+        raise Misfit(f"takes {wanted} {side}s, not {len(operands)}", 0)
+    if repeated is not None and repeats < repeated.least:
+        raise Misfit(f"takes {len(arguments)} {side}s at least, not {len(operands)}", 0)
+    places: dict[str, int] = {}
+    for at, (argument, operand) in enumerate(
+        zip(_spread(arguments, repeats), operands, strict=False)
+    ):
+        places.setdefault(argument.name, at)
+        what = f"{side} {at} ({argument.name})"
+        _check_kind(what, argument, operand, variables, types, at + 1 + 1000 * (side == "output"))
+        _check_level(what, argument, operand, variables, feature_level)
+    return places, repeats
+
+
+def _spread(arguments: tuple[Argument, ...], repeats: int) -> Iterator[Argument]:
+    for argument in arguments:
+        yield from [argument] * (repeats if argument.repeated else 1)
+
+
+def _check_kind(
+    what: str,
+    argument: Argument,
+    operand: NnapiOperand,
+    variables: Mapping[str, Levels],
+    types: dict[str, OperandType],
+    depth: int,
+) -> None:
+    if operand.lifetime is NnapiLifetime.NO_VALUE:
+        if not argument.optional:
+            raise Misfit(f"{what} has no value, and must have one", depth)
+        return
+    kind, found = argument.kind, operand.type
+    if kind == EVERY:
+        return
+    if kind == REAL:
+        half = OperandType.TENSOR_FLOAT16 in types.values()
+        wanted = OperandType.FLOAT16 if half else OperandType.FLOAT32
+    elif kind in KINDS:
+        wanted = KINDS[kind]
+    elif found not in variables[kind]:
+        raise Misfit(f"{what} cannot be a {found.name}", depth)
+    else:
+        wanted = types.setdefault(kind, found)
+    if found is not wanted:
+        raise Misfit(f"{what} is a {found.name}, where a {wanted.name} is needed", depth)
+
+
+def _check_level(
+    what: str,
+    argument: Argument,
+    operand: NnapiOperand,
+    variables: Mapping[str, Levels],
+    feature_level: int,
+) -> None:
+    level = argument.level
+    if operand.lifetime is not NnapiLifetime.NO_VALUE and argument.kind in variables:
+        level = max(level, variables[argument.kind].get(operand.type, 1))
+    if level > feature_level:
+        raise Misfit(
+            f"{what} as a {operand.type.name} needs feature level {level}, the model keeps to {feature_level}",
+            10_000,
+        )

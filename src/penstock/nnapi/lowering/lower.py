@@ -1,0 +1,141 @@
+"""`lower`: an NNAPI model into a model of the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from penstock.errors import IndexOutOfRange, InvalidOperation, ModelError
+from penstock.ir import ConstantPool, Model, Subgraph
+from penstock.nnapi.description import (
+    MAXIMUM_FEATURE_LEVEL,
+    NnapiLifetime,
+    NnapiModel,
+    NnapiOperand,
+    NnapiOperation,
+    NnapiSubgraph,
+    OperandType,
+)
+from penstock.nnapi.lowering.graph import Assembly, Graph
+from penstock.nnapi.lowering.operands import ir_operand
+from penstock.nnapi.lowering.registry import rule_of
+from penstock.nnapi.lowering.site import Site
+from penstock.nnapi.lowering.structure import check_structure
+
+NOTHING: Final[frozenset[int]] = frozenset()
+
+
+def lower(
+    model: NnapiModel,
+    feature_level: int = MAXIMUM_FEATURE_LEVEL,
+    omitted: AbstractSet[int] = NOTHING,
+) -> Model:
+    """*model* in the operations of the IR, its inputs and outputs in their order.
+
+    *feature_level* (1 to 8) is what the model may use; `description.EXPERIMENTAL` allows everything.
+    *omitted* are positions of main inputs that stand for optional operands and are given no value when the
+    model runs: the result does not have them.
+
+    Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and NNAPI's
+    numbers: structure and operands (NNAPI sections 8.1 and 8.4), then each operation's own rules; and
+    `NotLowerable` for what is valid and has no form in the IR.
+    """
+    check_structure(model, feature_level)
+    for position in omitted:
+        if not 0 <= position < len(model.main.inputs):
+            raise IndexOutOfRange(f"omitted input {position} of {len(model.main.inputs)}")
+    assembly = Assembly(model.pools)
+    whole = ModelLowering(model, assembly, feature_level)
+    left_out = frozenset(model.main.inputs[p] for p in omitted)
+    assembly.put(0, SubgraphLowering(whole, model.main, "main", left_out).run(0))
+    return assembly.model()
+
+
+class ModelLowering:
+    """What the subgraphs of one model share while they are lowered."""
+
+    def __init__(self, model: NnapiModel, assembly: Assembly, feature_level: int) -> None:
+        self.model, self.assembly, self.feature_level = model, assembly, feature_level
+        self._lowered: dict[tuple[int, int], int] = {}
+
+    def subgraph(self, index: int, passed: int) -> int:
+        """The IR index of referenced subgraph *index*, each lowered once for one *passed*."""
+        key = index, passed
+        if key not in self._lowered:
+            self._lowered[key] = place = self.assembly.reserve()
+            source = self.model.referenced[index]
+            lowering = SubgraphLowering(self, source, f"subgraph {index}", NOTHING)
+            self.assembly.put(place, lowering.run(passed))
+        self.assembly.finished(self._lowered[key])
+        return self._lowered[key]
+
+
+class SubgraphLowering:
+    """One NNAPI subgraph on its way: `graph` and which IR operand each NNAPI operand has become."""
+
+    def __init__(
+        self, whole: ModelLowering, source: NnapiSubgraph, where: str, omitted: AbstractSet[int]
+    ) -> None:
+        self._whole, self._source, self._where, self._omitted = whole, source, where, omitted
+        self.graph = Graph(whole.assembly)
+        self.feature_level = whole.feature_level
+        self.pools: tuple[ConstantPool, ...] = whole.model.pools
+        self._values: dict[int, int] = {}
+
+    def run(self, passed: int) -> Subgraph:
+        """The IR subgraph; the last *passed* inputs are outputs too, after its own."""
+        given = [i for i in self._source.inputs if i not in self._omitted]
+        inputs = [self.value(i) for i in given]
+        for at, operation in enumerate(self._source.operations):
+            try:
+                self._lower(operation)
+            except ModelError as error:
+                if error.where is not None:
+                    raise
+                place = f"{self._where}, operation {at} ({operation.type})"
+                raise type(error)(error.message, where=place) from error
+        outputs = [self.value(i) for i in self._source.outputs]
+        through = inputs[len(inputs) - passed :]
+        return self.graph.finish(inputs, [*outputs, *through], self._source.name)
+
+    def _lower(self, operation: NnapiOperation) -> None:
+        rule = rule_of(operation.type)
+        operands = self._source.operands
+        inputs = [OMITTED if self.is_omitted(i) else operands[i] for i in operation.inputs]
+        match = rule.match(inputs, [operands[i] for i in operation.outputs], self.feature_level)
+        site = Site(self, operation, match)
+        rule.lower(site)
+        if not site.complete:
+            raise InvalidOperation(f"{operation.type} does not write all its outputs")
+
+    def operand(self, index: int) -> NnapiOperand:
+        """NNAPI operand *index*."""
+        return self._source.operands[index]
+
+    def is_omitted(self, index: int) -> bool:
+        """Whether NNAPI operand *index* has no value."""
+        return (
+            index in self._omitted
+            or self._source.operands[index].lifetime is NnapiLifetime.NO_VALUE
+        )
+
+    def value(self, index: int) -> int:
+        """The IR operand of NNAPI operand *index*: inputs and constants come into being when first asked for."""
+        if index not in self._values:
+            self._values[index] = self.graph.add(ir_operand(self._source.operands[index]))
+        return self._values[index]
+
+    def bind(self, index: int, result: int) -> None:
+        """NNAPI operand *index* is IR operand *result*, of the shape that both say."""
+        source = self._source.operands[index]
+        self.graph.refine(result, source.dimensions, source.name)
+        self._values[index] = result
+
+    def subgraph(self, index: int | None, passed: int) -> int:
+        """The IR index of a referenced subgraph."""
+        if index is None:
+            raise InvalidOperation("a SUBGRAPH operand names no subgraph")
+        return self._whole.subgraph(index, passed)
+
+
+OMITTED: Final = NnapiOperand(OperandType.TENSOR_FLOAT32, lifetime=NnapiLifetime.NO_VALUE)

@@ -1,0 +1,159 @@
+"""NNAPI's rules for a single operand, and its counterpart in the IR (NNAPI section 8.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.errors import InvalidOperand, InvalidQuantization, OffsetOutOfBounds
+from penstock.ir import ConstantPool, DType, Lifetime, Operand, Quantization
+from penstock.ir.types import byte_size, is_static
+from penstock.nnapi.description import NnapiLifetime, NnapiOperand, OperandType
+
+ZERO_POINTS: Final = {
+    OperandType.TENSOR_QUANT8_ASYMM: (0, 255),
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (-128, 127),
+    OperandType.TENSOR_QUANT16_ASYMM: (0, 65535),
+}
+"""Zero points by type; other types have 0."""
+
+MAX_BYTES: Final = 2**32 - 1
+MAX_RANK: Final = 32
+
+LIFETIMES: Final = {
+    NnapiLifetime.TEMPORARY_VARIABLE: Lifetime.TEMPORARY_VARIABLE,
+    NnapiLifetime.SUBGRAPH_INPUT: Lifetime.SUBGRAPH_INPUT,
+    NnapiLifetime.SUBGRAPH_OUTPUT: Lifetime.SUBGRAPH_OUTPUT,
+    NnapiLifetime.CONSTANT_COPY: Lifetime.CONSTANT_COPY,
+    NnapiLifetime.CONSTANT_POOL: Lifetime.CONSTANT_POOL,
+    NnapiLifetime.NO_VALUE: Lifetime.NO_VALUE,
+}
+
+
+def check_operand(
+    operand: NnapiOperand, pools: Sequence[ConstantPool], subgraphs: int, feature_level: int
+) -> None:
+    """Raises `InvalidOperand`, `InvalidQuantization` or `OffsetOutOfBounds` unless the operand is valid by itself."""
+    kind = operand.type
+    if kind.feature_level > feature_level:
+        raise InvalidOperand(
+            f"{kind.name} needs feature level {kind.feature_level}, the model keeps to {feature_level}"
+        )
+    if (kind is OperandType.SUBGRAPH) != (operand.lifetime is NnapiLifetime.SUBGRAPH):
+        raise InvalidOperand(f"a {kind.name} cannot have the lifetime {operand.lifetime.value}")
+    _check_dimensions(operand, feature_level)
+    _check_quantization(operand)
+    if kind is OperandType.SUBGRAPH:
+        if operand.subgraph is None or not 0 <= operand.subgraph < subgraphs:
+            raise InvalidOperand(f"refers to subgraph {operand.subgraph} of {subgraphs}")
+        return
+    _check_value(operand, pools)
+
+
+def _check_dimensions(operand: NnapiOperand, feature_level: int) -> None:
+    dimensions = operand.dimensions
+    if dimensions is None:
+        if not operand.type.is_tensor:
+            raise InvalidOperand(f"a {operand.type.name} has a rank, 0")
+        if feature_level < 3:
+            raise InvalidOperand("an unknown rank needs feature level 3")
+        return
+    if not operand.type.is_tensor and dimensions:
+        raise InvalidOperand(f"a {operand.type.name} has no dimensions, not {dimensions}")
+    if len(dimensions) > MAX_RANK:
+        raise InvalidOperand(f"{len(dimensions)} dimensions; the limit is {MAX_RANK}")
+    if any(d is not None and not 0 <= d < 2**32 for d in dimensions):
+        raise InvalidOperand(f"a dimension of {dimensions} is out of range")
+    if operand.type is not OperandType.SUBGRAPH and is_static(dimensions):
+        size = byte_size(operand.type.dtype, dimensions)
+        if size is not None and size > MAX_BYTES:
+            raise InvalidOperand(f"{size} bytes are more than 32 bits can count")
+
+
+def _check_quantization(operand: NnapiOperand) -> None:
+    kind, scale, zero_point = operand.type, operand.scale, operand.zero_point
+    channels = operand.channel_quantization
+    if (channels is not None) != (kind is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL):
+        raise InvalidQuantization(
+            f"a {kind.name} has {'' if channels else 'no '}scales for channels"
+        )
+    if not math.isfinite(scale) or scale < 0:
+        raise InvalidQuantization(f"scale {scale} is negative, infinite or not a number")
+    quantized = kind.is_quantized and channels is None
+    if quantized and scale == 0 and operand.lifetime is not NnapiLifetime.NO_VALUE:
+        raise InvalidQuantization(f"a {kind.name} needs a scale above 0")
+    if not quantized and scale != 0 and kind is not OperandType.TENSOR_INT32:
+        raise InvalidQuantization(f"a {kind.name} has no scale, not {scale}")
+    low, high = ZERO_POINTS.get(kind, (0, 0))
+    if not low <= zero_point <= high:
+        raise InvalidQuantization(
+            f"zero point {zero_point} of a {kind.name} is not in [{low}, {high}]"
+        )
+    if channels is None:
+        return
+    dimensions = operand.dimensions
+    if not channels.scales or not all(math.isfinite(s) and s > 0 for s in channels.scales):
+        raise InvalidQuantization("the scale of a channel is not a positive number")
+    if dimensions is None or not 0 <= channels.dimension < len(dimensions):
+        raise InvalidQuantization(f"channels along dimension {channels.dimension} of {dimensions}")
+    if dimensions[channels.dimension] not in {None, len(channels.scales)}:
+        raise InvalidQuantization(
+            f"{len(channels.scales)} scales for {dimensions[channels.dimension]} channels"
+        )
+
+
+def _check_value(operand: NnapiOperand, pools: Sequence[ConstantPool]) -> None:
+    copied = operand.lifetime is NnapiLifetime.CONSTANT_COPY
+    pooled = operand.lifetime is NnapiLifetime.CONSTANT_POOL
+    if (operand.value is not None) != copied or (operand.location is not None) != pooled:
+        raise InvalidOperand(
+            "a constant_copy has a value, a constant_pool a location, nothing else either"
+        )
+    length = len(operand.value) if operand.value is not None else None
+    if operand.location is not None:
+        place = operand.location
+        size = len(pools[place.pool]) if 0 <= place.pool < len(pools) else -1
+        if place.offset < 0 or place.length < 0 or place.offset + place.length > size:
+            raise OffsetOutOfBounds(
+                f"bytes {place.offset} to {place.offset + place.length} of pool {place.pool}"
+            )
+        length = place.length
+    if length is None:
+        return
+    if operand.dimensions is None or not is_static(operand.dimensions):
+        raise InvalidOperand("a constant's dimensions must be known")
+    expected = byte_size(operand.type.dtype, operand.dimensions)
+    if length != expected:
+        raise InvalidOperand(f"{length} bytes of value, where {expected} are needed")
+
+
+def quantization_of(operand: NnapiOperand) -> Quantization | None:
+    """The IR's quantisation of an operand: scales as float32 values."""
+    channels = operand.channel_quantization
+    if channels is not None:
+        scales = tuple(float(np.float32(s)) for s in channels.scales)
+        return Quantization(scales, (0,) * len(scales), channels.dimension)
+    if operand.scale == 0.0:
+        return None
+    return Quantization((float(np.float32(operand.scale)),), (operand.zero_point,))
+
+
+def ir_operand(operand: NnapiOperand) -> Operand:
+    """The IR's operand of an input, a constant or an output."""
+    return Operand(
+        operand.type.dtype,
+        operand.dimensions,
+        LIFETIMES[operand.lifetime],
+        operand.name,
+        quantization_of(operand),
+        operand.value,
+        operand.location,
+    )
+
+
+def value_type(operand: NnapiOperand) -> tuple[DType, Quantization | None]:
+    """The element type and quantisation of an operand in the IR."""
+    return operand.type.dtype, quantization_of(operand)

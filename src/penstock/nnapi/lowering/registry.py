@@ -1,0 +1,103 @@
+"""The table of lowerings: one row for every NNAPI operation.
+
+    @lowers("LOGICAL_AND", level=3, form="a:b8 b:b8 -> result:b8")
+    def logical_and(site: Site) -> None:
+        site.finish("LOGICAL_AND", [site.tensor("a"), site.tensor("b")])
+
+The decorated function checks what the form cannot say, and writes the operation with the IR's operations
+through its `Site`. Families are imported when the first operation is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from penstock.errors import InvalidOperation, UnknownOperator
+from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand
+from penstock.nnapi.lowering.forms import (
+    Form,
+    Levels,
+    Match,
+    Misfit,
+    match_form,
+    parse_form,
+    parse_types,
+)
+
+if TYPE_CHECKING:
+    from penstock.nnapi.lowering.site import Site
+
+Lowering: TypeAlias = "Callable[[Site], None]"
+
+FAMILIES: Final = ("arithmetic",)
+"""Modules of this package that register lowerings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One NNAPI operation: the feature level that introduced it, its forms, and how it is lowered."""
+
+    name: str
+    level: int
+    forms: tuple[Form, ...]
+    variables: Mapping[str, Levels]
+    lower: Lowering
+
+    def match(
+        self, inputs: Sequence[NnapiOperand], outputs: Sequence[NnapiOperand], feature_level: int
+    ) -> Match:
+        """How these operands fill one of the forms; `InvalidOperation` says why none is filled."""
+        if self.level > feature_level:
+            wanted = "an experimental level" if self.level == EXPERIMENTAL else str(self.level)
+            raise InvalidOperation(
+                f"{self.name} needs feature level {wanted}, the model keeps to {feature_level}"
+            )
+        nearest: Misfit | None = None
+        for form in self.forms:
+            try:
+                return match_form(form, self.variables, inputs, outputs, feature_level)
+            except Misfit as misfit:
+                if nearest is None or misfit.depth > nearest.depth:
+                    nearest = misfit
+        raise InvalidOperation(f"{self.name}: {nearest.message if nearest else 'has no form'}")
+
+
+_RULES: Final[dict[str, Rule]] = {}
+
+
+def lowers(
+    name: str, *, level: int, form: str | Sequence[str], **types: str
+) -> Callable[[Lowering], Lowering]:
+    """Registers the decorated function as the lowering of *name*.
+
+    *form* is one form or several (`penstock.nnapi.lowering.forms`); *types* are the variables of the
+    forms with the types each admits.
+    """
+    texts = (form,) if isinstance(form, str) else tuple(form)
+    variables = {variable: parse_types(text) for variable, text in types.items()}
+
+    def register(function: Lowering) -> Lowering:
+        if name in _RULES:
+            raise ValueError(f"{name} has a lowering already")
+        _RULES[name] = Rule(name, level, tuple(map(parse_form, texts)), variables, function)
+        return function
+
+    return register
+
+
+def rules() -> Mapping[str, Rule]:
+    """Every rule by its operation's name."""
+    for family in FAMILIES:
+        import_module(f"penstock.nnapi.lowering.{family}")
+    return _RULES
+
+
+def rule_of(name: str) -> Rule:
+    """The rule of one operation; `UnknownOperator` where NNAPI has none of that name."""
+    found = _RULES.get(name) or rules().get(name)
+    if found is None:
+        raise UnknownOperator(f"{name!r} is not an operation of NNAPI")
+    return found
