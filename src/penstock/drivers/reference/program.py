@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, Sums, Unsupported, build
+from penstock.drivers.reference.ops.kernel import (
+    EXECUTION,
+    Kernel,
+    Site,
+    Sums,
+    Unsupported,
+    build,
+    check_interrupts,
+)
 from penstock.errors import (
     Cancelled,
     DriverError,
     GeneralFailure,
-    MissedDeadlineTransient,
     PenstockError,
     ResourceExhaustedTransient,
 )
@@ -76,14 +82,6 @@ class Program:
             return self.run(given, EXECUTION.get())
 
         return run
-
-
-def check_interrupts(config: ExecutionConfig) -> None:
-    """Raises `Cancelled`, or `MissedDeadlineTransient` when time ran out while running."""
-    if config.cancel is not None:
-        config.cancel.check()
-    if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-        raise MissedDeadlineTransient("the deadline passed during the execution")
 
 
 def examine(model: Model, index: int) -> list[Kernel | str]:
@@ -151,6 +149,7 @@ def make_sites(model: Model, index: int) -> list[Site]:
             value,
             nested,
             next((sums[i] for i in operation.outputs if i in sums), "any"),
+            model.subgraphs.__getitem__,
         )
 
     return [make(operation) for operation in subgraph.operations]

@@ -7,6 +7,7 @@ returns a `Kernel`; or it raises `Unsupported`, and its reason becomes the drive
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from penstock.errors import PenstockError
+from penstock.errors import MissedDeadlineTransient, PenstockError
 from penstock.hal import ExecutionConfig
-from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization
+from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization, Subgraph
 
 Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
 """Computes one operation: the arrays of its inputs (None for an omitted one; constants are given too)
@@ -34,7 +35,19 @@ EXECUTION: Final[ContextVar[ExecutionConfig]] = ContextVar("penstock_reference_e
 """The configuration of the run under way, for kernels that loop; always set while one runs."""
 
 
+def check_interrupts(config: ExecutionConfig) -> None:
+    """Raises `Cancelled`, or `MissedDeadlineTransient` when time ran out while running."""
+    if config.cancel is not None:
+        config.cancel.check()
+    if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+        raise MissedDeadlineTransient("the deadline passed during the execution")
+
+
 def _no_subgraphs(index: int) -> Kernel:
+    raise Unsupported(f"subgraph {index} is not at hand here")
+
+
+def _no_graphs(index: int) -> Subgraph:
     raise Unsupported(f"subgraph {index} is not at hand here")
 
 
@@ -63,6 +76,9 @@ class Site:
 
     sums: Sums = "any"
     """In which order float sums are taken (`Sums`)."""
+
+    graphs: Callable[[int], Subgraph] = field(default=_no_graphs)
+    """A referenced subgraph as the model has it, by its index."""
 
     @property
     def attributes(self) -> Attributes:
