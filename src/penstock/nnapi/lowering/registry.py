@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 Lowering: TypeAlias = "Callable[[Site], None]"
 
-FAMILIES: Final = ("arithmetic",)
+FAMILIES: Final = (
+    "arithmetic",
+    "convolution",
+    "pooling",
+)
 """Modules of this package that register lowerings."""
 
 

@@ -271,6 +271,10 @@ class Site:
         """A constant int32 vector."""
         return self.graph.constant(np.array(values, np.int32).reshape(len(values)))
 
+    def table(self, rows: Sequence[tuple[int, int]]) -> int:
+        """A constant int32 matrix of two columns."""
+        return self.graph.constant(np.array(rows, np.int32).reshape(len(rows), 2))
+
     def number(self, value: float, like: int) -> int:
         """A constant scalar of the element type of *like* (not quantised)."""
         return self.graph.constant(np.array(value, self.dtype(like).numpy))

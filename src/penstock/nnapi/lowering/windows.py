@@ -1,0 +1,189 @@
+"""What operations over image windows share: layouts, implicit and explicit padding, weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.errors import InvalidAttribute, InvalidQuantization
+from penstock.ir import DType, Quantization
+from penstock.ir.types import Shape
+from penstock.nnapi.description import NnapiOperand, OperandType
+from penstock.nnapi.lowering.graph import ValueType
+from penstock.nnapi.lowering.site import Site
+
+PADS: Final = "left:i right:i top:i bottom:i"
+LAYOUT: Final = "nchw:b@3"
+QUANT8: Final = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED})
+BIAS_TOLERANCE: Final = 1e-6
+"""Of the larger of bias scale and product: how far they may be apart (NNAPI section 8.1)."""
+
+Sides = tuple[tuple[int, int], tuple[int, int]]
+"""Elements of padding (before, after) of height and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How windows meet the borders: an implicit scheme, or explicit *sides*."""
+
+    scheme: Literal["SAME", "VALID", "EXPLICIT"]
+    sides: Sides = ((0, 0), (0, 0))
+
+    def resolved(self, image: Shape, extents: tuple[int | None, ...], strides: tuple[int, int],
+                 dilations: tuple[int, int] = (1, 1)) -> Padding:  # fmt: skip
+        """Explicit padding as the implicit scheme that comes to the same, where one does.
+
+        *image* is NHWC.
+        """
+        if self.scheme != "EXPLICIT":
+            return self
+        if self.sides == ((0, 0), (0, 0)):
+            return Padding("VALID")
+        for axis in (0, 1):
+            size, extent = None if image is None else image[1 + axis], extents[axis]
+            if size is None or extent is None:
+                return self
+            if same_padding(size, extent, strides[axis], dilations[axis]) != self.sides[axis]:
+                return self
+        return Padding("SAME")
+
+
+def same_padding(size: int, extent: int, stride: int, dilation: int = 1) -> tuple[int, int]:
+    """What the scheme SAME puts before and after *size* elements (NNAPI section 8.1)."""
+    reach = (extent - 1) * dilation + 1
+    total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+    return total // 2, total - total // 2
+
+
+def padding_of(site: Site) -> Padding:
+    """The padding that the operation's arguments say."""
+    if "left" not in site.match.inputs:
+        return Padding(site.padding())
+    left, right, top, bottom = (site.integer(n) for n in ("left", "right", "top", "bottom"))
+    if min(left, right, top, bottom) < 0:
+        raise InvalidAttribute(
+            f"padding {left}, {right}, {top}, {bottom} of {site.type} is negative"
+        )
+    return Padding("EXPLICIT", ((top, bottom), (left, right)))
+
+
+def strides_of(site: Site) -> tuple[int, int]:
+    """(height, width) strides."""
+    return site.positive("stride_h"), site.positive("stride_w")
+
+
+def image(site: Site, name: str = "input") -> int:
+    """The image in the layout NHWC, whichever it comes in."""
+    site.require_rank(name, 4)
+    index = site.tensor(name)
+    return site.transpose(index, (0, 2, 3, 1)) if is_nchw(site) else index
+
+
+def is_nchw(site: Site) -> bool:
+    """Whether images stand with their channels first."""
+    return site.flag("nchw", default=False)
+
+
+def bind_image(site: Site, result: int, output: int | str = 0) -> None:
+    """*result*, NHWC, is an output, in the layout that the operation is asked for."""
+    site.bind(output, site.transpose(result, (0, 3, 1, 2)) if is_nchw(site) else result)
+
+
+def padded(site: Site, index: int, sides: Sides) -> int:
+    """An NHWC image with zeros around it: stored, the zero point."""
+    (top, bottom), (left, right) = sides
+    if not any((top, bottom, left, right)):
+        return index
+    return site.emit("PAD", [index, site.table([(0, 0), (top, bottom), (left, right), (0, 0)])])
+
+
+def check_weights(site: Site, channels: int) -> None:
+    """Filter and bias fit the input: types, dimension of channel scales, scale of the bias.
+
+    *channels* is the filter's dimension of output channels.
+    """
+    data, weights, bias = (site.operand(n) for n in ("input", "filter", "bias"))
+    per_channel = weights.type is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+    if data.type not in QUANT8:
+        site.require(
+            weights.type is data.type and bias.type is data.type,
+            f"filter {weights.type.name} and bias {bias.type.name} beside an input {data.type.name}",
+        )
+        return
+    site.require(
+        per_channel or weights.type is data.type,
+        f"a filter {weights.type.name} beside an input {data.type.name}",
+    )
+    site.require(
+        bias.type is OperandType.TENSOR_INT32,
+        f"a bias {bias.type.name} beside an input {data.type.name}",
+    )
+    if not per_channel:
+        check_bias_scale(site, data, weights, bias)
+        if site.feature_level < 3:
+            result = site.output("output")
+            site.require(
+                result.scale > data.scale * weights.scale,
+                "below feature level 3 the output's scale must be above that of input times filter",
+            )
+        return
+    if bias.scale != 0:
+        raise InvalidQuantization(
+            f"a bias beside scales for channels has scale 0, not {bias.scale:g}"
+        )
+    quantization = weights.channel_quantization
+    if quantization is not None and quantization.dimension != channels:
+        raise InvalidQuantization(
+            f"scales along dimension {quantization.dimension} of the filter of {site.type}, "
+            f"where {channels} is needed"
+        )
+
+
+def check_bias_scale(
+    site: Site, data: NnapiOperand, weights: NnapiOperand, bias: NnapiOperand
+) -> None:
+    """The bias has the scale of input times filter."""
+    product = data.scale * weights.scale
+    if abs(bias.scale - product) > BIAS_TOLERANCE * max(bias.scale, product):
+        raise InvalidQuantization(
+            f"the bias of {site.type} has scale {bias.scale:g}, input times filter have {product:g}"
+        )
+
+
+def needs_signed(site: Site) -> bool:
+    """Whether unsigned activations meet a filter with scales for channels, which the IR has for signed ones only."""
+    weights = site.operand("filter").type
+    return (
+        weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+        and site.operand("input").type is OperandType.TENSOR_QUANT8_ASYMM
+    )
+
+
+def signed_type(kind: ValueType) -> ValueType:
+    """The signed 8-bit type of the same real values."""
+    dtype, quantization = kind
+    if dtype is not DType.UINT8 or quantization is None:
+        return kind
+    return DType.INT8, Quantization(quantization.scales, (quantization.zero_point - 128,))
+
+
+def signed(site: Site, index: int) -> int:
+    """Unsigned 8-bit values as signed ones of the same real values; others as they are."""
+    kind = site.value_type(index)
+    moved = signed_type(kind)
+    return index if moved == kind else site.emit("QUANTIZE", [index], moved)
+
+
+def finish_weighted(
+    site: Site, kind: str, inputs: list[int], data: int, **attributes: str | int | bool
+) -> int:
+    """The operation with weights, over signed values where `needs_signed`: its result, of the output's type.
+
+    *data* is the place of the image among *inputs*.
+    """
+    result = site.result_type()
+    if not needs_signed(site):
+        return site.emit(kind, inputs, result, **attributes)
+    inputs = [signed(site, x) if at == data else x for at, x in enumerate(inputs)]
+    moved = site.emit(kind, inputs, signed_type(result), **attributes)
+    return site.emit("QUANTIZE", [moved], result)
