@@ -1,0 +1,292 @@
+"""A TFLite file as it stands: every tensor, operator and signature under the file's own numbers.
+
+Beside the model that `reader.load` makes of a file, for doors that show the file itself. Nothing is lowered,
+renamed or left out; only what could not be shown at all is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from penstock.errors import (
+    IndexOutOfRange,
+    InvalidOperand,
+    InvalidQuantization,
+    InvalidSignature,
+    ShapeOverflow,
+    UnknownType,
+)
+from penstock.ir.model import ConstantPool, constant_array
+from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.types import DType, NDArray, byte_size
+from penstock.loaders.flatbuffer import Values
+from penstock.loaders.tflite.file import File, integers, tensor_place
+from penstock.loaders.tflite.operators import OperatorCode, read_codes
+from penstock.loaders.tflite.tensors import DTYPES, OPERAND_MEMORY, QUANTIZATION_MEMORY
+
+OPERATOR_ENTRY_MEMORY: Final = 256
+SIGNATURE_MEMORY: Final = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizationEntry:
+    """Quantisation parameters as the file has them: *scales* float32 [n], *zero_points* int64 [n]."""
+
+    scales: NDArray
+    zero_points: NDArray
+    dimension: int = 0
+    block_size: int = 0
+
+
+NOT_QUANTIZED: Final = QuantizationEntry(np.empty(0, np.float32), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelEntry:
+    """One level of a sparse tensor: dense of *dense_size*, or compressed by *segments* and *indices*."""
+
+    dense_size: int = 0
+    segments: NDArray | None = None
+    indices: NDArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparsityEntry:
+    """How a sparse tensor's stored values lie in it (TFLite schema, `SparsityParameters`)."""
+
+    traversal_order: tuple[int, ...]
+    block_map: tuple[int, ...] | None
+    levels: tuple[LevelEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorEntry:
+    """One tensor. *signature* is its `shape_signature` (-1: unknown), None where the file has none;
+    *data* where its constant value lies in the file, None for a tensor without one.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    signature: tuple[int, ...] | None
+    quantization: QuantizationEntry
+    sparsity: SparsityEntry | None
+    is_variable: bool
+    data: DataLocation | None
+
+    def constant(self, pool: ConstantPool) -> NDArray:
+        """The constant value, read-only; of a sparse tensor the stored values alone, flat."""
+        if self.data is None:
+            raise InvalidOperand(f"tensor {self.name!r} has no constant value")
+        shape = self.shape
+        if self.sparsity is not None:
+            shape = (self.data.length * 8 // (self.dtype.bits or 8),)
+        operand = Operand(self.dtype, shape, Lifetime.CONSTANT_POOL, self.name, location=self.data)
+        return constant_array((pool,), operand)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEntry:
+    """One operator: its name (a custom operator's own), and tensor indexes, -1 for an omitted input."""
+
+    name: str
+    custom: bool
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphEntry:
+    """One subgraph, tensors by index."""
+
+    name: str
+    tensors: tuple[TensorEntry, ...]
+    operators: tuple[OperatorEntry, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureEntry:
+    """One signature: names to tensor indexes of *subgraph*, in the order of their names."""
+
+    subgraph: int
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Catalog:
+    """A whole file. Signatures stand in the file's order, those too that `reader.load` leaves out."""
+
+    pool: ConstantPool
+    subgraphs: tuple[SubgraphEntry, ...]
+    signatures: Mapping[str, SignatureEntry]
+
+
+def read_catalog(pool: ConstantPool) -> Catalog:
+    """The catalogue of the TFLite file in *pool*.
+
+    Raises the `ModelError` subclass of the first defect, with its place in the file: content that is no
+    TFLite file, an unknown type or operator code, constants that do not fill their shapes, shapes below
+    zero or beyond 64 bits, quantisation parameters that do not fit each other. Indexes of tensors are as
+    the file has them, right or wrong.
+    """
+    file = File(pool)
+    tables = file.tables("subgraphs")
+    if not tables:
+        raise IndexOutOfRange("the file has no subgraph")
+    codes = read_codes(file)
+    subgraphs = tuple(_subgraph(file, codes, i, table) for i, table in enumerate(tables))
+    return Catalog(pool, subgraphs, _signatures(file, subgraphs))
+
+
+def _subgraph(file: File, codes: list[OperatorCode], index: int, table: Values) -> SubgraphEntry:
+    tensors = tuple(_tensor(file, index, i, t) for i, t in enumerate(table["tensors"] or ()))
+    operators = tuple(
+        _operator(file, codes, index, i, o) for i, o in enumerate(table["operators"] or ())
+    )
+    inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
+    table["tensors"] = table["operators"] = None
+    return SubgraphEntry(table["name"] or "", tensors, operators, inputs, outputs)
+
+
+def _tensor(file: File, subgraph: int, index: int, tensor: Values) -> TensorEntry:
+    where = tensor_place(subgraph, index, tensor)
+    quantized = tensor["quantization"] is not None
+    file.charge(OPERAND_MEMORY + quantized * QUANTIZATION_MEMORY, where)
+    dtype = DTYPES.get(tensor["type"])
+    if dtype is None:
+        raise UnknownType(f"tensor type {tensor['type']} is not in the format", where=where)
+    shape, signature = integers(tensor["shape"]), integers(tensor["shape_signature"])
+    if any(d < 0 for d in shape):
+        raise ShapeOverflow(f"a dimension of {shape} is negative", where=where)
+    byte_size(dtype, shape)
+    data = _data(file, tensor, dtype, shape, where)
+    return TensorEntry(
+        tensor["name"] or "",
+        dtype,
+        shape,
+        signature or None,
+        _quantization(tensor["quantization"], shape, where),
+        _sparsity(file, tensor["sparsity"], where),
+        tensor["is_variable"],
+        data,
+    )
+
+
+def _data(
+    file: File, tensor: Values, dtype: DType, shape: tuple[int, ...], where: str
+) -> DataLocation | None:
+    place = file.buffer(tensor["buffer"], where)
+    if place is None:
+        return None
+    size = byte_size(dtype, shape)
+    if tensor["sparsity"] is not None:
+        width = max((dtype.bits or 8) // 8, 1)
+        return DataLocation(0, place.offset, place.length // width * width)
+    if size is None:
+        if dtype is DType.STRING:
+            return place
+        return None
+    if size > place.length:
+        raise InvalidOperand(
+            f"{dtype.value} of shape {shape} takes {size} bytes, its buffer has {place.length}",
+            where=where,
+        )
+    return DataLocation(0, place.offset, size)
+
+
+def _quantization(table: Values | None, shape: tuple[int, ...], where: str) -> QuantizationEntry:
+    if table is None:
+        return NOT_QUANTIZED
+    block = (table["details"] or {}).get("block_size", 0) if table["details_type"] else 0
+    scales, zero_points, dimension = (
+        table["scale"],
+        table["zero_point"],
+        table["quantized_dimension"],
+    )
+    if scales is None or not len(scales):
+        return replace(NOT_QUANTIZED, block_size=block)
+    count = 0 if zero_points is None else len(zero_points)
+    if count != len(scales):
+        raise InvalidQuantization(f"{len(scales)} scales and {count} zero points", where=where)
+    if dimension < 0 or (len(shape) and dimension >= len(shape)):
+        raise InvalidQuantization(
+            f"quantised dimension {dimension} of a rank-{len(shape)} tensor", where=where
+        )
+    return QuantizationEntry(scales, zero_points, dimension, block)
+
+
+def _sparsity(file: File, table: Values | None, where: str) -> SparsityEntry | None:
+    if table is None:
+        return None
+    levels = table["dim_metadata"] or []
+    file.charge(OPERATOR_ENTRY_MEMORY * (1 + len(levels)), where)
+    block_map = table["block_map"]
+    return SparsityEntry(
+        integers(table["traversal_order"]),
+        None if block_map is None else integers(block_map),
+        tuple(_level(file, level, where) for level in levels),
+    )
+
+
+def _level(file: File, level: Values, where: str) -> LevelEntry:
+    if not level["format"]:
+        return LevelEntry(level["dense_size"])
+    return LevelEntry(
+        0,
+        _indexes(file, level["array_segments"], where),
+        _indexes(file, level["array_indices"], where),
+    )
+
+
+def _indexes(file: File, table: Values | None, where: str) -> NDArray:
+    values = None if table is None else table["values"]
+    if values is None:
+        return np.empty(0, np.int32)
+    if not isinstance(values, np.ndarray):
+        values = np.frombuffer(
+            file.bytes_at(DataLocation(0, values.offset, values.length)), np.uint8
+        )
+    file.charge(4 * len(values), where)
+    return values.astype(np.int32)
+
+
+def _operator(
+    file: File, codes: list[OperatorCode], subgraph: int, index: int, table: Values
+) -> OperatorEntry:
+    where = f"subgraph {subgraph}, operator {index}"
+    opcode = table["opcode_index"]
+    if opcode >= len(codes):
+        raise IndexOutOfRange(f"refers to operator code {opcode} of {len(codes)}", where=where)
+    inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
+    file.charge(OPERATOR_ENTRY_MEMORY + 8 * (len(inputs) + len(outputs)), where)
+    code = codes[opcode]
+    custom = code.type == "CUSTOM"
+    return OperatorEntry(code.custom_code if custom else code.type, custom, inputs, outputs)
+
+
+def _signatures(file: File, subgraphs: tuple[SubgraphEntry, ...]) -> dict[str, SignatureEntry]:
+    signatures: dict[str, SignatureEntry] = {}
+    for index, table in enumerate(file.tables("signature_defs")):
+        name = table["signature_key"] or ""
+        where = f"signature {index} ({name})"
+        file.charge(SIGNATURE_MEMORY, where)
+        subgraph = table["subgraph_index"]
+        if subgraph >= len(subgraphs):
+            raise IndexOutOfRange(f"refers to subgraph {subgraph} of {len(subgraphs)}", where=where)
+        if name in signatures:
+            raise InvalidSignature("two signatures have this name", where=where)
+        ends = [
+            dict(
+                sorted((entry["name"] or "", entry["tensor_index"]) for entry in table[kind] or ())
+            )
+            for kind in ("inputs", "outputs")
+        ]
+        signatures[name] = SignatureEntry(subgraph, *ends)
+    return signatures

@@ -1,0 +1,15 @@
+"""LiteRT's Python interpreter, call for call.
+
+import penstock.tflite as tflite
+
+interpreter = tflite.Interpreter("net.tflite")
+"""
+
+from __future__ import annotations
+
+from penstock.tflite.delegates import Delegate, load_delegate
+from penstock.tflite.interpreter import Interpreter
+from penstock.tflite.resolver import OpResolverType
+from penstock.tflite.signatures import SignatureRunner
+
+__all__ = ["Delegate", "Interpreter", "OpResolverType", "SignatureRunner", "load_delegate"]

@@ -1,0 +1,246 @@
+"""One subgraph of an interpreter: shapes, memory, and the program that runs it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.errors import DriverError, ModelError, PlacementError
+from penstock.ir import NDArray
+from penstock.ir.types import DType
+from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
+from penstock.tflite import texts
+from penstock.tflite.details import shown_type, tensor_details
+from penstock.tflite.program import Program
+from penstock.tflite.session import Session
+from penstock.tflite.values import blank, handed_out, readable
+
+MAX_PROGRAMS: Final = 4
+"""Sets of input shapes kept compiled; the one used longest ago goes first."""
+
+NOT_KEPT: Final = (
+    f"{texts.NO_DATA}\nThe values of tensors inside the graph are kept with "
+    "experimental_preserve_all_tensors=True only, after invoke(), and never those inside a called subgraph"
+)
+
+
+class Graph:
+    """The life of one subgraph: resized, allocated, invoked. Not for two threads at once."""
+
+    def __init__(self, session: Session, index: int) -> None:
+        self._session, self._index = session, index
+        self.catalog: SubgraphEntry = session.catalog.subgraphs[index]
+        self.shapes: list[tuple[int, ...]] = [t.shape for t in self.catalog.tensors]
+        self._values: dict[int, NDArray] = {}
+        self._programs: OrderedDict[tuple[tuple[int, ...], ...], Program] = OrderedDict()
+        self._program: Program | None = None
+        self._ready = False
+        self._given: list[NDArray] = []
+        self._out: list[NDArray | None] | None = None
+        self._late: list[tuple[int, int]] = []
+
+    def tensor(self, index: int) -> TensorEntry:
+        """The tensor of that index; `ValueError` with LiteRT's words where there is none."""
+        count = len(self.catalog.tensors)
+        if not 0 <= index < count:
+            raise ValueError(f"Invalid tensor index {index} exceeds max tensor index {count}")
+        return self.catalog.tensors[index]
+
+    def details(self, index: int) -> dict[str, Any]:
+        """LiteRT's dictionary for one tensor."""
+        tensor = self.tensor(index)
+        compress = self._session.compress_zero_points
+        return tensor_details(tensor, index, self.shapes[index], compress_zero_points=compress)
+
+    def resize(self, index: int, dims: NDArray, *, strict: bool) -> None:
+        """Gives an input another shape, in force after the next `allocate`.
+
+        Raises `ValueError` for what is no shape, `RuntimeError` for a tensor that cannot have it.
+        """
+        if dims.ndim != 1:
+            raise ValueError(f"Shape should be 1D instead of {dims.ndim}.")
+        if not 0 <= index < len(self.catalog.tensors):
+            raise RuntimeError(
+                "tensor_index < context_.tensors_size && tensor_index >= 0 was not true.\n"
+                f"There is no tensor {index}"
+            )
+        shape = tuple(dims.tolist())
+        if strict:
+            self._check_strict(index, shape)
+        if shape == self.shapes[index]:
+            return
+        if self.catalog.tensors[index].data is not None:
+            raise RuntimeError(f"{texts.FIXED_SIZE}\nTensor {index} is a constant")
+        if any(d < 0 for d in shape):
+            raise RuntimeError(f"{texts.OVERFLOW}\nShape {shape} has a negative dimension")
+        self.shapes[index] = shape
+        self._values.pop(index, None)
+        self._ready = False
+
+    def _check_strict(self, index: int, shape: tuple[int, ...]) -> None:
+        known = self.catalog.tensors[index].signature or self.shapes[index]
+        if len(known) != len(shape):
+            raise RuntimeError(f"tensor->dims->size != dims.size() ({len(known)} != {len(shape)})")
+        for place, (old, new) in enumerate(zip(known, shape, strict=True)):
+            if old not in (-1, new):
+                raise RuntimeError(
+                    f"Attempting to resize dimension {place} of tensor {index} with value {old} to {new}. "
+                    "ResizeInputTensorStrict only allows mutating unknown dimensions identified by -1."
+                )
+
+    def allocate(self) -> None:
+        """Compiles for the present shapes where that is still to be done, and makes the memory.
+
+        Raises `RuntimeError` with LiteRT's words, Penstock's error as its cause.
+        """
+        if self._ready:
+            return
+        self._check_indexes()
+        try:
+            program = self._compiled()
+            self._bind(program)
+        except (ModelError, PlacementError, DriverError, MemoryError, ValueError) as error:
+            raise RuntimeError(self._reason(error)) from error
+        self._program, self._ready = program, True
+        self._session.reset(program.variables.values())
+
+    def invoke(self) -> None:
+        """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run fails."""
+        program = self._program
+        if not self._ready or program is None:
+            raise RuntimeError(texts.NOT_READY)
+        try:
+            results = program.compiled.run(self._given, self._out, self._session.state_for(program))
+        except (DriverError, ModelError, MemoryError) as error:
+            raise RuntimeError(self._reason(error)) from error
+        for position, tensor in self._late:
+            value = results[position]
+            self._values[tensor] = value
+            self.shapes[tensor] = value.shape
+
+    def set(self, index: int, value: Any) -> None:
+        """Copies *value* into a tensor. Raises `ValueError` as LiteRT does."""
+        tensor = self.tensor(index)
+        array = readable(value, tensor, self.shapes[index], index)
+        if tensor.data is not None:
+            raise ValueError(
+                f"Cannot set tensor: tensor {index}, name: {tensor.name}, is a constant of the model"
+            )
+        program = self._program
+        if program is not None and index in program.variables:
+            stored = np.array(array.astype(tensor.dtype.numpy, copy=False))
+            self._session.set_variable(program, program.variables[index], stored)
+            return
+        memory = self._memory(index)
+        if memory is None:
+            raise ValueError(texts.UNALLOCATED)
+        np.copyto(memory, array, casting="unsafe")
+
+    def get(self, index: int) -> Any:
+        """A copy of a tensor's value; of a scalar the number itself. Raises `ValueError` where it has none."""
+        return handed_out(self._value(index), self.tensor(index).dtype)
+
+    def view(self, index: int) -> Any:
+        """A counted view of a tensor's memory; of a constant it is read-only."""
+        return self._session.guests.lend(self._value(index), shown_type(self.tensor(index).dtype))
+
+    def reset_variables(self) -> None:
+        """Gives the subgraph's variable tensors their initial values."""
+        if self._program is not None:
+            self._session.reset(self._program.variables.values())
+
+    def close(self) -> None:
+        """Releases everything compiled."""
+        self._ready = False
+        while self._programs:
+            self._programs.popitem()[1].compiled.close()
+
+    def _value(self, index: int) -> NDArray:
+        tensor = self.tensor(index)
+        if tensor.data is not None:
+            return tensor.constant(self._session.catalog.pool)
+        memory = self._memory(index)
+        if memory is None:
+            outer = index in self.catalog.inputs or index in self.catalog.outputs
+            raise ValueError(NOT_KEPT if self._ready and not outer else texts.NO_DATA)
+        return memory
+
+    def _memory(self, index: int) -> NDArray | None:
+        """Where a tensor's value is kept, or None. Memory for what no program knows is made when asked for."""
+        program = self._program
+        if program is not None and index in program.variables:
+            return self._session.variable(program, program.variables[index])
+        found = self._values.get(index)
+        tensor = self.catalog.tensors[index]
+        loose = tensor.is_variable or tensor.dtype in (DType.RESOURCE, DType.VARIANT)
+        if found is None and self._ready and loose:
+            found = self._values[index] = blank(tensor.dtype, self.shapes[index])
+        return found
+
+    def _check_indexes(self) -> None:
+        count = len(self.catalog.tensors)
+        ends = [("inputs", self.catalog.inputs), ("outputs", self.catalog.outputs)]
+        for kind, indexes in ends:
+            for index in indexes:
+                if not 0 <= index < count:
+                    raise RuntimeError(
+                        f"Invalid tensor index {index} in {kind}. The subgraph has {count} tensors\n"
+                        f"{texts.INCONSISTENT}"
+                    )
+
+    def _compiled(self) -> Program:
+        inputs = [
+            i for i in self.catalog.inputs if self.catalog.tensors[i].dtype is not DType.RESOURCE
+        ]
+        key = tuple(self.shapes[i] for i in inputs)
+        program = self._programs.get(key)
+        if program is None:
+            compiled = self._session.compile(self._index, dict(enumerate(key)))
+            try:
+                program = Program(compiled, self.catalog, self._index)
+            except ModelError:
+                compiled.close()
+                raise
+            self._programs[key] = program
+            if len(self._programs) > MAX_PROGRAMS:
+                self._programs.popitem(last=False)[1].compiled.close()
+        self._programs.move_to_end(key)
+        return program
+
+    def _bind(self, program: Program) -> None:
+        """Memory for every input and output; what has its shape already stays where it is."""
+        self._given = [self._sized(i, self.shapes[i]) for i in program.inputs]
+        for tensor, known in program.shapes.items():
+            if tensor not in program.inputs:
+                self.shapes[tensor] = known
+        out: list[NDArray | None] = []
+        self._late = []
+        for position, (output, shape) in enumerate(
+            zip(program.outputs, program.static, strict=True)
+        ):
+            if output is None:
+                out.append(None)
+            elif shape is None:
+                out.append(None)
+                self._late.append((position, output))
+                self._values.pop(output, None)
+            else:
+                out.append(self._sized(output, shape))
+        self._out = out if any(a is not None for a in out) else None
+
+    def _sized(self, tensor: int, shape: Sequence[int]) -> NDArray:
+        known = self._values.get(tensor)
+        if known is None or known.shape != tuple(shape):
+            known = self._values[tensor] = blank(self.catalog.tensors[tensor].dtype, shape)
+        return known
+
+    def _reason(self, error: Exception) -> str:
+        """LiteRT's words where an operator has no kernel; then Penstock's."""
+        if isinstance(error, PlacementError | ModelError):
+            for index, operator in enumerate(self.catalog.operators):
+                if operator.custom and f"CUSTOM:{operator.name}" in str(error):
+                    return f"{texts.unresolved(operator.name, index)}\n{error}"
+        return str(error)

@@ -1,0 +1,289 @@
+"""`Interpreter`: LiteRT's Python interpreter, call for call, over the ordinary pipeline."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from penstock.hal import Device
+from penstock.loaders.tflite.catalog import SubgraphEntry
+from penstock.partitioning.policy import Policy
+from penstock.runtime.discovery import DeviceInfo
+from penstock.tflite import delegates, texts
+from penstock.tflite.core import Core
+from penstock.tflite.loading import LoadedFile, open_content, open_path
+from penstock.tflite.resolver import OpResolverType, devices_for
+from penstock.tflite.session import Session
+from penstock.tflite.signatures import SignatureRunner
+from penstock.tflite.values import as_index
+
+PRESERVE_WARNING = (
+    "Warning: Enabling `experimental_preserve_all_tensors` with the BUILTIN or AUTO op resolver is intended "
+    "for debugging purposes only: every intermediate value is kept in memory."
+)
+
+
+class Interpreter:
+    """A TFLite model, run as LiteRT's interpreter runs it: set tensors by index, invoke, get tensors.
+
+    *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads* 1 or
+    more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, the others on
+    every usable one. *experimental_preserve_all_tensors* keeps every intermediate value. *devices*, *cache*
+    and *policy* are Penstock's, as in `penstock.compile`. Delegates are not available yet; the other
+    experimental arguments tune LiteRT's delegates and are taken and have no effect.
+
+    Not for two threads at once: a call that finds another in progress raises `StateError`. Use after
+    `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words first, then
+    Penstock's, whose error is the cause: `ValueError` from construction for a model that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        model_path: str | bytes | os.PathLike[Any] | None = None,
+        model_content: bytes | None = None,
+        experimental_delegates: Sequence[Any] | None = None,
+        num_threads: int | None = None,
+        experimental_op_resolver_type: OpResolverType = OpResolverType.AUTO,
+        experimental_preserve_all_tensors: bool = False,
+        experimental_disable_delegate_clustering: bool = False,
+        experimental_default_delegate_latest_features: bool = False,
+        experimental_compress_quantization_zero_points: bool = False,
+        experimental_disable_delegate_node_fusion: bool = False,
+        experimental_force_delegate_node_profiling: bool = False,
+        *,
+        devices: Sequence[str | DeviceInfo | Device] | None = None,
+        cache: object = True,
+        policy: Policy | None = None,
+    ) -> None:
+        resolved = devices_for(experimental_op_resolver_type)
+        optimised = experimental_op_resolver_type.name in ("AUTO", "BUILTIN")
+        if experimental_preserve_all_tensors and optimised:
+            warnings.warn(PRESERVE_WARNING, stacklevel=2)
+        if num_threads is not None:
+            if not isinstance(num_threads, int):
+                raise ValueError("type of num_threads should be int")
+            if num_threads < 1:
+                raise ValueError("num_threads should >= 1")
+        file = _open(model_path, model_content)
+        if experimental_delegates:
+            delegates.refuse()
+        options = {
+            "devices": resolved if devices is None else devices,
+            "num_threads": None if num_threads is None else int(num_threads),
+            "cache": cache,
+            "policy": policy,
+        }
+        self._compress = experimental_compress_quantization_zero_points
+        session = Session(
+            file,
+            options,
+            preserve=experimental_preserve_all_tensors,
+            compress_zero_points=self._compress,
+        )
+        self._core = Core(session)
+
+    def allocate_tensors(self) -> None:
+        """Compiles for the present input shapes and makes the memory; again only where a shape has changed.
+
+        Raises `RuntimeError` where the model cannot run, and while views of the memory are held.
+        """
+        with self._core.use(exclusive=True) as graph:
+            graph.allocate()
+
+    def invoke(self) -> None:
+        """Runs the model on what its inputs hold.
+
+        Raises `RuntimeError` before `allocate_tensors`, while views are held, and where the run fails.
+        """
+        with self._core.use(exclusive=True) as graph:
+            graph.invoke()
+
+    def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
+        """Gives an input the shape *tensor_size*, after the next `allocate_tensors`.
+
+        *strict* allows only dimensions that `shape_signature` has as -1 to change. Raises `ValueError` for
+        what is no shape, `RuntimeError` for what the tensor cannot become, and while views are held.
+        """
+        with self._core.use(exclusive=True) as graph:
+            dims = np.array(tensor_size, dtype=np.int32)
+            graph.resize(as_index(input_index, "ResizeInputTensor"), dims, strict=strict)
+
+    def set_tensor(self, tensor_index: int, value: Any) -> None:
+        """Copies *value* into a tensor of the main subgraph: same type, same shape, nothing is cast.
+
+        Raises `ValueError` for another type or shape, an unknown index, a constant, or before allocation.
+        """
+        with self._core.use() as graph:
+            graph.set(as_index(tensor_index, "SetTensor"), value)
+
+    def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
+        """A copy of a tensor's value, a number for a scalar.
+
+        Inputs, outputs, constants and variables always; intermediate values with
+        `experimental_preserve_all_tensors`. Raises `ValueError` where there is no value, or no such tensor.
+        """
+        with self._core.use():
+            graph = self._core.graph(as_index(subgraph_index, "GetTensor"))
+            return graph.get(as_index(tensor_index, "GetTensor"))
+
+    def tensor(self, tensor_index: int) -> Callable[[], Any]:
+        """A function that gives a view of a tensor's memory as it is when called.
+
+        While a view, or anything derived from it, is alive, `invoke`, `allocate_tensors` and
+        `resize_tensor_input` raise `RuntimeError`. The function itself may be kept. It raises `ValueError`
+        as `get_tensor` does. String tensors come as copies, views of constants are read-only.
+        """
+
+        def view() -> Any:
+            with self._core.use() as graph:
+                return graph.view(as_index(tensor_index, "tensor"))
+
+        return view
+
+    def reset_all_variables(self) -> None:
+        """Gives every variable tensor its initial value. Resource variables keep theirs, as LiteRT's do."""
+        with self._core.use():
+            self._core.reset_variables()
+
+    def get_input_details(self) -> list[dict[str, Any]]:
+        """The details dictionary of each input of the main subgraph, in order.
+
+        `name` (str), `index` (int), `shape` and `shape_signature` (int32 arrays, -1 for unknown), `dtype` (NumPy
+        class), `quantization` ((scale, zero point), (0.0, 0) where not per-tensor), `quantization_parameters`
+        (`scales` float32, `zero_points` int32, `quantized_dimension`, `block_size`), `sparsity_parameters`.
+        """
+        return [self._core.details(i, 0) for i in self._main.inputs]
+
+    def get_output_details(self) -> list[dict[str, Any]]:
+        """Likewise for the outputs. Shapes known only at run time are right after `invoke`."""
+        return [self._core.details(i, 0) for i in self._main.outputs]
+
+    def get_tensor_details(self, subgraph_index: int = 0) -> list[dict[str, Any]]:
+        """Likewise for every tensor of a subgraph. `ValueError` where there is no such subgraph."""
+        count = self.num_subgraphs()
+        if subgraph_index < 0 or subgraph_index >= count:
+            raise ValueError(
+                f"subgraph_index is out of range: {subgraph_index} for the model,"
+                f" which has {count} subgraphs."
+            )
+        graph = self._core.graph(subgraph_index)
+        return [graph.details(i) for i in range(len(graph.catalog.tensors))]
+
+    def num_subgraphs(self) -> int:
+        """How many subgraphs the file has."""
+        self._core.check_open()
+        return len(self._core.session.catalog.subgraphs)
+
+    def get_signature_list(self) -> dict[str, dict[str, list[str]]]:
+        """Signature -> {"inputs": names, "outputs": names}."""
+        return {
+            key: {kind: list(names) for kind, names in ends.items()}
+            for key, ends in self._get_full_signature_list().items()
+        }
+
+    def get_signature_runner(self, signature_key: str | None = None) -> SignatureRunner:
+        """A callable that runs one signature; None where the model has just one.
+
+        Raises `ValueError` for an unknown key, and for None where there is not exactly one.
+        """
+        signatures = self._get_full_signature_list()
+        if signature_key is None:
+            if len(signatures) != 1:
+                raise ValueError(
+                    f"SignatureDef signature_key is None and model has {len(signatures)} Signatures. "
+                    "None is only allowed when the model has 1 SignatureDef"
+                )
+            signature_key = next(iter(signatures))
+        return SignatureRunner(interpreter=self, signature_key=signature_key)
+
+    @property
+    def experimental_compress_quantization_zero_points(self) -> bool:
+        """Whether details show equal zero points of a tensor as one."""
+        return self._compress
+
+    def modify_graph_with_delegate(self, delegate: object) -> NoReturn:
+        """Not available yet."""
+        delegates.refuse()
+
+    def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> NoReturn:
+        """Not available yet."""
+        delegates.refuse()
+
+    def set_allow_buffer_handle_output(self, allow: bool) -> NoReturn:
+        """Not available yet."""
+        delegates.refuse()
+
+    def ensure_tensor_data_is_readable(self, tensor_index: int) -> NoReturn:
+        """Not available yet."""
+        delegates.refuse()
+
+    def close(self) -> None:
+        """Releases what was compiled; twice is harmless. Views and arrays handed out stay valid."""
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        self._core.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"cannot pickle {type(self).__name__!r} object")
+
+    @property
+    def _main(self) -> SubgraphEntry:
+        self._core.check_open()
+        return self._core.session.catalog.subgraphs[0]
+
+    def _safe_to_run(self) -> bool:
+        return not self._core.guests
+
+    def _ensure_safe(self) -> None:
+        if self._core.guests:
+            raise RuntimeError(texts.HELD)
+
+    def _get_full_signature_list(self) -> dict[str, dict[str, dict[str, int]]]:
+        return self._core.signatures()
+
+    def _get_tensor_details(self, tensor_index: Any, subgraph_index: Any) -> dict[str, Any]:
+        return self._core.details(int(tensor_index), int(subgraph_index))
+
+    def _get_ops_details(self) -> list[dict[str, Any]]:
+        return [self._get_op_details(i) for i in range(len(self._main.operators))]
+
+    def _get_op_details(self, op_index: int) -> dict[str, Any]:
+        operators = self._main.operators
+        if not 0 <= op_index < len(operators):
+            raise ValueError("Invalid node index")
+        operator = operators[op_index]
+        operands, results = (
+            [self._core.details(i, 0)["dtype"] for i in indexes if i != -1]
+            for indexes in (operator.inputs, operator.outputs)
+        )
+        return {
+            "index": int(op_index),
+            "op_name": operator.name,
+            "inputs": np.array(operator.inputs, np.int32),
+            "outputs": np.array(operator.outputs, np.int32),
+            "operand_types": operands,
+            "result_types": results,
+        }
+
+
+def _open(path: Any, content: Any) -> LoadedFile:
+    if path and not content:
+        return open_path(path)
+    if content and not path:
+        return open_content(content)
+    raise ValueError(texts.TWO_MODELS if path else texts.NO_MODEL)

@@ -1,0 +1,103 @@
+"""Opens a model file for the interpreter. Interpreters on one file share what was read of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import ModelError
+from penstock.ir import Model
+from penstock.ir.model import ConstantPool
+from penstock.loaders import tflite
+from penstock.loaders.tflite.catalog import Catalog, read_catalog
+from penstock.memory import sealed_file
+from penstock.tflite import texts
+
+NULL_MODEL: Final = "The model allocation is null/empty"
+
+
+class LoadedFile:
+    """One file: its catalogue, and the model that is made of it when it is first needed."""
+
+    def __init__(self, content: sealed_file.SealedFile, owner: object = None) -> None:
+        self.pool = ConstantPool(content.view, content)
+        self.owner = owner
+        self.catalog: Catalog = read_catalog(self.pool)
+        self._lock = threading.Lock()
+        self._model: Model | ModelError | None = None
+
+    @property
+    def model(self) -> Model:
+        """The valid model; raises the `ModelError` of the first defect, the same each time."""
+        with self._lock:
+            if self._model is None:
+                try:
+                    self._model = tflite.load(self.pool)
+                except ModelError as error:
+                    self._model = error
+        if isinstance(self._model, ModelError):
+            raise self._model.with_traceback(None)
+        return self._model
+
+
+_lock = threading.Lock()
+_opened: weakref.WeakValueDictionary[tuple[Any, ...], LoadedFile] = weakref.WeakValueDictionary()
+
+
+def open_content(content: object) -> LoadedFile:
+    """The file whose bytes are *content*, which the result keeps alive.
+
+    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's words for what is no model.
+    """
+    if not isinstance(content, bytes):
+        raise TypeError(
+            "CreateWrapperFromBuffer(): incompatible function arguments. model_content takes bytes, "
+            f"not {type(content).__name__}"
+        )
+    return _open(("content", id(content)), lambda: sealed_file.seal_bytes(content), content)
+
+
+def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
+    """The file at *path*. Raises `TypeError` for what is no path, `ValueError` with LiteRT's words for what
+    cannot be opened or is no model.
+    """
+    name = os.fsdecode(os.fspath(path))
+    try:
+        stamp = Path(name).stat()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
+    key = (
+        "path",
+        os.path.realpath(name),
+        stamp.st_dev,
+        stamp.st_ino,
+        stamp.st_size,
+        stamp.st_mtime_ns,
+        stamp.st_ctime_ns,
+    )
+    return _open(key, lambda: _read(name), None)
+
+
+def _read(name: str) -> sealed_file.SealedFile:
+    try:
+        content = sealed_file.read_path(Path(name))
+    except OSError as error:
+        raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
+    if not len(content):
+        raise ValueError(f"mmap of size 0 requested.{NULL_MODEL}\n{name} is empty")
+    return content
+
+
+def _open(key: tuple[Any, ...], read: Any, owner: object) -> LoadedFile:
+    with _lock:
+        known = _opened.get(key)
+        if known is None:
+            try:
+                known = LoadedFile(read(), owner)
+            except ModelError as error:
+                raise ValueError(texts.refused(error)) from error
+            _opened[key] = known
+        return known

@@ -1,0 +1,81 @@
+"""One subgraph compiled for one set of input shapes, and which of its operands are which tensors of the file."""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidOperand
+from penstock.execution import CompiledModel
+from penstock.ir import DType, Model, Operand
+from penstock.ir.types import static_shape
+from penstock.loaders.tflite.catalog import SubgraphEntry
+
+
+class Program:
+    """A compiled model as the interpreter sees it.
+
+    *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with, None where
+    the tensor already has its value elsewhere (an input, a constant, a variable, an earlier output).
+    *variables* maps variable tensors to the model's variables; *shapes* has every tensor whose shape is known.
+    """
+
+    def __init__(self, compiled: CompiledModel, catalog: SubgraphEntry, subgraph: int) -> None:
+        self.compiled = compiled
+        model, entry = compiled.model, compiled.model.entry
+        self.inputs = _stored(catalog.inputs, catalog)
+        own = _stored(catalog.outputs, catalog)
+        ordinary = entry.ordinary_outputs
+        if len(self.inputs) != len(model.inputs) or len(own) > len(ordinary):
+            raise InvalidOperand(
+                f"the model takes {len(model.inputs)} inputs and gives {len(ordinary)} outputs, "
+                f"the file has {len(self.inputs)} and {len(own)}",
+                where=f"subgraph {subgraph}",
+            )
+        more = [_tensor(entry.operands[i], subgraph) for i in ordinary[len(own) :]]
+        self.outputs: list[int | None] = []
+        elsewhere = {*self.inputs}
+        for tensor in (*own, *more):
+            known = tensor is None or tensor in elsewhere or _is_held(catalog, tensor)
+            self.outputs.append(None if known else tensor)
+            elsewhere.add(-1 if tensor is None else tensor)
+        self.static = [
+            static_shape(o.shape) if o.dtype is not DType.STRING else None for o in model.outputs
+        ]
+        self.variables = _variables(model, catalog, subgraph)
+        self.shapes = _shapes(model, subgraph)
+        for tensor, operand in zip(own, model.outputs, strict=False):
+            if (shape := static_shape(operand.shape)) is not None:
+                self.shapes[tensor] = shape
+
+
+def _stored(indexes: tuple[int, ...], catalog: SubgraphEntry) -> list[int]:
+    """Those of the tensors that hold values: handles of resources do not reach the model."""
+    return [i for i in indexes if catalog.tensors[i].dtype is not DType.RESOURCE]
+
+
+def _is_held(catalog: SubgraphEntry, index: int) -> bool:
+    tensor = catalog.tensors[index]
+    return tensor.data is not None or tensor.is_variable
+
+
+def _tensor(operand: Operand, subgraph: int) -> int | None:
+    origin = operand.origin
+    return origin.index if origin is not None and origin.subgraph == subgraph else None
+
+
+def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for port in model.entry.states:
+        if port.input is None:
+            continue
+        tensor = _tensor(model.operands[port.input], subgraph)
+        if tensor is not None and catalog.tensors[tensor].is_variable:
+            found[tensor] = port.variable
+    return found
+
+
+def _shapes(model: Model, subgraph: int) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for operand in model.operands:
+        shape, tensor = static_shape(operand.shape), _tensor(operand, subgraph)
+        if shape is not None and tensor is not None and not operand.is_constant:
+            found[tensor] = shape
+    return found

@@ -1,0 +1,72 @@
+"""The words of LiteRT's interpreter that programs match on, as ai-edge-litert 2.3.0 says them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.errors import (
+    InvalidOperand,
+    LimitExceeded,
+    ModelError,
+    NotAModel,
+    OffsetOutOfBounds,
+    ShapeOverflow,
+    TruncatedModel,
+    UnknownOperator,
+    UnknownType,
+)
+
+NO_MODEL: Final = "`model_path` or `model_content` must be specified."
+TWO_MODELS: Final = "Can't both provide `model_path` and `model_content`"
+NOT_READY: Final = "Invoke called on model that is not ready."
+NO_DATA: Final = "Tensor data is null. Run allocate_tensors() first"
+UNALLOCATED: Final = (
+    "Cannot set tensor: Tensor is unallocated. Try calling allocate_tensors() first"
+)
+HELD: Final = (
+    "There is at least 1 reference to internal data\n"
+    "      in the interpreter in the form of a numpy array or slice. Be sure to\n"
+    "      only hold the function returned from tensor() if you are using raw\n"
+    "      data access."
+)
+INCONSISTENT: Final = "AllocateTensors() called on inconsistent model."
+FIXED_SIZE: Final = "Attempting to resize a fixed-size tensor."
+OVERFLOW: Final = "BytesRequired number of elements overflowed."
+FLEX: Final = (
+    "Select TensorFlow op(s), included in the given model, is(are) not supported by this interpreter. "
+    "Make sure you apply/link the Flex delegate before inference. For the Android, it can be resolved by "
+    'adding "org.tensorflow:tensorflow-lite-select-tf-ops" dependency. See instructions: '
+    "https://www.tensorflow.org/lite/guide/ops_select"
+)
+UNRESOLVED: Final = (
+    "Encountered unresolved custom op: {name}.\n"
+    "See instructions: https://www.tensorflow.org/lite/guide/ops_custom "
+)
+FLEX_PREFIX: Final = "Flex"
+
+_REFUSALS: Final[tuple[tuple[tuple[type[ModelError], ...], str], ...]] = (
+    (
+        (NotAModel, TruncatedModel, OffsetOutOfBounds, LimitExceeded),
+        "The model is not a valid Flatbuffer buffer",
+    ),
+    ((UnknownType,), "Unsupported data type in tensor"),
+    ((UnknownOperator,), "Op builtin_code out of range. Registration failed."),
+    ((ShapeOverflow,), OVERFLOW),
+    ((InvalidOperand,), "required_bytes <= bytes was not true."),
+)
+
+
+def unresolved(name: str, index: int) -> str:
+    """What LiteRT says of operator *index*, a custom operator without a kernel."""
+    words = FLEX if name.startswith(FLEX_PREFIX) else UNRESOLVED.format(name=name)
+    return f"{words}Node number {index} ({name}) failed to prepare."
+
+
+def refused(error: ModelError) -> str:
+    """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's own words."""
+    words = next((text for kinds, text in _REFUSALS if isinstance(error, kinds)), "")
+    if "no subgraph" in error.message:
+        words = "No subgraph in the model."
+    elif "operator code" in error.message and not words:
+        words = "Missing registration for opcode_index"
+    return f"{words}\n{error}" if words else str(error)
