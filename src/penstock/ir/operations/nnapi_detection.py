@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.ir.operations.attributes import choice
 from penstock.ir.operations.nnapi import DATA_LAYOUT, image_axes, image_shape, required
-from penstock.ir.operations.rules import Dimension, agree, dimension, positive, ranked
+from penstock.ir.operations.rules import Dimension, agree, bounded, dimension, positive, ranked
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import ACTIVATION, INT32
 from penstock.ir.types import Shape
@@ -62,6 +62,8 @@ def _postprocessing(context: ShapeContext) -> Sequence[Shape]:
     anchors = agree(dimension(scores, 1), dimension(boxes, 1), "scores and boxes")
     agree(anchors, _regions(context, 2), "boxes and anchors")
     limit = positive(context, "max_detections")
+    if not context.attributes.flag("use_regular_nms"):
+        limit = bounded(limit * positive(context, "max_classes_per_detection"))
     return ((batch, limit), (batch, limit, 4), (batch, limit), (batch,))
 
 

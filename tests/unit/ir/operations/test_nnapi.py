@@ -129,6 +129,20 @@ def n(count: int) -> Given:
         ),
         (
             "DETECTION_POSTPROCESSING",
+            [x(2, 9, 3), x(2, 9, 7), x(9, 4)],
+            [FLOAT, FLOAT, INT, INT],
+            {**DETECTION, "max_classes_per_detection": 2},
+            [(2, 6), (2, 6, 4), (2, 6), (2,)],
+        ),
+        (
+            "DETECTION_POSTPROCESSING",
+            [x(2, 9, 3), x(2, 9, 4), x(9, 4)],
+            [FLOAT, FLOAT, INT, INT],
+            {**DETECTION, "max_classes_per_detection": 2, "use_regular_nms": True},
+            [(2, 3), (2, 3, 4), (2, 3), (2,)],
+        ),
+        (
+            "DETECTION_POSTPROCESSING",
             [x(2, 9, 3), x(2, 8, 4), x(9, 4)],
             [FLOAT, FLOAT, INT, INT],
             DETECTION,
