@@ -12,8 +12,8 @@ from typing import Final
 
 from penstock.errors import ShapeMismatch
 from penstock.ir.operations.attributes import (
+    ACTIVATIONS,
     ASYMMETRIC_INPUTS,
-    FUSED_ACTIVATION,
     choice,
     flag,
     integer,
@@ -33,6 +33,13 @@ from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, Shap
 from penstock.ir.operations.types import ACTIVATION, BIAS, WEIGHTS
 from penstock.ir.types import Shape
 
+FUSED_ACTIVATION: Final = AttributeSpec(
+    "fused_activation_function",
+    "enum",
+    "NONE",
+    (*ACTIVATIONS, "SIGMOID"),
+    doc="TFLite's, and NNAPI's sigmoid.",
+)
 INTERMEDIATES: Final = (
     AttributeSpec(
         "intermediate_scales",
@@ -74,10 +81,14 @@ def lstm_parameters(prefix: str = "") -> tuple[Port, ...]:
     )
 
 
-LAYER_NORM: Final = tuple(
-    Port(f"{gate}_layer_norm_coefficients", WEIGHTS, optional=True)
-    for gate in ("input", "forget", "cell", "output")
-)
+def _layer_norm(prefix: str = "") -> tuple[Port, ...]:
+    return tuple(
+        Port(f"{prefix}{gate}_layer_norm_coefficients", WEIGHTS, optional=True)
+        for gate in ("input", "forget", "cell", "output")
+    )
+
+
+LAYER_NORM: Final = _layer_norm()
 
 
 def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Dimension, Dimension]:
@@ -110,11 +121,13 @@ def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Di
     return cells, outputs
 
 
-def _check_state(context: ShapeContext, index: int, *shape: Dimension) -> None:
-    """A state has the elements of [batch, size], whatever its rank."""
+def _state(context: ShapeContext, index: int, *shape: Dimension) -> Shape:
+    """The shape of a state and of what it becomes: it has the elements of *shape*, whatever its rank."""
     given = context.shape(index)
-    if given is not None:
-        agree(product(given), product(shape), f"elements of state input {index}")
+    if given is None:
+        return shape
+    agree(product(given), product(shape), f"elements of state input {index}")
+    return given
 
 
 def _lstm(context: ShapeContext) -> Sequence[Shape]:
@@ -123,9 +136,8 @@ def _lstm(context: ShapeContext) -> Sequence[Shape]:
     shape = ranked(context, 0, 2)
     cells, outputs = lstm_sizes(context, dimension(shape, 1), 1)
     batch = dimension(shape, 0)
-    _check_state(context, 18, batch, outputs)
-    _check_state(context, 19, batch, cells)
-    return fill(context, (batch, outputs), (batch, outputs), (batch, cells))
+    states = _state(context, 18, batch, outputs), _state(context, 19, batch, cells)
+    return fill(context, (batch, outputs), *states)
 
 
 def _basic_lstm(context: ShapeContext) -> Sequence[Shape]:
@@ -158,9 +170,8 @@ def _over_time(shape: Shape, size: Dimension) -> Shape:
 def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     cells, outputs = lstm_sizes(context, dimension(shape, 2), 1)
-    _check_state(context, 18, batch, outputs)
-    _check_state(context, 19, batch, cells)
-    return fill(context, _over_time(shape, outputs), (batch, outputs), (batch, cells))
+    states = _state(context, 18, batch, outputs), _state(context, 19, batch, cells)
+    return fill(context, _over_time(shape, outputs), *states)
 
 
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
@@ -170,9 +181,8 @@ def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
     linked = context.has(39) and not context.has(40)
     backward_input = dimension(ranked(context, 39, 3), 2) if linked else dimension(shape, 2)
     backward_cells, backward = lstm_sizes(context, backward_input, 18)
-    states = ((batch, forward), (batch, forward_cells), (batch, backward), (batch, backward_cells))
-    for index, state in enumerate(states, 35):
-        _check_state(context, index, *state)
+    sizes = (forward, forward_cells, backward, backward_cells)
+    states = [_state(context, index, batch, size) for index, size in enumerate(sizes, 35)]
     return fill(context, *_merged(context, shape, forward, backward), *states)
 
 
@@ -197,15 +207,13 @@ def _units(context: ShapeContext, inputs: Dimension, first: int) -> Dimension:
 def _rnn(context: ShapeContext) -> Sequence[Shape]:
     shape = ranked(context, 0, 2)
     cell = (dimension(shape, 0), _units(context, dimension(shape, 1), 1))
-    _check_state(context, 4, *cell)
-    return fill(context, cell, cell)
+    return fill(context, cell, _state(context, 4, *cell))
 
 
 def _sequence_rnn(context: ShapeContext) -> Sequence[Shape]:
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     units = _units(context, dimension(shape, 2), 1)
-    _check_state(context, 4, batch, units)
-    return fill(context, _over_time(shape, units), (batch, units))
+    return fill(context, _over_time(shape, units), _state(context, 4, batch, units))
 
 
 def _bidirectional_rnn(context: ShapeContext) -> Sequence[Shape]:
@@ -215,11 +223,8 @@ def _bidirectional_rnn(context: ShapeContext) -> Sequence[Shape]:
     backward = _units(
         context, dimension(ranked(context, 9, 3), 2) if linked else dimension(shape, 2), 5
     )
-    _check_state(context, 4, batch, forward)
-    _check_state(context, 8, batch, backward)
-    return fill(
-        context, *_merged(context, shape, forward, backward), (batch, forward), (batch, backward)
-    )
+    states = _state(context, 4, batch, forward), _state(context, 8, batch, backward)
+    return fill(context, *_merged(context, shape, forward, backward), *states)
 
 
 def _svdf(context: ShapeContext) -> Sequence[Shape]:
@@ -237,8 +242,7 @@ def _svdf(context: ShapeContext) -> Sequence[Shape]:
         agree(dimension(ranked(context, 3, 1), 0), units, "bias and units")
     batch, memory = dimension(shape, 0), dimension(time, 1)
     size = None if memory is None or filters is None else memory * filters
-    _check_state(context, 4, batch, size)
-    return fill(context, (batch, units), (batch, size))
+    return fill(context, (batch, units), _state(context, 4, batch, size))
 
 
 INPUT: Final = Port("input", ACTIVATION)
@@ -323,6 +327,8 @@ ROWS: Final = (
                 for d in ("forward", "backward")
                 for g in ("input", "forget", "cell", "output")
             ),
+            *_layer_norm("forward_"),
+            *_layer_norm("backward_"),
         ),
         (
             Port("output", ACTIVATION),
@@ -340,7 +346,7 @@ ROWS: Final = (
         ),
         feature_level=3,
         doc="Two long short-term memories over a sequence, one forward and one backward. With merge_outputs there "
-        "is no backward output; the new states follow the outputs there are.",
+        "is no backward output; the new states follow the outputs there are. TFLite has no layer normalisation here.",
     ),
     OperationSpec(
         "RNN",

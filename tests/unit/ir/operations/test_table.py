@@ -21,6 +21,9 @@ ROWS: Final = [OPERATIONS[name] for name in OPERATIONS]
 NOT_OPERATIONS: Final = {"PLACEHOLDER_FOR_GREATER_OP_CODES"}
 """A code that says "look at the other field"; no operator has it."""
 
+OWN_CHOICES = {"fused_activation_function": ("SIGMOID",)}
+"""Choices that NNAPI adds to TFLite's, by attribute."""
+
 OWN_ATTRIBUTES: Final = {
     "LSTM": {"intermediate_scales", "intermediate_zero_points"},
     "UNIDIRECTIONAL_SEQUENCE_LSTM": {"intermediate_scales", "intermediate_zero_points"},
@@ -103,7 +106,8 @@ def assert_same_field(spec: AttributeSpec, field: Field) -> None:
     elif field.enum:
         members = TFLITE.numbers(field.enum)
         assert spec.kind == "enum"
-        assert spec.choices == tuple(sorted(members, key=members.__getitem__))
+        assert spec.choices[: len(members)] == tuple(sorted(members, key=members.__getitem__))
+        assert spec.choices[len(members) :] in {(), OWN_CHOICES.get(spec.name, ())}
         assert spec.default == TFLITE.name(field.enum, int(field.default or 0))
     else:
         kinds = {"bool": {"bool"}, "float32": {"float"}}.get(field.scalar, {"int", "subgraph"})

@@ -1,0 +1,144 @@
+"""One direction of a long short-term memory over real values, with float or hybrid weights.
+
+For the gates g of input, forget, cell and output at each step (TFLite's LSTM; NNAPI's LSTM and
+sequence forms):
+    g = activate(W x + A aux + R h + peephole * c + b), or with layer normalisation
+    g = activate(coefficients * normalised(W x + A aux + R h + peephole * c) + b);
+    c = clip(forget * c + input * cell), h = output * activate(c), h = clip(P h + bias).
+Without an input gate it is 1 - forget. The output gate sees the new c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import Site
+from penstock.drivers.reference.ops.lstm_parameters import (
+    CELL,
+    FORGET,
+    INPUT,
+    OUTPUT,
+    Memory,
+    Positions,
+    clip_of,
+    gates_of,
+)
+from penstock.drivers.reference.ops.recurrent_activations import activation_function, logistic
+from penstock.drivers.reference.ops.recurrent_products import (
+    Arrays,
+    Product,
+    real_array,
+    real_product,
+    real_values,
+)
+from penstock.drivers.reference.ops.recurrent_sequences import rows_of, times
+from penstock.ir import NDArray
+
+VARIANCE_FLOOR = np.float32(1e-8)
+
+
+class RealMemory:
+    """One direction with its parameters prepared. *cells* and *outputs* are its sizes."""
+
+    def __init__(self, site: Site, positions: Positions, arrays: Arrays) -> None:
+        gates = gates_of(site, positions)
+        asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
+
+        def product(where: list[int]) -> Product:
+            return real_product(site, where, arrays, asymmetric=asymmetric)
+
+        self._gates = gates
+        self._input = product([positions.weights(g) for g in gates])
+        self._recurrent = product([positions.recurrent(g) for g in gates])
+        self._auxiliary = None
+        if positions.auxiliary is not None and site.has(positions.auxiliary + FORGET):
+            self._auxiliary = product([positions.auxiliary + g for g in gates])
+        biases = [real_values(arrays[p], site.input(p)) for p in map(positions.bias, gates)]
+        self.cells = len(biases[0])
+        self._bias = dict(zip(gates, biases, strict=True))
+        self._peephole = self._vectors(site, arrays, {g: positions.peephole(g) for g in gates})
+        self._norm = self._vectors(site, arrays, {g: positions.norm(g) for g in gates})
+        self._projection = None
+        self.outputs = self.cells
+        if site.has(positions.projection):
+            self._projection = product([positions.projection])
+            self.outputs = len(arrays[positions.projection])
+        self._projection_bias = (
+            real_values(arrays[positions.projection_bias], site.input(positions.projection_bias))
+            if site.has(positions.projection_bias)
+            else None
+        )
+        self._activation = activation_function(site.attributes.text("fused_activation_function"))
+        self._cell_clip = np.float32(clip_of(site, "cell_clip"))
+        self._output_clip = np.float32(clip_of(site, "proj_clip"))
+
+    @staticmethod
+    def _vectors(site: Site, arrays: Arrays, where: Mapping[int, int | None]) -> dict[int, NDArray]:
+        return {
+            gate: real_values(arrays[position], site.input(position))
+            for gate, position in where.items()
+            if position is not None and site.has(position)
+        }
+
+    def run(
+        self, source: NDArray, auxiliary: NDArray | None, state: Memory, *, backward: bool = False
+    ) -> tuple[NDArray, Memory]:
+        """Outputs [time, batch, outputs] for *source* [time, batch, size], and the state afterwards.
+
+        *auxiliary* is [time, batch, its size], used where there are weights for it.
+        """
+        steps, batch, _ = source.shape
+        sums = self._sums(source, auxiliary).reshape(steps, batch, len(self._gates), self.cells)
+        hidden = real_array(state.output).reshape(batch, self.outputs)
+        cell = real_array(state.cell).reshape(batch, self.cells)
+        outputs = np.empty((steps, batch, self.outputs), np.float32)
+        for step in times(steps, backward=backward):
+            recurrent = self._recurrent(hidden).reshape(batch, len(self._gates), self.cells)
+            hidden, cell = self._step(sums[step] + recurrent, cell)
+            outputs[step] = hidden
+        return outputs, Memory(hidden, cell)
+
+    def _sums(self, source: NDArray, auxiliary: NDArray | None) -> NDArray:
+        """What the inputs add to every gate at every step, biases included where they belong there."""
+        sums = self._input(rows_of(real_array(source)))
+        if not self._norm:
+            sums += np.concatenate([self._bias[g] for g in self._gates])
+        if self._auxiliary is not None and auxiliary is not None:
+            sums += self._auxiliary(rows_of(real_array(auxiliary)))
+        return sums
+
+    def _step(self, sums: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
+        gates = {gate: sums[:, at] for at, gate in enumerate(self._gates)}
+        forget = logistic(self._finished(FORGET, gates[FORGET], cell))
+        new = self._activation(self._finished(CELL, gates[CELL], cell))
+        if INPUT in gates:
+            admit = logistic(self._finished(INPUT, gates[INPUT], cell))
+        else:
+            admit = np.float32(1) - forget
+        cell = forget * cell + new * admit
+        if self._cell_clip > 0:
+            np.clip(cell, -self._cell_clip, self._cell_clip, out=cell)
+        hidden = logistic(self._finished(OUTPUT, gates[OUTPUT], cell))
+        hidden *= self._activation(cell.copy())
+        if self._projection is not None:
+            hidden = self._projection(hidden)
+            if self._projection_bias is not None:
+                hidden += self._projection_bias
+            if self._output_clip > 0:
+                np.clip(hidden, -self._output_clip, self._output_clip, out=hidden)
+        return hidden, cell
+
+    def _finished(self, gate: int, sums: NDArray, cell: NDArray) -> NDArray:
+        """A gate before its activation, fresh."""
+        if gate in self._peephole:
+            sums = sums + self._peephole[gate] * cell
+        if gate not in self._norm:
+            return sums.copy()
+        centred: NDArray = sums - sums.mean(axis=1, keepdims=True)
+        variance = np.square(centred).mean(axis=1, keepdims=True)
+        centred *= np.float32(1) / np.sqrt(variance + VARIANCE_FLOOR)
+        centred *= self._norm[gate]
+        centred += self._bias[gate]
+        return centred
