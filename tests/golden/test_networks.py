@@ -9,16 +9,7 @@ import pytest
 from tests.conftest import CORPUS, IN_CI, NO_CORPUS
 from tests.golden.cases import Entry, check_compiled, entries, groups
 
-NO_LSTM = "the reference driver has no LSTM yet"
-
-GAPS: dict[str, str] = {
-    "lstm_mnist_float": NO_LSTM,
-    "lstm_mnist_uint8_io": NO_LSTM,
-    "litert_custom_lstm": NO_LSTM,
-    "litert_lstm_quantized": NO_LSTM,
-    "litert_unidirectional_sequence_lstm_calibrated": NO_LSTM,
-    "litert_unidirectional_sequence_lstm_quantized": NO_LSTM,
-}
+GAPS: dict[str, str] = {}
 """Files that do not run yet, each with its reason; strict: one that starts to pass must leave."""
 
 
