@@ -71,7 +71,7 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class Match:
     """How operands fill a form: the first place of each argument that is given, how many of the repeated
-    one there are, and the types of the variables.
+    input there are, and the types of the variables.
     """
 
     form: Form
@@ -140,10 +140,10 @@ def match_form(
     places, repeats = _fill(
         "input", form.inputs, form.ends, inputs, variables, types, feature_level
     )
-    written, more = _fill(
+    written, _ = _fill(
         "output", form.outputs, form.output_ends, outputs, variables, types, feature_level
     )
-    return Match(form, places, written, max(repeats, more), types)
+    return Match(form, places, written, repeats, types)
 
 
 def _fill(

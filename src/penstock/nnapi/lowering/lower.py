@@ -131,6 +131,12 @@ class SubgraphLowering:
         self.graph.refine(result, source.dimensions, source.name)
         self._values[index] = result
 
+    def referenced(self, index: int | None) -> NnapiSubgraph:
+        """A referenced NNAPI subgraph."""
+        if index is None:
+            raise InvalidOperation("a SUBGRAPH operand names no subgraph")
+        return self._whole.model.referenced[index]
+
     def subgraph(self, index: int | None, passed: int) -> int:
         """The IR index of a referenced subgraph."""
         if index is None:

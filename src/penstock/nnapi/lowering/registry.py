@@ -34,8 +34,17 @@ Lowering: TypeAlias = "Callable[[Site], None]"
 
 FAMILIES: Final = (
     "arithmetic",
+    "channels",
+    "control_flow",
     "convolution",
+    "detection",
+    "elementwise",
+    "layout",
+    "lookup",
+    "normalization",
     "pooling",
+    "reduction",
+    "resize",
 )
 """Modules of this package that register lowerings."""
 

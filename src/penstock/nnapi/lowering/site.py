@@ -124,6 +124,51 @@ class Site:
             )
         return PADDINGS[code]
 
+    def axis(self, axis: int, rank: int, *, negative: bool = True) -> int:
+        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0 unless *negative*."""
+        if not (-rank if negative else 0) <= axis < rank:
+            raise InvalidAttribute(f"axis {axis} of {self.type} for an operand of rank {rank}")
+        return axis % rank
+
+    # Subgraphs
+
+    def arguments(self, name: str) -> list[NnapiOperand]:
+        """The NNAPI operands of a repeated argument."""
+        first = self.match.inputs.get(name, 0)
+        count = self.match.repeats
+        return [self._lowering.operand(i) for i in self.operation.inputs[first : first + count]]
+
+    def interface(self, name: str) -> tuple[list[NnapiOperand], list[NnapiOperand]]:
+        """Inputs and outputs of the subgraph that a SUBGRAPH argument names."""
+        target = self._lowering.referenced(self.operand(name).subgraph)
+        return (
+            [target.operands[i] for i in target.inputs],
+            [target.operands[i] for i in target.outputs],
+        )
+
+    def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
+        """The subgraph's inputs are of the arguments' types, quantisation and, where known, dimensions."""
+        self._require_alike(name, "takes", self.interface(name)[0], arguments)
+
+    def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
+        """As `require_takes`, of the subgraph's first outputs."""
+        self._require_alike(name, "gives", self.interface(name)[1][: len(results)], results)
+
+    def _require_alike(
+        self, name: str, verb: str, theirs: Sequence[NnapiOperand], ours: Sequence[NnapiOperand]
+    ) -> None:
+        self.require(
+            len(theirs) == len(ours), f"{name} {verb} {len(theirs)} operands, not {len(ours)}"
+        )
+        for place, (a, b) in enumerate(zip(theirs, ours, strict=True)):
+            alike = a.type is b.type and (a.scale, a.zero_point) == (b.scale, b.zero_point)
+            if alike and a.dimensions is not None and b.dimensions is not None:
+                alike = len(a.dimensions) == len(b.dimensions) and all(
+                    x is None or y is None or x == y
+                    for x, y in zip(a.dimensions, b.dimensions, strict=True)
+                )
+            self.require(alike, f"operand {place} that {name} {verb} is of another type")
+
     # What is known of IR operands
 
     def shape(self, index: int) -> Shape:
@@ -203,10 +248,19 @@ class Site:
         """Whether the operation has that output."""
         return name in self.match.outputs
 
+    def results(self) -> list[NnapiOperand]:
+        """The NNAPI operands of all outputs."""
+        return [self._lowering.operand(i) for i in self.operation.outputs]
+
     def result_type(self, at: int | str = 0) -> ValueType:
         """Element type and quantisation of an output, by its place or name."""
         place = self.match.outputs[at] if isinstance(at, str) else at
         return value_type(self._lowering.operand(self.operation.outputs[place]))
+
+    def declared(self, at: int | str = 0) -> Shape:
+        """The shape that the model declares for an output."""
+        place = self.match.outputs[at] if isinstance(at, str) else at
+        return self._lowering.operand(self.operation.outputs[place]).dimensions
 
     def result_types(self) -> list[ValueType]:
         return [self.result_type(i) for i in range(len(self.operation.outputs))]
@@ -278,6 +332,12 @@ class Site:
     def number(self, value: float, like: int) -> int:
         """A constant scalar of the element type of *like* (not quantised)."""
         return self.graph.constant(np.array(value, self.dtype(like).numpy))
+
+    def requantized(self, index: int, kind: ValueType) -> int:
+        """Quantised values as those of another scale and zero point; others as they are."""
+        if self.value_type(index) == kind or kind[1] is None:
+            return index
+        return self.emit("QUANTIZE", [index], kind)
 
     def cast(self, index: int, dtype: DType) -> int:
         """The values as another plain type."""

@@ -1,0 +1,59 @@
+"""Image resizing, to a size or by a scale."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.errors import InvalidAttribute, NotLowerable
+from penstock.nnapi.lowering.registry import lowers
+from penstock.nnapi.lowering.site import Site
+from penstock.nnapi.lowering.windows import bind_image, image
+
+BILINEAR = "[nchw:b@3 [align:b@4 half:b@4]] -> y:T"
+NEAREST = "nchw:b [align:b@4 half:b@4] -> y:T"
+
+
+def _size(site: Site, data: int) -> tuple[int, int]:
+    """(height, width): as given, or the image's times the scales, rounded down."""
+    if "width" in site.match.inputs:
+        return site.positive("height"), site.positive("width")
+    scales = site.real("scale_h"), site.real("scale_w")
+    if not min(scales) > 0:
+        raise InvalidAttribute(f"a scale of {site.type} is not above 0: {scales}")
+    shape = site.shape(data)
+    if shape is None or shape[1] is None or shape[2] is None:
+        raise NotLowerable(f"{site.type} by a scale of an image whose size only a run tells")
+    height, width = (
+        int(np.float32(n) * np.float32(s)) for n, s in zip(shape[1:3], scales, strict=True)
+    )
+    site.require(height > 0 and width > 0, f"the scales {scales} leave no pixel of {shape[1:3]}")
+    return height, width
+
+
+def _resize(site: Site) -> None:
+    site.require_same_quantization("x", "y")
+    align, half = site.flag("align", default=False), site.flag("half", default=False)
+    site.require(not (align and half), "aligned corners and half-pixel centres exclude each other")
+    data = image(site, "x")
+    result = site.emit(
+        site.type,
+        [data, site.integers(_size(site, data))],
+        align_corners=align,
+        half_pixel_centers=half,
+    )
+    bind_image(site, result)
+
+
+lowers(
+    "RESIZE_BILINEAR",
+    level=1,
+    form=(f"x:T width:i height:i {BILINEAR}", f"x:T scale_w:real@3 scale_h:real@3 {BILINEAR}"),
+    T="f32 q8@3 f16@3 q8s@4",
+)(_resize)
+
+lowers(
+    "RESIZE_NEAREST_NEIGHBOR",
+    level=3,
+    form=(f"x:T width:i height:i {NEAREST}", f"x:T scale_w:real scale_h:real {NEAREST}"),
+    T="f16 f32 q8 q8s@4",
+)(_resize)
