@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +35,7 @@ class Graph:
         self._session, self._index = session, index
         self.catalog: SubgraphEntry = session.catalog.subgraphs[index]
         self.shapes: list[tuple[int, ...]] = [t.shape for t in self.catalog.tensors]
+        self._types: dict[int, DType] = {}
         self._values: dict[int, NDArray] = {}
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], Program] = OrderedDict()
         self._program: Program | None = None
@@ -43,11 +45,13 @@ class Graph:
         self._late: list[tuple[int, int]] = []
 
     def tensor(self, index: int) -> TensorEntry:
-        """The tensor of that index; `ValueError` with LiteRT's words where there is none."""
+        """The tensor of that index, of the type it has now; `ValueError` with LiteRT's words where there is none."""
         count = len(self.catalog.tensors)
         if not 0 <= index < count:
             raise ValueError(f"Invalid tensor index {index} exceeds max tensor index {count}")
-        return self.catalog.tensors[index]
+        tensor = self.catalog.tensors[index]
+        dtype = self._types.get(index, tensor.dtype)
+        return tensor if dtype is tensor.dtype else replace(tensor, dtype=dtype)
 
     def details(self, index: int) -> dict[str, Any]:
         """LiteRT's dictionary for one tensor."""
@@ -212,10 +216,11 @@ class Graph:
 
     def _bind(self, program: Program) -> None:
         """Memory for every input and output; what has its shape already stays where it is."""
-        self._given = [self._sized(i, self.shapes[i]) for i in program.inputs]
         for tensor, known in program.shapes.items():
             if tensor not in program.inputs:
                 self.shapes[tensor] = known
+        self._types = program.types
+        self._given = [self._sized(i, self.shapes[i]) for i in program.inputs]
         out: list[NDArray | None] = []
         self._late = []
         for position, (output, shape) in enumerate(
@@ -234,13 +239,18 @@ class Graph:
     def _sized(self, tensor: int, shape: Sequence[int]) -> NDArray:
         known = self._values.get(tensor)
         if known is None or known.shape != tuple(shape):
-            known = self._values[tensor] = blank(self.catalog.tensors[tensor].dtype, shape)
+            known = self._values[tensor] = blank(self.tensor(tensor).dtype, shape)
         return known
 
     def _reason(self, error: Exception) -> str:
-        """LiteRT's words where an operator has no kernel; then Penstock's."""
+        """LiteRT's words where they are known: an operator without a kernel, or one that cannot be prepared; a
+        graph that contradicts itself. Then Penstock's.
+        """
+        text = str(error)
         if isinstance(error, PlacementError | ModelError):
             for index, operator in enumerate(self.catalog.operators):
-                if operator.custom and f"CUSTOM:{operator.name}" in str(error):
-                    return f"{texts.unresolved(operator.name, index)}\n{error}"
-        return str(error)
+                if operator.custom and f"CUSTOM:{operator.name}" in text:
+                    return f"{texts.unresolved(operator.name, index)}\n{text}"
+        if isinstance(error, texts.INCONSISTENCIES):
+            return f"{texts.INCONSISTENT}\n{text}"
+        return text

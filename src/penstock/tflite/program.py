@@ -14,7 +14,8 @@ class Program:
 
     *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with, None where
     the tensor already has its value elsewhere (an input, a constant, a variable, an earlier output).
-    *variables* maps variable tensors to the model's variables; *shapes* has every tensor whose shape is known.
+    *variables* maps variable tensors to the model's variables. *shapes* and *types* are those of the tensors that
+    are computed; an operator may give a tensor another type than the file says.
     """
 
     def __init__(self, compiled: CompiledModel, catalog: SubgraphEntry, subgraph: int) -> None:
@@ -40,8 +41,9 @@ class Program:
             static_shape(o.shape) if o.dtype is not DType.STRING else None for o in model.outputs
         ]
         self.variables = _variables(model, catalog, subgraph)
-        self.shapes = _shapes(model, subgraph)
+        self.shapes, self.types = _found(model, subgraph)
         for tensor, operand in zip(own, model.outputs, strict=False):
+            self.types[tensor] = operand.dtype
             if (shape := static_shape(operand.shape)) is not None:
                 self.shapes[tensor] = shape
 
@@ -72,10 +74,15 @@ def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int,
     return found
 
 
-def _shapes(model: Model, subgraph: int) -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
+def _found(model: Model, subgraph: int) -> tuple[dict[int, tuple[int, ...]], dict[int, DType]]:
+    """Shape, where it is known, and type of every tensor that is computed."""
+    shapes: dict[int, tuple[int, ...]] = {}
+    types: dict[int, DType] = {}
     for operand in model.operands:
-        shape, tensor = static_shape(operand.shape), _tensor(operand, subgraph)
-        if shape is not None and tensor is not None and not operand.is_constant:
-            found[tensor] = shape
-    return found
+        tensor = _tensor(operand, subgraph)
+        if tensor is None or operand.is_constant:
+            continue
+        types[tensor] = operand.dtype
+        if (shape := static_shape(operand.shape)) is not None:
+            shapes[tensor] = shape
+    return shapes, types

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.errors import (
+    CyclicModel,
+    DuplicateWriter,
+    IndexOutOfRange,
     InvalidOperand,
     LimitExceeded,
     ModelError,
@@ -14,6 +17,7 @@ from penstock.errors import (
     TruncatedModel,
     UnknownOperator,
     UnknownType,
+    UnwrittenOperand,
 )
 
 NO_MODEL: Final = "`model_path` or `model_content` must be specified."
@@ -43,6 +47,9 @@ UNRESOLVED: Final = (
     "See instructions: https://www.tensorflow.org/lite/guide/ops_custom "
 )
 FLEX_PREFIX: Final = "Flex"
+
+INCONSISTENCIES: Final = (CyclicModel, DuplicateWriter, IndexOutOfRange, UnwrittenOperand)
+"""Errors of a graph that contradicts itself, which LiteRT finds when it allocates."""
 
 _REFUSALS: Final[tuple[tuple[tuple[type[ModelError], ...], str], ...]] = (
     (
