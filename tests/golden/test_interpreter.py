@@ -15,7 +15,6 @@ from tests.golden.comparison import Case, Rule, compare
 from tests.golden.test_networks import GAPS
 from tests.golden.test_refusals import _entries, _operators
 
-
 UNDEFINED = {
     "hello_int8__word0": "a bias of 2**31 - 1: its sum overflows the 32 bits of LiteRT's accumulator"
 }
