@@ -122,18 +122,18 @@ def axis_aligned_bbox_transform(site: Site) -> None:
 
 
 _LIMIT: Final = (
-    "score_threshold:real max_boxes:i kernel:i iou_threshold:real sigma:real nms_score_threshold:real"
+    "batch_indices:i32 score_threshold:real max_boxes:i kernel:i iou_threshold:real sigma:real"
+    " nms_score_threshold:real"
 )
+_PLACES: Final = "classes:i32 best_batch_indices:i32"
 
 
 @lowers(
     "BOX_WITH_NMS_LIMIT",
     level=3,
     form=(
-        f"scores:F boxes:F batch_indices:i32 {_LIMIT}"
-        " -> best_scores:F best_boxes:F classes:i32 best_batch_indices:i32",
-        f"scores:Q boxes:q16a batch_indices:i32 {_LIMIT}"
-        " -> best_scores:Q best_boxes:q16a classes:i32 best_batch_indices:i32",
+        f"scores:F boxes:F {_LIMIT} -> best_scores:F best_boxes:F {_PLACES}",
+        f"scores:Q boxes:q16a {_LIMIT} -> best_scores:Q best_boxes:q16a {_PLACES}",
     ),
     F=FLOAT,
     Q=QUANT8,
@@ -208,16 +208,16 @@ _PROPOSAL: Final = (
     "height_stride:real width_stride:real most_before:i most_after:i iou_threshold:real"
     " least_size:real nchw:b"
 )
+_BEST: Final = "best_scores"
+_BATCHES: Final = "batch_indices:i32"
 
 
 @lowers(
     "GENERATE_PROPOSALS",
     level=3,
     form=(
-        f"scores:F deltas:F anchors:F image_sizes:F {_PROPOSAL}"
-        " -> best_scores:F boxes:F batch_indices:i32",
-        f"scores:Q deltas:Q anchors:q16y image_sizes:q16a {_PROPOSAL}"
-        " -> best_scores:Q boxes:q16a batch_indices:i32",
+        f"scores:F deltas:F anchors:F image_sizes:F {_PROPOSAL} -> {_BEST}:F boxes:F {_BATCHES}",
+        f"scores:Q deltas:Q anchors:q16y image_sizes:q16a {_PROPOSAL} -> {_BEST}:Q boxes:q16a {_BATCHES}",
     ),
     F=FLOAT,
     Q=QUANT8,
