@@ -89,6 +89,6 @@ def test_floats_agree_with_plain_loops(activation: str) -> None:
 
 
 def test_types_without_a_kernel_are_refused() -> None:
-    half = Operand(DType.FLOAT16, (1, 4))
+    half = Operand(DType.BFLOAT16, (1, 4))
     with pytest.raises(Unsupported, match="SVDF of"):
         build(site(half, half, half, None, half))

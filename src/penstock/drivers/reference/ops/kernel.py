@@ -148,7 +148,8 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
 
 
 def build(site: Site) -> Kernel:
-    """The kernel of *site*; `Unsupported` with the reason where there is none.
+    """The kernel of *site*; `Unsupported` with the reason where there is none. What has no kernel in float16 is
+    computed in float32.
 
     Infinities and not-a-numbers are values here: NumPy does not warn of them, when preparing or running.
     """
@@ -156,5 +157,13 @@ def build(site: Site) -> Kernel:
     if builder is None:
         raise Unsupported(f"the reference driver has no {site.operation.key}")
     with np.errstate(all="ignore"):
-        run = builder(site)
+        try:
+            run = builder(site)
+        except Unsupported:
+            from penstock.drivers.reference.ops.half_precision import narrowed, widened
+
+            wide = widened(site)
+            if wide is None:
+                raise
+            run = narrowed(builder(wide), site.outputs)
     return np.errstate(all="ignore")(run)
