@@ -8,8 +8,15 @@ interpreter = tflite.Interpreter("net.tflite")
 from __future__ import annotations
 
 from penstock.tflite.delegates import Delegate, load_delegate
-from penstock.tflite.interpreter import Interpreter
+from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps
 from penstock.tflite.resolver import OpResolverType
 from penstock.tflite.signatures import SignatureRunner
 
-__all__ = ["Delegate", "Interpreter", "OpResolverType", "SignatureRunner", "load_delegate"]
+__all__ = [
+    "Delegate",
+    "Interpreter",
+    "InterpreterWithCustomOps",
+    "OpResolverType",
+    "SignatureRunner",
+    "load_delegate",
+]

@@ -96,8 +96,8 @@ class Core:
 
     def reset_variables(self) -> None:
         """Gives every variable tensor its initial value."""
-        for graph in self._graphs.values():
-            graph.reset_variables()
+        for index in {0, *self._graphs}:
+            self.graph(index).reset_variables()
 
     def close(self) -> None:
         """Releases what was compiled; twice is harmless."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from penstock.errors import NotAvailable
@@ -20,20 +20,29 @@ class DelegateNotLoaded(ValueError, OSError):
 class Delegate:
     """A TFLite delegate in a shared library. Not available yet.
 
-    Raises `DelegateNotLoaded` (ValueError and OSError) for a library that cannot be loaded, else `NotAvailable`.
+    Raises `DelegateNotLoaded` (ValueError and OSError) for a library that cannot be loaded, `AttributeError` for
+    one that makes no delegate, else `NotAvailable`.
     """
 
     def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
         try:
-            ctypes.PyDLL(library)
+            loaded = ctypes.PyDLL(library)
         except OSError as error:
-            raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{error}") from error
+            raise DelegateNotLoaded(f"{error}\nFailed to load delegate from {library}") from error
+        _ = loaded.tflite_plugin_create_delegate
         refuse()
 
 
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:
     """The delegate in the shared library *library*; errors as `Delegate`."""
     return Delegate(library, options)
+
+
+def check(delegates: Iterable[Any]) -> None:
+    """Raises `AttributeError` for what is no delegate, as LiteRT does, `NotAvailable` for what is one."""
+    for delegate in delegates:
+        _ = delegate._get_native_delegate_pointer  # noqa: SLF001  # how LiteRT tells a delegate
+        refuse()
 
 
 def refuse() -> NoReturn:

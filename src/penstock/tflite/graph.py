@@ -139,6 +139,8 @@ class Graph:
             self._session.set_variable(program, program.variables[index], stored)
             return
         memory = self._memory(index)
+        if memory is None and tensor.dtype is DType.STRING and index in self.catalog.inputs:
+            memory = self._sized(index, self.shapes[index])
         if memory is None:
             raise ValueError(texts.UNALLOCATED)
         np.copyto(memory, array, casting="unsafe")
@@ -152,9 +154,11 @@ class Graph:
         return self._session.guests.lend(self._value(index), shown_type(self.tensor(index).dtype))
 
     def reset_variables(self) -> None:
-        """Gives the subgraph's variable tensors their initial values."""
+        """Gives the subgraph's variable tensors their initial values. `RuntimeError` before they have memory."""
         if self._program is not None:
             self._session.reset(self._program.variables.values())
+        elif any(t.is_variable for t in self.catalog.tensors):
+            raise RuntimeError(f"{texts.NO_VARIABLES}\nRun allocate_tensors() first")
 
     def close(self) -> None:
         """Releases everything compiled."""
@@ -167,6 +171,8 @@ class Graph:
         if tensor.data is not None:
             return tensor.constant(self._session.catalog.pool)
         memory = self._memory(index)
+        if memory is None and 0 in self.shapes[index]:
+            return blank(tensor.dtype, self.shapes[index])
         if memory is None:
             outer = index in self.catalog.inputs or index in self.catalog.outputs
             raise ValueError(NOT_KEPT if self._ready and not outer else texts.NO_DATA)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
+from penstock.errors import NotAvailable
 from penstock.hal import Device
 from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.partitioning.policy import Policy
@@ -21,11 +22,6 @@ from penstock.tflite.resolver import OpResolverType, devices_for
 from penstock.tflite.session import Session
 from penstock.tflite.signatures import SignatureRunner
 from penstock.tflite.values import as_index
-
-PRESERVE_WARNING = (
-    "Warning: Enabling `experimental_preserve_all_tensors` with the BUILTIN or AUTO op resolver is intended "
-    "for debugging purposes only: every intermediate value is kept in memory."
-)
 
 
 class Interpreter:
@@ -63,15 +59,23 @@ class Interpreter:
         resolved = devices_for(experimental_op_resolver_type)
         optimised = experimental_op_resolver_type.name in ("AUTO", "BUILTIN")
         if experimental_preserve_all_tensors and optimised:
-            warnings.warn(PRESERVE_WARNING, stacklevel=2)
+            warnings.warn(texts.PRESERVED, stacklevel=2)
         if num_threads is not None:
             if not isinstance(num_threads, int):
                 raise ValueError("type of num_threads should be int")
             if num_threads < 1:
                 raise ValueError("num_threads should >= 1")
+        _check_flags(
+            experimental_preserve_all_tensors,
+            experimental_disable_delegate_clustering,
+            experimental_default_delegate_latest_features,
+            experimental_compress_quantization_zero_points,
+            experimental_disable_delegate_node_fusion,
+            experimental_force_delegate_node_profiling,
+        )
         file = _open(model_path, model_content)
         if experimental_delegates:
-            delegates.refuse()
+            delegates.check(experimental_delegates)
         options = {
             "devices": resolved if devices is None else devices,
             "num_threads": None if num_threads is None else int(num_threads),
@@ -171,7 +175,7 @@ class Interpreter:
                 f"subgraph_index is out of range: {subgraph_index} for the model,"
                 f" which has {count} subgraphs."
             )
-        graph = self._core.graph(subgraph_index)
+        graph = self._core.graph(as_index(subgraph_index, "NumTensors"))
         return [graph.details(i) for i in range(len(graph.catalog.tensors))]
 
     def num_subgraphs(self) -> int:
@@ -238,6 +242,11 @@ class Interpreter:
     ) -> None:
         self.close()
 
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__!r} object")
 
@@ -279,6 +288,34 @@ class Interpreter:
             "operand_types": operands,
             "result_types": results,
         }
+
+
+class InterpreterWithCustomOps(Interpreter):
+    """An `Interpreter` given the names of functions that add custom operators to LiteRT.
+
+    Those are native code of LiteRT's: with any, construction raises `ValueError` for a name and `NotAvailable`
+    for a function. A driver is how Penstock learns an operator.
+    """
+
+    def __init__(self, custom_op_registerers: Sequence[Any] | None = None, **kwargs: Any) -> None:
+        for registerer in custom_op_registerers or ():
+            if isinstance(registerer, str):
+                raise ValueError(  # noqa: TRY004  # LiteRT's class
+                    f"Looking up symbol '{registerer}' failed: functions that register custom operators with "
+                    "LiteRT cannot be called; write a driver for the operator"
+                )
+            raise NotAvailable(
+                "custom operators come with a driver, not with a registering function"
+            )
+        super().__init__(**kwargs)
+
+
+def _check_flags(*flags: object) -> None:
+    for flag in flags:
+        if flag is not None and not hasattr(type(flag), "__bool__"):
+            raise TypeError(
+                f"CreateWrapper(): incompatible function arguments. An option is True or False, not {flag!r}"
+            )
 
 
 def _open(path: Any, content: Any) -> LoadedFile:

@@ -24,7 +24,10 @@ class OpResolverType(enum.Enum):
 
 
 def devices_for(resolver: object) -> Sequence[str] | None:
-    """The devices that *resolver* places on, None for all. Raises `ValueError` for anything else."""
+    """The devices that *resolver* places on, None for all. Raises `ValueError` for anything else,
+    `TypeError` for what does not hash.
+    """
+    hash(resolver)
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")
     return [REFERENCE_DEVICE] if resolver.name == OpResolverType.BUILTIN_REF.name else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from penstock.errors import (
@@ -46,6 +47,14 @@ UNRESOLVED: Final = (
     "Encountered unresolved custom op: {name}.\n"
     "See instructions: https://www.tensorflow.org/lite/guide/ops_custom "
 )
+SCHEMA_VERSION: Final = re.compile(r"schema version is (\d+)")
+NO_VARIABLES: Final = "tensor.data.raw != nullptr was not true."
+PRESERVED: Final = (
+    "Warning: Enabling `experimental_preserve_all_tensors` with the BUILTIN or AUTO op resolver is intended "
+    "for debugging purposes only. Be aware that this can significantly increase memory usage by storing all "
+    "intermediate tensors. If you encounter memory problems or are not actively debugging, consider disabling "
+    "this option."
+)
 FLEX_PREFIX: Final = "Flex"
 
 INCONSISTENCIES: Final = (CyclicModel, DuplicateWriter, IndexOutOfRange, UnwrittenOperand)
@@ -71,6 +80,9 @@ def unresolved(name: str, index: int) -> str:
 
 def refused(error: ModelError) -> str:
     """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's own words."""
+    if found := SCHEMA_VERSION.search(error.message):
+        words = f"Model provided is schema version {found[1]} not equal to supported version 3."
+        return f"{words}\n{error}"
     words = next((text for kinds, text in _REFUSALS if isinstance(error, kinds)), "")
     if "no subgraph" in error.message:
         words = "No subgraph in the model."

@@ -59,6 +59,8 @@ def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) 
             )
     if tensor.dtype is DType.STRING:
         return _strings(value)
+    if tensor.dtype in PACKED and array.size:
+        _check_range(array, tensor.dtype)
     if (
         array.dtype != tensor.dtype.numpy
         and tensor.dtype in SHOWN_AS
@@ -86,6 +88,16 @@ def _check_type(array: NDArray, tensor: TensorEntry, index: int) -> None:
         f"Cannot set tensor: Got value of type {_name(got)} but expected type {_name(wanted)} "
         f"for input {index}, name: {tensor.name} "
     )
+
+
+def _check_range(array: NDArray, dtype: DType) -> None:
+    bits = dtype.bits or 8
+    low = 0 if dtype is DType.UINT4 else -(1 << (bits - 1))
+    high = low + (1 << bits) - 1
+    if array.min() < low or array.max() > high:
+        raise ValueError(
+            f"Cannot set tensor: Values for {_name(dtype)} input must be between {low} and {high}."
+        )
 
 
 def _name(dtype: DType | None) -> str:
@@ -120,12 +132,14 @@ def _strings(value: Any) -> NDArray:
 
 def handed_out(array: NDArray, dtype: DType) -> Any:
     """A copy of *array* as `get_tensor` gives it: packed types as bytes, a number for a scalar."""
-    shown = shown_type(dtype)
     if array.dtype.hasobject:
         return array.copy()
+    shown = shown_type(dtype)
     if dtype in PACKED:
-        return array.astype(shown)[()]
-    return (array.view(shown) if dtype in SHOWN_AS else array).copy()[()]
+        copied = array.astype(shown)
+    else:
+        copied = (array.view(shown) if dtype in SHOWN_AS else array).copy()
+    return copied if copied.ndim else copied[()]
 
 
 def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
