@@ -43,6 +43,8 @@ FAMILIES: Final = (
     "lookup",
     "normalization",
     "pooling",
+    "quantized_recurrent",
+    "recurrent",
     "reduction",
     "resize",
 )
