@@ -174,11 +174,15 @@ def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
     return fill(context, _over_time(shape, outputs), *states)
 
 
+FORGET_AUXILIARY: Final = 41
+"""Position of the forward forget gate's weights of an auxiliary input: the input gate may be left out."""
+
+
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
     """Merged: one output, forward and backward side by side; else one each. Then the four states."""
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     forward_cells, forward = lstm_sizes(context, dimension(shape, 2), 1)
-    linked = context.has(39) and not context.has(40)
+    linked = context.has(39) and not context.has(FORGET_AUXILIARY)
     backward_input = dimension(ranked(context, 39, 3), 2) if linked else dimension(shape, 2)
     backward_cells, backward = lstm_sizes(context, backward_input, 18)
     sizes = (forward, forward_cells, backward, backward_cells)

@@ -7,6 +7,7 @@ inputs + cells], whose columns are those of the input, then of the previous acti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from penstock.drivers.reference.ops.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
     rounding_divide_by_pot,
+    saturating_rounding_doubling_high_mul,
 )
 from penstock.drivers.reference.ops.fixed_point_functions import power_of_two
 from penstock.drivers.reference.ops.kernel import (
@@ -35,6 +37,9 @@ from penstock.drivers.reference.ops.recurrent_tables import (
 )
 from penstock.drivers.reference.ops.weights import given
 from penstock.ir import DType, NDArray
+
+Scale: TypeAlias = Callable[[NDArray, int, int], NDArray]
+"""Sums times a quantised multiplier: mantissa and shift."""
 
 STATE_BITS = 4
 """Integer bits of the integer cell state."""
@@ -82,11 +87,11 @@ def _integer(site: Site) -> Kernel:
     constants = site.constant(2), site.constant(3)
     ready = None
     if constants[0] is not None and constants[1] is not None:
-        ready = joined_gates(constants[0], constants[1], zero_point, multiplier)
+        ready = joined_gates(constants[0], constants[1], zero_point, multiplier, _rounded_up)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         source, before, weights, bias, cell = (given(a) for a in inputs[:5])
-        gates_of = ready or joined_gates(weights, bias, zero_point, multiplier)
+        gates_of = ready or joined_gates(weights, bias, zero_point, multiplier, _rounded_up)
         joined = np.concatenate([source, before], axis=1)
         gates = gates_of(joined)
         activation, after = stepped(gates, cell)
@@ -95,8 +100,15 @@ def _integer(site: Site) -> Kernel:
     return run
 
 
+def _rounded_up(sums: NDArray, mantissa: int, shift: int) -> NDArray:
+    """As TFLite's matrix products do it: both roundings are to the nearest, halves up."""
+    right = max(-shift, 0)
+    high = saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
+    return (high + ((1 << right) >> 1)) >> right
+
+
 def joined_gates(
-    weights: NDArray, bias: NDArray, zero_point: int, multiplier: float
+    weights: NDArray, bias: NDArray, zero_point: int, multiplier: float, scale: Scale
 ) -> Callable[[NDArray], NDArray]:
     """uint8 rows [rows, inputs + cells] to int16 gates [rows, 4 * cells] in Q3, as int64."""
     columns = Columns(weights.astype(np.int64) - zero_point, 256)
@@ -105,7 +117,7 @@ def joined_gates(
 
     def gates(joined: NDArray) -> NDArray:
         sums = np.matmul(joined.astype(columns.values.dtype), columns.values.T).astype(np.int64)
-        scaled = multiply_by_quantized_multiplier(sums + offset, *scaling)
+        scaled = scale(sums + offset, *scaling)
         return np.clip(scaled, LEAST, GREATEST, out=scaled)
 
     return gates
@@ -125,6 +137,9 @@ def stepped(gates: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
 def quantized_16bit_lstm(site: Site) -> Kernel:
     """The integer kernel with a matrix for each gate; scales and zero points as NNAPI fixes them:
     1/128 and 128 for the activations, 2**-11 for the cell state, and for the biases the weights' over 128.
+
+    NNAPI puts the recurrent weights before the input's, and the input before the previous output: the
+    first columns of the joined weights meet the input, whichever matrix they come from.
     """
     weights = tensor_quantization(site.input(1), "the weights")
     multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(9), "the biases").scale))
@@ -137,8 +152,14 @@ def quantized_16bit_lstm(site: Site) -> Kernel:
             for gate in order
         ]
         bias = np.concatenate([given(inputs[9 + gate]) for gate in order])
-        gates = joined_gates(np.concatenate(rows), bias, weights.zero_point, multiplier)
-        joined = np.concatenate([given(inputs[14]), given(inputs[0])], axis=1)
+        gates = joined_gates(
+            np.concatenate(rows),
+            bias,
+            weights.zero_point,
+            multiplier,
+            multiply_by_quantized_multiplier,
+        )
+        joined = np.concatenate([given(inputs[0]), given(inputs[14])], axis=1)
         activation, after = stepped(gates(joined), given(inputs[13]))
         return [after.astype(np.int16), activation.astype(np.uint8)]
 

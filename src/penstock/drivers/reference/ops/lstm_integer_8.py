@@ -18,6 +18,7 @@ from penstock.drivers.reference.ops.fixed_point import (
     rounding_divide_by_pot,
 )
 from penstock.drivers.reference.ops.kernel import Site, require
+from penstock.drivers.reference.ops.lstm_integer_16 import Peephole
 from penstock.drivers.reference.ops.lstm_integer_parts import (
     ScaledProduct,
     clamp_8,
@@ -69,9 +70,6 @@ class Memory8:
         gates = gates_of(site, positions)
         for needed in (positions.norm(FORGET), positions.projection, positions.projection_bias):
             site.input(needed)
-        require(
-            not site.has(positions.first + 9), "peephole weights beside twelve intermediate results"
-        )
         cell = quantization_of(site, states[1])
         require(cell.scale == 2.0**CELL_POWER, "a cell state of another scale than 2**-15")
         self._gates = gates
@@ -107,11 +105,13 @@ class Memory8:
     def _step(
         self, inputs: dict[int, NDArray], hidden: NDArray, cell: NDArray
     ) -> tuple[NDArray, NDArray]:
-        sums = {g: self._parts[g].normalised(inputs[g], hidden) for g in self._gates}
-        admit = cut_logistic()[sums[INPUT]] if INPUT in sums else None
-        forget, new = cut_logistic()[sums[FORGET]], cut_tanh(3)[sums[CELL]]
+        def gate(which: int, cell: NDArray) -> NDArray:
+            return self._parts[which].normalised(inputs[which], hidden, cell)
+
+        admit = cut_logistic()[gate(INPUT, cell)] if INPUT in self._gates else None
+        forget, new = cut_logistic()[gate(FORGET, cell)], cut_tanh(3)[gate(CELL, cell)]
         cell = updated_cell(cell, forget, admit, new, CELL_POWER, self._clip)
-        shown = cut_logistic()[sums[OUTPUT]]
+        shown = cut_logistic()[gate(OUTPUT, cell)]
         activated = rounding_divide_by_pot(shown * cut_tanh(0)[cell], 15)
         projected = np.matmul(activated.astype(np.float64), self._projection.T).astype(np.int64)
         projected += self._bias
@@ -142,6 +142,12 @@ class Gate:
             _product(site, arrays, output_state, positions.recurrent(gate), by_state),
         ]
         self._multipliers = [quantize_multiplier(float(s / total)) for s in (by_input, by_state)]
+        position = positions.peephole(gate)
+        self._peephole = (
+            Peephole.of(site, position, CELL_POWER, total, arrays)
+            if position is not None and site.has(position)
+            else None
+        )
         scale = scale_of(site, positions.norm(gate))
         mantissa, shift = quantize_multiplier(float(scale))
         self._scale = np.float32(mantissa * 2.0 ** (shift - 31))
@@ -154,9 +160,12 @@ class Gate:
         """What the input adds to the sum of the gate."""
         return self._part(0, rows)
 
-    def normalised(self, by_input: NDArray, hidden: NDArray) -> NDArray:
+    def normalised(self, by_input: NDArray, hidden: NDArray, cell: NDArray) -> NDArray:
         """The gate in Q3 before its activation."""
-        sums = clamp_16(by_input + self._part(1, hidden)).astype(np.float32)
+        whole = clamp_16(by_input + self._part(1, hidden))
+        if self._peephole is not None:
+            whole = clamp_16(whole + self._peephole(cell))
+        sums = whole.astype(np.float32)
         count = np.float32(sums.shape[1])
         mean = sums.cumsum(axis=1)[:, -1:] / count
         variance = np.square(sums).cumsum(axis=1)[:, -1:] / count - mean * mean

@@ -1,48 +1,51 @@
 """SVDF: a fully connected layer over a sliding memory, its weights factored into features and time.
 
-The state holds the last `memory` values of each filter, oldest first: [batch, filters * memory].
+The state holds the last `memory` values of each filter, oldest first: [batch, filters * memory]. It
+moves on by one place before the newest values are put in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.ops.activation_range import (
-    activation_bounds,
-    clamp_in_place,
-    quantized_range,
-)
+from penstock.drivers.reference.ops.activation_range import integer_range
 from penstock.drivers.reference.ops.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.ops.hybrid import (
-    NARROW,
-    quantize_rows,
-    weight_scales,
-    weight_values,
+from penstock.drivers.reference.ops.hybrid import weight_scales, weight_values
+from penstock.drivers.reference.ops.kernel import (
+    Kernel,
+    Site,
+    kernel,
+    require,
+    tensor_quantization,
 )
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, tensor_quantization
+from penstock.drivers.reference.ops.recurrent_activations import activation_function
+from penstock.drivers.reference.ops.recurrent_products import (
+    HYBRID,
+    REAL,
+    Arrays,
+    real_array,
+    real_product,
+    with_parameters,
+)
 from penstock.drivers.reference.ops.weights import flattened, given
 from penstock.ir import DType, NDArray
 
 Inputs: TypeAlias = Sequence[NDArray | None]
-Feature: TypeAlias = Callable[[NDArray, NDArray], NDArray]
-"""Inputs and feature weights to the newest value of each filter: [batch, filters]."""
 
 
 @kernel("SVDF")
 def svdf(site: Site) -> Kernel:
     """Float, hybrid, and integer with int8 inputs and an int16 or int8 state."""
-    source, features, state = site.input(0), site.input(1), site.input(4)
-    if source.dtype is state.dtype is DType.FLOAT32 and features.dtype is DType.FLOAT32:
-        return _real(site, lambda inputs, weights: np.matmul(inputs, weights.T))
-    if source.dtype is state.dtype is DType.FLOAT32 and features.dtype in NARROW:
-        return _real(site, _hybrid_feature(site))
-    if source.dtype is DType.INT8 and state.dtype in {DType.INT8, DType.INT16}:
+    source, features, time, state = (site.input(i).dtype for i in (0, 1, 2, 4))
+    if source in REAL and state in REAL and features in REAL | HYBRID and time in REAL | HYBRID:
+        return _real(site)
+    if source is features is DType.INT8 and state in {DType.INT8, DType.INT16}:
         return _integer(site)
     raise site.unsupported_types()
 
@@ -54,48 +57,44 @@ def _slide(state: NDArray, newest: NDArray, memory: int) -> NDArray:
     return np.concatenate([before[:, :, 1:], newest[:, :, None].astype(state.dtype)], axis=2)
 
 
-def _real(site: Site, feature: Feature) -> Kernel:
+def _real(site: Site) -> Kernel:
     rank = site.attributes.integer("rank")
-    activation = site.attributes.text("fused_activation_function")
-    activation_bounds(activation)
-    time = site.input(2)
-    scale = weight_scales(time, axis=0) if time.dtype in NARROW else None
-
-    def run(inputs: Inputs) -> Sequence[NDArray]:
-        weights = given(inputs[2])
-        if scale is not None:
-            weights = weight_values(weights, time).astype(np.float32) * scale
-        newest = feature(given(inputs[0]), given(inputs[1]))
-        state = _slide(given(inputs[4]), newest, weights.shape[1])
-        sums = np.einsum("bfm,fm->bf", state, weights)
-        out = sums.reshape(len(sums), -1, rank).sum(axis=2)
-        if inputs[3] is not None:
-            out += inputs[3]
-        clamp_in_place(out, activation)
-        return (out, flattened(state))[: len(site.outputs)]
-
-    return run
-
-
-def _hybrid_feature(site: Site) -> Feature:
-    operand = site.input(1)
-    scale = weight_scales(operand, axis=0)
+    activate = activation_function(site.attributes.text("fused_activation_function"))
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
+    time = site.input(2)
 
-    def feature(inputs: NDArray, weights: NDArray) -> NDArray:
-        rows = quantize_rows(inputs, asymmetric=asymmetric)
-        values = rows.values.astype(np.int64) - rows.offsets[:, None]
-        sums = np.matmul(values, weight_values(weights, operand).T).astype(np.float32)
-        return np.asarray(sums * (rows.scales[:, None] * scale))
+    def prepare(arrays: Arrays) -> Kernel:
+        feature = real_product(site, [1], arrays, asymmetric=asymmetric)
+        weights = real_array(arrays[2])
+        if time.dtype in HYBRID:
+            weights = weight_values(arrays[2], time).astype(np.float32) * weight_scales(
+                time, axis=0
+            )
+        bias = real_array(arrays[3]) if 3 in arrays else None
 
-    return feature
+        def run(inputs: Inputs) -> Sequence[NDArray]:
+            newest = feature(real_array(given(inputs[0])))
+            state = _slide(real_array(given(inputs[4])), newest, weights.shape[1])
+            sums = np.einsum("bfm,fm->bf", state, weights)
+            out = sums.reshape(len(sums), weights.shape[0] // rank, rank).sum(axis=2)
+            if bias is not None:
+                out += bias
+            results = zip((activate(out), flattened(state)), site.outputs, strict=False)
+            return [r.astype(o.dtype.numpy, copy=False) for r, o in results]
+
+        return run
+
+    return with_parameters(site, [1, 2, 3], prepare)
 
 
 def _integer(site: Site) -> Kernel:
     """Both scalings go through quantised multipliers of ratios that are taken in float32.
 
-    Sums over time wrap at 32 bits.
+    Sums over time wrap at 32 bits. RELU alone is known, and left to the output's type: TFLite's kernel
+    takes it that the output's zero point is the least value there is.
     """
+    activation = site.attributes.text("fused_activation_function")
+    require(activation == "RELU", f"an integer SVDF with the activation {activation}")
     rank = site.attributes.integer("rank")
     source, features, time, state, target = (
         tensor_quantization(operand, "an operand")
@@ -104,9 +103,8 @@ def _integer(site: Site) -> Kernel:
     scales = [np.float32(q.scale) for q in (source, features, time, state, target)]
     first = quantize_multiplier(float(scales[0] * scales[1] / scales[3]))
     second = quantize_multiplier(float(scales[3] * scales[2] / scales[4]))
-    dtype, activation = site.output().dtype, site.attributes.text("fused_activation_function")
-    limits = quantized_range(activation, dtype, target)
-    state_limits = quantized_range("NONE", site.input(4).dtype, None)
+    dtype = site.output().dtype
+    limits, state_limits = integer_range(dtype), integer_range(site.input(4).dtype)
 
     def run(inputs: Inputs) -> Sequence[NDArray]:
         centred = given(inputs[0]).astype(np.int64) - source.zero_point
