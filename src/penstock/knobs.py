@@ -155,10 +155,24 @@ devices: Final = Knob(
 allow_fallback: Final = Knob(
     "allow_fallback", bool, True, "Whether a failing step may be repeated on the reference device."
 )
+random_seed: Final = Knob(
+    "random_seed",
+    int,
+    -1,
+    "Seed of random operations whose model gives none, so that runs repeat; negative means other numbers "
+    "each time.",
+)
 
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
     {
         k.name: k
-        for k in (densify_limit_mib, metadata_limit_mib, num_threads, devices, allow_fallback)
+        for k in (
+            densify_limit_mib,
+            metadata_limit_mib,
+            num_threads,
+            devices,
+            allow_fallback,
+            random_seed,
+        )
     }
 )

@@ -28,6 +28,13 @@ STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {
 }
 """Positions of the state tensors that TFLite's recurrent operators change in place."""
 
+RANDOM_INPUTS: Final[Mapping[str, int]] = {
+    "RANDOM_UNIFORM": 1,
+    "RANDOM_STANDARD_NORMAL": 1,
+    "MULTINOMIAL": 2,
+}
+"""How many inputs TFLite's random operators have; the generator's position, which they keep inside, follows."""
+
 BASIC_LSTM_STATES: Final = (1, 4)
 BASIC_LSTM_OUTPUTS: Final = 4
 
@@ -47,6 +54,8 @@ class SubgraphState:
     """Operands that become variable tensors."""
     dropped: set[int] = field(default_factory=set)
     """New-state outputs, which TFLite's operators do not have."""
+    kept_inputs: dict[int, int] = field(default_factory=dict)
+    """Operation index to the number of its inputs that TFLite's operator has, where it has fewer."""
     mutated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Operation index to the positions of the inputs it changes in place."""
     resources: list[StatePort] = field(default_factory=list)
@@ -62,7 +71,11 @@ def plan_state(model: Model, index: int) -> SubgraphState:
     shared = Counter(p.variable for s in model.subgraphs for p in s.states)
     through: set[int] = set()
     for at, operation in enumerate(subgraph.operations):
-        positions = state_positions(operation.type, operation.attributes)
+        own = RANDOM_INPUTS.get(operation.type)
+        if own is not None:
+            positions = tuple(range(own, len(operation.inputs)))
+        else:
+            positions = state_positions(operation.type, operation.attributes)
         if not positions:
             continue
         where = f"subgraph {index}, operation {at} ({operation.type})"
@@ -79,10 +92,14 @@ def plan_state(model: Model, index: int) -> SubgraphState:
                     "here it is made or used elsewhere",
                     where=where,
                 )
-            plan.variable_tensors.add(operation.inputs[position])
+            if own is None:
+                plan.variable_tensors.add(operation.inputs[position])
             through.add(port.variable)
         plan.dropped.update(new)
-        plan.mutated[at] = positions
+        if own is None:
+            plan.mutated[at] = positions
+        else:
+            plan.kept_inputs[at] = own
     plan.resources = [p for p in subgraph.states if p.variable not in through]
     for port in plan.resources:
         if model.variables[port.variable].shape is None:

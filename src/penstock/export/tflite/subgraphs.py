@@ -93,7 +93,8 @@ class SubgraphWriter:
             for a in spec_of(operation).attributes
             if a.kind in {"subgraph", "subgraphs"} and a.name in operation.attributes
         }
-        inputs = [self.tensor_of(i) for i in operation.inputs]
+        kept = self.state.kept_inputs.get(at, len(operation.inputs))
+        inputs = [self.tensor_of(i) for i in operation.inputs[:kept]]
         mutated = self.state.mutated.get(at, ())
         values: Values = {
             "opcode_index": self.codes.index(operation, where),

@@ -1,7 +1,7 @@
 """Rows of custom operators.
 
 A row named `CUSTOM:<code>` stands for every operator that LiteRT runs without further registration:
-TFLite's own, and MediaPipe's three, which XNNPACK knows.
+TFLite's own, and MediaPipe's three and the attention that XNNPACK knows.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock.errors import ShapeMismatch
 from penstock.ir.operand import Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations.custom_options import (
     audio_spectrogram,
     detection_post_process,
+    dot_product_attention,
+    hadamard_size,
     mfcc,
     numeric_verify,
     transpose_conv_bias,
@@ -122,6 +125,18 @@ def _mfcc(context: ShapeContext) -> Sequence[Shape]:
     return ((dimension(shape, 0), dimension(shape, 1), options.dct_coefficient_count),)
 
 
+def _attention(context: ShapeContext) -> Sequence[Shape]:
+    """Query [batch, queries, heads, size], key and value [batch, keys, heads or a divisor, size]."""
+    query, key, value = (ranked(context, i, 4) for i in range(3))
+    agree_shapes(key, value, "key and value")
+    for axis, what in ((0, "batches"), (3, "size of a head")):
+        agree(dimension(query, axis), dimension(key, axis), what)
+    heads, shared = dimension(query, 2), dimension(key, 2)
+    if heads is not None and shared is not None and (shared == 0 or heads % shared):
+        raise ShapeMismatch(f"{shared} heads of keys cannot serve {heads} heads")
+    return (query,)
+
+
 def _custom(
     code: str,
     inputs: Sequence[Port],
@@ -216,5 +231,26 @@ ROWS: Final = (
         like(0),
         numeric_verify,
         "The dequantised input less a float reference, for debugging a quantised model.",
+    ),
+    _custom(
+        "aeq.hadamard_rotation",
+        (Port("input", FLOAT32),),
+        (Port("output", FLOAT32),),
+        like(0),
+        hadamard_size,
+        "Groups of elements, as many as a power of two, turned by the normalised Hadamard matrix of that size.",
+    ),
+    _custom(
+        "odml.scaled_dot_product_attention",
+        (
+            Port("query", FLOAT32),
+            Port("key", FLOAT32),
+            Port("value", FLOAT32),
+            Port("mask", FLOAT32, optional=True),
+        ),
+        (Port("output", FLOAT32),),
+        _attention,
+        dot_product_attention,
+        "Values averaged by the softmax of scaled, capped and masked products of queries and keys (XNNPACK).",
     ),
 )

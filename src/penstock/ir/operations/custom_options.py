@@ -75,10 +75,10 @@ class AudioSpectrogram:
 
 @dataclass(frozen=True, slots=True)
 class Mfcc:
-    """Options of Mfcc; frequencies in Hz."""
+    """Options of Mfcc; frequencies in Hz, whole numbers."""
 
-    upper_frequency_limit: float
-    lower_frequency_limit: float
+    upper_frequency_limit: int
+    lower_frequency_limit: int
     filterbank_channel_count: int
     dct_coefficient_count: int
 
@@ -91,6 +91,16 @@ class NumericVerify:
     log_if_failed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DotProductAttention:
+    """Options of odml.scaled_dot_product_attention; *scale* None stands for one over the root of the size of a
+    head, *logit_cap* 0 for none.
+    """
+
+    scale: float | None
+    logit_cap: float
+
+
 class _Options:
     """The map that custom options hold, read key by key, so that hostile nesting costs nothing."""
 
@@ -99,7 +109,10 @@ class _Options:
         data = attributes.blob("custom_options")
         if len(data) > MAX_OPTIONS:
             raise InvalidAttribute(f"{self._code} has {len(data)} bytes of options")
-        self._map: Any = self._guarded("map", lambda: flexbuffers().GetRoot(data).AsMap)
+        empty: Mapping[str, Any] = {}
+        self._map: Any = (
+            self._guarded("map", lambda: flexbuffers().GetRoot(data).AsMap) if data else empty
+        )
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A number of 0 or more that fits 32 bits."""
@@ -115,6 +128,17 @@ class _Options:
 
     def real(self, name: str, default: float | None = None) -> float:
         return float(self._number(name, default))
+
+    def optional_real(self, name: str) -> float | None:
+        value = self._guarded(name, lambda: self._read(name))
+        return float(value) if isinstance(value, bool | int | float) else None
+
+    def whole(self, name: str) -> int:
+        """A number cut off to a whole one, as TFLite's kernels read it, that fits 32 bits."""
+        value = self._number(name, None)
+        if not abs(value) <= MAX_DIMENSION:
+            raise InvalidAttribute(f"option {name!r} of {self._code} cannot be {value}")
+        return int(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         return bool(self._number(name, default))
@@ -235,8 +259,8 @@ def mfcc(attributes: Attributes) -> Mfcc:
     """Options of Mfcc."""
     options = _Options(attributes)
     return Mfcc(
-        options.real("upper_frequency_limit"),
-        options.real("lower_frequency_limit"),
+        options.whole("upper_frequency_limit"),
+        options.whole("lower_frequency_limit"),
         options.positive("filterbank_channel_count"),
         options.positive("dct_coefficient_count"),
     )
@@ -246,3 +270,20 @@ def numeric_verify(attributes: Attributes) -> NumericVerify:
     """Options of NumericVerify."""
     options = _Options(attributes)
     return NumericVerify(options.real("tolerance"), options.flag("log_if_failed", default=False))
+
+
+def hadamard_size(attributes: Attributes) -> int:
+    """The option of aeq.hadamard_rotation: how many elements are turned together, a power of two."""
+    options = _Options(attributes)
+    size = options.positive("hadamard_size")
+    if size & (size - 1):
+        raise InvalidAttribute(f"option 'hadamard_size' is {size}, which is no power of two")
+    return size
+
+
+def dot_product_attention(attributes: Attributes) -> DotProductAttention:
+    """Options of odml.scaled_dot_product_attention."""
+    options = _Options(attributes)
+    return DotProductAttention(
+        options.optional_real("scale"), options.optional_real("logit_cap") or 0.0
+    )

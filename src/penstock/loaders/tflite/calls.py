@@ -20,15 +20,18 @@ from penstock.loaders.tflite.operators import RawOperator
 
 class Key(NamedTuple):
     """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
-    *subgraph*, hash table *number*, or whether CALL_ONCE has entered *subgraph*.
+    *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether CALL_ONCE has
+    entered *subgraph*, or where the generator of the random operator *number* of *subgraph* stands.
     """
 
-    kind: Literal["resource", "tensor", "table", "once"]
+    kind: Literal["resource", "tensor", "table", "keys", "values", "filled", "once", "random"]
     container: str = ""
     name: str = ""
     subgraph: int = -1
     number: int = -1
 
+
+RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
 MAX_PASSES: Final = 64
 MAX_DEPTH: Final = 64
@@ -138,6 +141,16 @@ def handle_of(subgraph: RawSubgraph, operator: RawOperator) -> Key:
     return subgraph.handles[operator.inputs[0]]
 
 
+def random_state(subgraph: int, operator: RawOperator) -> Key:
+    """The position of the generator of a random operator of subgraph number *subgraph*."""
+    return Key("random", subgraph=subgraph, number=operator.origin.index)
+
+
+def table_state(table: Key) -> tuple[Key, Key, Key]:
+    """Keys, values and whether they are there, of a table whose content is known at run time only."""
+    return table._replace(kind="keys"), table._replace(kind="values"), table._replace(kind="filled")
+
+
 @dataclass(slots=True)
 class StateUse:
     """The state each subgraph touches and changes, itself or through what it enters, in order of first use."""
@@ -175,11 +188,9 @@ def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
 
 def _local(subgraph: RawSubgraph, touched: dict[Key, None], written: dict[Key, None]) -> None:
     for operator in subgraph.operators:
-        if operator.type in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
-            key = handle_of(subgraph, operator)
-            touched[key] = None
-            if operator.type == "ASSIGN_VARIABLE":
-                written[key] = None
+        reads, changes = _state_of(subgraph, operator)
+        touched.update(dict.fromkeys((*reads, *changes)))
+        written.update(dict.fromkeys(changes))
         if not subgraph.variables:
             continue
         for tensor in (*operator.inputs, *operator.outputs):
@@ -195,6 +206,30 @@ def _local(subgraph: RawSubgraph, touched: dict[Key, None], written: dict[Key, N
     for tensor in subgraph.outputs:
         if tensor in subgraph.variables:
             touched[Key("tensor", subgraph=subgraph.index, number=tensor)] = None
+
+
+def _state_of(
+    subgraph: RawSubgraph, operator: RawOperator
+) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+    """The state that *operator* reads, and what it changes, apart from variable tensors."""
+    match operator.type:
+        case "READ_VARIABLE":
+            return (handle_of(subgraph, operator),), ()
+        case "ASSIGN_VARIABLE":
+            return (), (handle_of(subgraph, operator),)
+        case "HASHTABLE_IMPORT":
+            return (), table_state(handle_of(subgraph, operator))
+        case "HASHTABLE_FIND" | "HASHTABLE_SIZE" if _asks_a_table(subgraph, operator):
+            keys, values, _ = table_state(handle_of(subgraph, operator))
+            return ((keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)), ()
+        case kind if kind in RANDOM_OPERATORS:
+            return (), (random_state(subgraph.index, operator),)
+    return (), ()
+
+
+def _asks_a_table(subgraph: RawSubgraph, operator: RawOperator) -> bool:
+    """Whether a table operator has a handle still: those of constant tables are given constants instead."""
+    return bool(operator.inputs) and operator.inputs[0] in subgraph.handles
 
 
 def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
@@ -230,7 +265,8 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
 
 
 def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
-    """For every resource variable an operand of its type: as it is read, else as it is assigned.
+    """For every resource variable an operand of its type: as it is read, else as it is assigned; and for
+    every table of unknown content those of its keys and values.
 
     Dimensions on which its readers and writers differ are unknown.
     """
@@ -238,27 +274,35 @@ def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
     read: set[Key] = set()
     for subgraph in subgraphs:
         for operator in subgraph.operators:
+            if operator.type == "HASHTABLE_IMPORT":
+                keys, values, _ = table_state(handle_of(subgraph, operator))
+                for key, tensor in zip((keys, values), operator.inputs[1:], strict=True):
+                    operand = Operand(subgraph.operands[tensor].dtype, (None,))
+                    _agree(types, key, operand, operator)
             if operator.type not in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
                 continue
             key = handle_of(subgraph, operator)
             reads = operator.type == "READ_VARIABLE"
-            tensor = value_of(operator)
-            operand = subgraph.operands[tensor]
-            known = types.get(key)
-            if known is None:
-                types[key] = operand
-            elif known.dtype is not operand.dtype:
-                raise InvalidOperand(
-                    f"a variable is {known.dtype.value} elsewhere and {operand.dtype.value} here",
-                    where=operator.place,
-                )
-            else:
-                shape = common_shape(known.shape, operand.shape)
-                first_read = reads and key not in read
-                types[key] = replace(operand if first_read else known, shape=shape)
+            operand = subgraph.operands[value_of(operator)]
+            known = _agree(types, key, operand, operator)
+            shape = common_shape(known.shape, operand.shape)
+            first_read = reads and key not in read
+            types[key] = replace(operand if first_read else known, shape=shape)
             if reads:
                 read.add(key)
     return types
+
+
+def _agree(types: dict[Key, Operand], key: Key, operand: Operand, operator: RawOperator) -> Operand:
+    """The operand known for *key*, at first *operand*; `InvalidOperand` where their types differ."""
+    known = types.setdefault(key, operand)
+    if known.dtype is not operand.dtype:
+        what = "a variable" if key.kind == "resource" else "a table"
+        raise InvalidOperand(
+            f"{what} is {known.dtype.value} elsewhere and {operand.dtype.value} here",
+            where=operator.place,
+        )
+    return known
 
 
 def value_of(operator: RawOperator) -> int:

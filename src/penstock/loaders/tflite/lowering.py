@@ -7,6 +7,8 @@
 - IF and WHILE pass what their subgraphs touch as extra inputs and outputs, after their own.
 - CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any other becomes an
   IF on a boolean variable.
+- HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds already.
+- A random operator takes its generator's position as another input, and gives it as another output.
 - DENSIFY of a constant is the constant, which was made dense when it was read.
 """
 
@@ -30,15 +32,18 @@ from penstock.ir.operand import OMITTED, Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.calls import (
+    RANDOM_OPERATORS,
     Key,
     RawSubgraph,
     StateUse,
     call_order,
     find_state,
     handle_of,
+    random_state,
     resolve_handles,
     state_inputs,
     state_types,
+    table_state,
     value_of,
 )
 from penstock.loaders.tflite.operators import RawOperator
@@ -86,6 +91,7 @@ class _Lowering:
         self.variables: list[Variable] = []
         self.zero_left = zero_limit
         self.skipping: dict[int, int] = {}
+        self.choices: dict[tuple[tuple[DType, DType], bool], int] = {}
         self.extra: list[Subgraph] = []
 
     def run(self) -> Lowered:
@@ -95,8 +101,11 @@ class _Lowering:
 
     def state_operand(self, key: Key) -> Operand:
         """A temporary of the type of the state *key*."""
-        if key.kind == "once":
-            return Operand(DType.BOOL, ())
+        match key.kind:
+            case "once" | "filled":
+                return Operand(DType.BOOL, ())
+            case "random":
+                return Operand(DType.INT64, ())
         tensor = key.kind == "tensor"
         known = self.raw[key.subgraph].operands[key.number] if tensor else self.types[key]
         return Operand(known.dtype, known.shape, name=known.name, quantization=known.quantization)
@@ -214,6 +223,18 @@ class _Lowering:
             self.extra.append(body.lower())
         return self.skipping[init]
 
+    def choice(self, types: tuple[DType, DType], second: bool) -> int:
+        """A subgraph of two pairs of vectors of these types that gives the first pair, or the *second*."""
+        known = self.choices.get((types, second))
+        if known is None:
+            known = self.choices[types, second] = len(self.raw) + len(self.extra)
+            operands = tuple(
+                Operand(dtype, (None,), Lifetime.SUBGRAPH_INPUT) for dtype in types * 2
+            )
+            given = (2, 3) if second else (0, 1)
+            self.extra.append(Subgraph(operands, (), (0, 1, 2, 3), given))
+        return known
+
 
 def _constants_assigned(subgraph: RawSubgraph) -> dict[Key, Operand] | None:
     values: dict[Key, Operand] = {}
@@ -319,6 +340,14 @@ class _Body:
             self.changed[key] = None
         elif kind == "CALL_ONCE":
             self.call_once(operator)
+        elif kind == "HASHTABLE_IMPORT":
+            self.import_table(operator)
+        elif (
+            kind in ("HASHTABLE_FIND", "HASHTABLE_SIZE") and operator.inputs[0] in self.raw.handles
+        ):
+            self.look_up(operator)
+        elif kind in RANDOM_OPERATORS:
+            self.random(operator)
         elif (
             kind == "DENSIFY"
             and len(operator.inputs) == 1 == len(operator.outputs)
@@ -350,6 +379,42 @@ class _Body:
             Operation(kind, tuple(inputs), tuple(outputs), attributes, operator.origin)
         )
         self.written.update(outputs)
+
+    def look_up(self, operator: RawOperator) -> None:
+        """HASHTABLE_FIND or HASHTABLE_SIZE of a table whose content is state."""
+        keys, values, _ = table_state(handle_of(self.raw, operator))
+        held = (keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)
+        inputs = [self.value(k) for k in held] + [self.read(i) for i in operator.inputs[1:]]
+        outputs = [self.write(o, operator) for o in operator.outputs]
+        self.emit(operator.type, inputs, outputs, operator)
+
+    def import_table(self, operator: RawOperator) -> None:
+        keys, values, filled = table_state(handle_of(self.raw, operator))
+        held = [self.value(filled), self.value(keys), self.value(values)]
+        brought = [self.read(i) for i in operator.inputs[1:]]
+        types = self.operands[held[1]].dtype, self.operands[held[2]].dtype
+        attributes = Attributes(
+            then_subgraph_index=self.lowering.choice(types, second=False),
+            else_subgraph_index=self.lowering.choice(types, second=True),
+        )
+        outputs = tuple(self.update(k) for k in (keys, values))
+        self.operations.append(
+            Operation("IF", (*held, *brought), outputs, attributes, operator.origin)
+        )
+        self.written.update(outputs)
+        self.set_true(filled)
+
+    def random(self, operator: RawOperator) -> None:
+        """A random operator with its generator's position before and after it."""
+        key = random_state(self.raw.index, operator)
+        inputs = [self.read(i) for i in operator.inputs]
+        outputs = [self.write(o, operator) for o in operator.outputs]
+        self.emit(operator.type, [*inputs, self.value(key)], [*outputs, self.update(key)], operator)
+
+    def set_true(self, key: Key) -> None:
+        """From now on the boolean state *key* is true."""
+        self.current[key] = self.add(Operand(DType.BOOL, (), Lifetime.CONSTANT_COPY, value=b"\1"))
+        self.changed[key] = None
 
     def key(self, tensor: int) -> Key:
         """The state that variable tensor *tensor* stands for."""
@@ -444,8 +509,7 @@ class _Body:
             Operation("IF", tuple(inputs), tuple(outputs), attributes, operator.origin)
         )
         self.written.update(outputs)
-        self.current[once] = self.add(Operand(DType.BOOL, (), Lifetime.CONSTANT_COPY, value=b"\1"))
-        self.changed[once] = None
+        self.set_true(once)
 
     def raw_of(self, index: int) -> RawSubgraph:
         return self.lowering.raw[index]

@@ -34,10 +34,10 @@ def lsh_projection(site: Site) -> Kernel:
         bits = _bits(table.reshape(-1), rows, weights).reshape(table.shape)
         if not sparse:
             return (bits.reshape(-1).astype(np.int32),)
-        functions, width = bits.shape
+        width = table.shape[-1]
         places = np.arange(width - 1, -1, -1)
         numbers = (bits.astype(np.int64) << places).sum(axis=1)
-        numbers += np.arange(functions, dtype=np.int64) << width
+        numbers += np.arange(len(bits), dtype=np.int64) << width
         return (numbers.astype(np.uint32).view(np.int32),)
 
     return run

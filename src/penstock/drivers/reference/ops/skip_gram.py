@@ -26,7 +26,7 @@ def skip_gram(site: Site) -> Kernel:
     """
     attributes = site.attributes
     size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")
-    every = bool(attributes["include_all_ngrams"])
+    every = attributes.flag("include_all_ngrams")
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         strings = given(inputs[0]).reshape(-1).tolist()

@@ -1,0 +1,137 @@
+"""Random numbers: TFLite's, bit for bit, where the model gives seeds.
+
+The generator's position, a count of its blocks, is state of the network. Without seeds it is keyed by
+the knob `random_seed`, or anew for every run by the system's entropy where that is not set.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from penstock import knobs
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.philox import (
+    MOST_WORDS,
+    WORDS,
+    normals,
+    uniforms,
+    wide_uniforms,
+    words,
+)
+from penstock.drivers.reference.ops.shape import checked, dimensions
+from penstock.drivers.reference.ops.weights import given
+from penstock.errors import LimitExceeded, ShapeMismatch
+from penstock.ir import DType, NDArray
+
+MASK: Final = 2**64 - 1
+BLOCKS_PER_SAMPLE: Final = 512
+"""Blocks that MULTINOMIAL sets aside for each sample, their number a row rounded up to a multiple of 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """The *seeds* of one operation, None where the model gives none; *place* tells it from others."""
+
+    seeds: tuple[int, int] | None
+    place: int
+
+    @classmethod
+    def of(cls, site: Site) -> Generator:
+        """Of an operation's seeds, of which TFLite reads the lower 32 bits, with their sign."""
+        pair = [_signed(site.attributes.integer(name)) for name in ("seed", "seed2")]
+        seeds = (pair[0] & MASK, pair[1] & MASK) if any(pair) else None
+        origin = site.operation.origin
+        if origin is None or origin.subgraph < 0:
+            return cls(seeds, site.operation.outputs[0])
+        return cls(seeds, origin.subgraph << 32 | origin.index)
+
+    def words(self, position: NDArray | None, count: int) -> NDArray:
+        """*count* words from block *position* on; `LimitExceeded` beyond `MOST_WORDS`."""
+        if count > MOST_WORDS:
+            raise LimitExceeded(f"{count} random words at once; {MOST_WORDS} is the limit")
+        key, stream = self.seeds or self._own_seeds()
+        return words(key, stream, _count(position), count)
+
+    def _own_seeds(self) -> tuple[int, int]:
+        seed = knobs.random_seed()
+        if seed < 0:
+            return secrets.randbits(64), secrets.randbits(64)
+        return seed & MASK, self.place
+
+
+def _signed(seed: int) -> int:
+    return (seed + 2**31) % 2**32 - 2**31
+
+
+def _count(position: NDArray | None) -> int:
+    return 0 if position is None else int(position.reshape(()))
+
+
+def _results(site: Site, value: NDArray, position: NDArray | None, blocks: int) -> list[NDArray]:
+    """The outputs: *value*, and where there is one the position *blocks* further on, which wraps."""
+    if len(site.outputs) < 2:
+        return [value]
+    after = (_count(position) + blocks + 2**63) % 2**64 - 2**63
+    return [value, np.array(after, np.int64)]
+
+
+_FILLS: Final[dict[str, Callable[[NDArray], NDArray]]] = {
+    "RANDOM_UNIFORM": uniforms,
+    "RANDOM_STANDARD_NORMAL": normals,
+}
+
+
+@kernel(*_FILLS)
+def fill(site: Site) -> Kernel:
+    """A given shape filled with random float32 numbers, whole blocks of words after another."""
+    generator, make = Generator.of(site), _FILLS[site.operation.type]
+    if site.output().dtype is not DType.FLOAT32:
+        raise site.unsupported_types()
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        shape = checked(dimensions(inputs[0]), site.operation.type)
+        size = int(np.prod(shape, dtype=np.int64))
+        blocks = -(-size // WORDS)
+        position = inputs[1] if len(inputs) > 1 else None
+        numbers = make(generator.words(position, blocks * WORDS))[:size]
+        return _results(site, numbers.reshape(shape), position, blocks)
+
+    return run
+
+
+@kernel("MULTINOMIAL")
+def multinomial(site: Site) -> Kernel:
+    """Classes drawn by the exponentials of their finite logits, less the greatest of a row: the first
+    whose running sum, float64, exceeds a uniform part of the whole.
+    """
+    generator, dtype = Generator.of(site), site.output().dtype.numpy
+    if site.input(0).dtype is not DType.FLOAT32:
+        raise site.unsupported_types()
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        logits, (samples,) = given(inputs[0]), dimensions(inputs[1])
+        if logits.ndim != 2 or samples < 0 or (logits.size == 0 and samples and len(logits)):
+            raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
+        rows = len(logits)
+        position = inputs[2] if len(inputs) > 2 else None
+        drawn = wide_uniforms(generator.words(position, 2 * rows * samples))
+        result = np.empty((rows, samples), dtype)
+        for at, (row, part) in enumerate(zip(logits, drawn.reshape(rows, samples), strict=True)):
+            sums = _running_sums(row)
+            result[at] = np.searchsorted(sums, part * sums[-1], "right")
+        blocks = rows * -(-samples // WORDS) * WORDS * BLOCKS_PER_SAMPLE
+        return _results(site, result, position, blocks)
+
+    return run
+
+
+def _running_sums(logits: NDArray) -> NDArray:
+    finite = np.isfinite(logits)
+    greatest = np.max(logits[finite], initial=np.float32(np.finfo(np.float32).min))
+    parts = np.exp(logits.astype(np.float64) - np.float64(greatest))
+    return np.cumsum(np.where(finite, parts, 0.0))
