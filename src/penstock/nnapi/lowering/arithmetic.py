@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.ir import DType
 from penstock.nnapi.description import OperandType
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
@@ -47,12 +48,23 @@ def mul(site: Site) -> None:
 
 @lowers("DIV", level=2, form=FUSED, T="f32 f16@3 i32@4")
 def div(site: Site) -> None:
-    """Integers are divided rounding down."""
+    """Integers are divided rounding down; by zero they have a quotient that nothing is said of, and no failure:
+    zeros among divisors become ones.
+    """
     if site.types["T"] is not OperandType.TENSOR_INT32:
         _fused(site, "DIV")
         return
     site.require(site.activation() == "NONE", "INT32 tensors take no fused activation")
-    site.finish("FLOOR_DIV", _pair(site))
+    a, b = _pair(site)
+    known = site.constant("b")
+    if known is None or not known.all():
+        zero, one = site.number(0, b), site.number(1, b)
+        b = site.emit(
+            "SELECT_V2",
+            [site.emit("EQUAL", [b, zero], (DType.BOOL, None)), one, b],
+            site.value_type(b),
+        )
+    site.finish("FLOOR_DIV", [a, b])
 
 
 @lowers("POW", level=3, form="a:T b:T -> result:T", T="f16 f32")
@@ -83,7 +95,14 @@ def minimum(site: Site) -> None:
 
 
 def _compare(site: Site) -> None:
-    site.finish(site.type, [site.tensor("a"), site.tensor("b")])
+    """The IR orders numbers: booleans become some."""
+    pair = [site.tensor("a"), site.tensor("b")]
+    if site.types.get("T") is OperandType.TENSOR_BOOL8 and "EQUAL" not in {
+        site.type,
+        site.type[4:],
+    }:
+        pair = [site.cast(x, DType.INT32) for x in pair]
+    site.finish(site.type, pair)
 
 
 for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"):

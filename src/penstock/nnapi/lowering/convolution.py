@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import InvalidAttribute, NotLowerable, ShapeMismatch
+from penstock.ir import DType
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.windows import (
@@ -128,10 +129,9 @@ def transpose_conv_2d(site: Site) -> None:
     data, weights = image(site), site.tensor("filter")
     strides, padding = strides_of(site), padding_of(site)
     if padding.scheme == "EXPLICIT":
-        full = _full_extent(site, data, weights, strides)
-        target, scheme = site.integers(full), "VALID"
+        target, scheme = _full_extent(site, data, weights, strides), "VALID"
     else:
-        full, shape, scheme = (), _target_shape(site), padding.scheme
+        shape, scheme = _target_shape(site), padding.scheme
         target = site.tensor("output_shape") if shape is None else site.integers(shape)
     result = finish_weighted(
         site,
@@ -143,21 +143,23 @@ def transpose_conv_2d(site: Site) -> None:
         stride_w=strides[1],
         fused_activation_function=site.activation(),
     )
-    if full:
-        result = _cut(site, result, full, padding.sides)
-    bind_image(site, result)
+    bind_image(site, _cut(site, result, padding.sides))
 
 
-def _full_extent(site: Site, data: int, weights: int, strides: tuple[int, int]) -> tuple[int, ...]:
-    """NHWC shape of everything that a transposed convolution writes to."""
-    found = [_dimension(site, data, i) for i in range(3)]
+def _full_extent(site: Site, data: int, weights: int, strides: tuple[int, int]) -> int:
+    """NHWC shape of everything that a transposed convolution writes to: (n - 1) * stride + filter."""
     filters = [_dimension(site, weights, i) for i in range(3)]
-    if None in found or None in filters:
-        raise NotLowerable("explicit padding of a TRANSPOSE_CONV_2D of unknown input shape")
-    batch, *sizes = (d or 0 for d in found)
-    outputs, *extents = (d or 0 for d in filters)
-    spatial = [(n - 1) * s + f if n else 0 for n, s, f in zip(sizes, strides, extents, strict=True)]
-    return (batch, *spatial, outputs)
+    if None in filters:
+        raise NotLowerable("explicit padding of a TRANSPOSE_CONV_2D whose filter only a run tells")
+    outputs, height, width = (d or 0 for d in filters)
+    whole = site.compute("SHAPE", [data], (DType.INT32, None), out_type="INT32")
+    image_ = site.compute(
+        "STRIDED_SLICE", [whole, *map(site.integers, ((0,), (3,), (1,)))], (DType.INT32, None)
+    )
+    scaled = site.compute("MUL", [image_, site.integers((1, *strides))])
+    more = (0, height - strides[0], width - strides[1])
+    spatial = site.compute("ADD", [scaled, site.integers(more)])
+    return site.compute("CONCATENATION", [spatial, site.integers((outputs,))], axis=0)
 
 
 def _target_shape(site: Site) -> tuple[int, ...] | None:
@@ -173,15 +175,26 @@ def _target_shape(site: Site) -> tuple[int, ...] | None:
     return (shape[0], shape[2], shape[3], shape[1]) if site.flag("nchw") else shape
 
 
-def _cut(site: Site, result: int, shape: tuple[int, ...], sides: Sides) -> int:
+def _cut(site: Site, result: int, sides: Sides) -> int:
     """*result* without what lies under the padding."""
     (top, bottom), (left, right) = sides
-    size = (shape[0], shape[1] - top - bottom, shape[2] - left - right, shape[3])
-    if min(size) < 0 or (min(size[1:3]) == 0 and shape[0] > 0):
-        raise ShapeMismatch(f"padding {sides} of an output of {shape[1:3]} leaves nothing")
-    if size == shape:
+    if not any((top, bottom, left, right)):
         return result
-    return site.emit("SLICE", [result, site.integers((0, top, left, 0)), site.integers(size)])
+    for axis, margin in ((1, top + bottom), (2, left + right)):
+        size = _dimension(site, result, axis)
+        if size is not None and size <= margin:
+            raise ShapeMismatch(f"padding of {margin} leaves nothing of an output of {size}")
+    ends = (bottom, right)
+    return site.emit(
+        "STRIDED_SLICE",
+        [
+            result,
+            site.integers((0, top, left, 0)),
+            site.integers((0, -bottom, -right, 0)),
+            site.integers((1, 1, 1, 1)),
+        ],
+        end_mask=0b1001 | sum(1 << 1 + at for at, cut in enumerate(ends) if cut == 0),
+    )
 
 
 def _implicit(padding: Padding) -> str:

@@ -48,7 +48,9 @@ def hashtable_lookup(site: Site) -> None:
     I="any",
 )
 def lsh_projection(site: Site) -> None:
-    """The deprecated sparse form has no offset a hash function: it is taken off again."""
+    """The deprecated sparse form has no offset a hash function: it is taken off again. What is hashed are the
+    bytes of float32 seeds.
+    """
     site.require_rank("hash", 2)
     kind = site.integer("type")
     if kind not in {SPARSE_DEPRECATED, DENSE, SPARSE}:
@@ -56,6 +58,12 @@ def lsh_projection(site: Site) -> None:
     if kind == SPARSE and site.feature_level < 3:
         raise InvalidAttribute("type 3 of LSH_PROJECTION needs feature level 3")
     inputs = [site.tensor(n) for n in ("hash", "input", "weight")]
+    if site.dtype(inputs[0]) is DType.FLOAT16:
+        real = (DType.FLOAT32, None)
+        inputs = [
+            site.emit("CAST", [x], real) if site.dtype(x) is DType.FLOAT16 and x != inputs[1] else x
+            for x in inputs
+        ]
     result = site.emit(
         "LSH_PROJECTION",
         inputs,

@@ -52,7 +52,6 @@ def log_softmax(site: Site) -> None:
     beta = site.real("beta")
     if not beta > 0:
         raise InvalidAttribute(f"beta of LOG_SOFTMAX must be above 0, not {beta:g}")
-    site.require_rank("x", 1, MAX_RANK)
 
     def compute(x: int) -> int:
         scaled = x if beta == 1 else site.emit("MUL", [x, site.number(beta, x)])
