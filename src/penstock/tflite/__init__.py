@@ -7,6 +7,7 @@ interpreter = tflite.Interpreter("net.tflite")
 
 from __future__ import annotations
 
+from penstock.tflite.aliases import install_aliases
 from penstock.tflite.delegates import Delegate, load_delegate
 from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps
 from penstock.tflite.resolver import OpResolverType
@@ -18,5 +19,6 @@ __all__ = [
     "InterpreterWithCustomOps",
     "OpResolverType",
     "SignatureRunner",
+    "install_aliases",
     "load_delegate",
 ]

@@ -1,0 +1,76 @@
+"""Answers imports of LiteRT's interpreter with `penstock.tflite`, so that programs run as they are."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Final
+
+from penstock.errors import StateError
+
+PACKAGES: Final = ("tflite_runtime", "ai_edge_litert")
+"""The packages whose module `interpreter` is answered."""
+
+INTERPRETERS: Final = tuple(f"{package}.interpreter" for package in PACKAGES)
+
+
+def install_aliases() -> None:
+    """From now on, `tflite_runtime.interpreter` and `ai_edge_litert.interpreter` are `penstock.tflite`.
+
+    An installed package of either name stays what it is but for that module: its other modules are imported
+    as before. Where none is installed, an empty one stands for it. Calling it again changes nothing. It holds
+    for this process and for those forked from it; a process that is started anew calls it again, or is
+    started by `python -m penstock.tflite`.
+
+    Raises `StateError` where one of the modules has been imported already: what holds its names would go on
+    using it.
+    """
+    from penstock import tflite
+
+    for name in INTERPRETERS:
+        module = sys.modules.get(name)
+        if module is not None and module is not tflite:
+            raise StateError(
+                f"{name} has been imported already, so what holds its names would go on using it: call "
+                "install_aliases() before its first import, or start the program by python -m penstock.tflite"
+            )
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+        importlib.invalidate_caches()
+
+
+class _Finder(MetaPathFinder):
+    """Finds the interpreter's modules, and a package for them where none is installed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in INTERPRETERS:
+            return ModuleSpec(fullname, _InterpreterLoader(), origin="penstock.tflite")
+        if fullname in PACKAGES and not self._installed(fullname):
+            return ModuleSpec(fullname, _PackageLoader(), origin="penstock.tflite", is_package=True)
+        return None
+
+    def _installed(self, package: str) -> bool:
+        finders = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        return any(f.find_spec(package, None) is not None for f in finders)
+
+
+class _InterpreterLoader(Loader):
+    def exec_module(self, module: ModuleType) -> None:
+        from penstock import tflite
+
+        # The import system takes what stands in sys.modules afterwards, and binds it in the parent.
+        sys.modules[module.__name__] = tflite
+
+
+class _PackageLoader(Loader):
+    def exec_module(self, module: ModuleType) -> None:
+        from penstock import __version__
+
+        module.__doc__ = f"Stands for {module.__name__}, whose interpreter is penstock.tflite."
+        module.__dict__["__version__"] = __version__
