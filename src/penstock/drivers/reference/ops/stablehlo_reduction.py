@@ -18,8 +18,8 @@ from penstock.drivers.reference.ops.kernel import (
     kernel,
     require,
 )
-from penstock.drivers.reference.ops.stablehlo_region import COMBINERS, Apply, region
 from penstock.drivers.reference.ops.shape import dimensions, normal_axis
+from penstock.drivers.reference.ops.stablehlo_region import COMBINERS, Apply, region
 from penstock.drivers.reference.ops.stablehlo_structure import padded
 from penstock.drivers.reference.ops.weights import given
 from penstock.errors import ShapeMismatch
