@@ -13,18 +13,21 @@ from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.attributes import FUSED_ACTIVATION, choice
 from penstock.ir.operations.recurrent import LAYER_NORM, LSTM_STATES, lstm_parameters, lstm_sizes
 from penstock.ir.operations.rules import (
+    MAX_RANK,
     Dimension,
     agree,
     bounded,
+    constant_integers,
     dimension,
     fill,
+    length,
     normalize_axis,
     positive,
     ranked,
     window,
 )
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ACTIVATION, BIAS, FLOAT, INT32, NUMBER, WEIGHTS
+from penstock.ir.operations.types import ACTIVATION, BIAS, BOOL, FLOAT, INT32, NUMBER, WEIGHTS
 from penstock.ir.types import DType, Shape
 
 DATA_LAYOUT: Final = choice("data_layout", "NHWC", "NCHW")
@@ -122,6 +125,32 @@ def _lstm_8bit(context: ShapeContext) -> Sequence[Shape]:
     return fill(context, (batch, outputs), (batch, cells), (batch, outputs))
 
 
+def _levels(context: ShapeContext) -> Sequence[Shape]:
+    """Dimensions of the dense tensor, each the product of the sizes of its levels."""
+    for index in (1, 2, 3, 4):
+        ranked(context, index, 1)
+    agree(length(context, 1), length(context, 3), "levels and their formats")
+    levels = agree(length(context, 1), length(context, 4), "levels and their sizes")
+    blocks = length(context, 2) if context.has(2) else 0
+    if levels is None or blocks is None:
+        return (None,)
+    rank = bounded(levels - blocks)
+    if rank > MAX_RANK:
+        raise ShapeMismatch(f"a tensor of rank {rank}")
+    order, sizes = constant_integers(context, 1), constant_integers(context, 4)
+    block_map = constant_integers(context, 2) if blocks else ()
+    if order is None or sizes is None or block_map is None:
+        return ((None,) * rank,)
+    if sorted(order) != list(range(levels)) or not set(block_map) <= set(range(rank)):
+        raise ShapeMismatch(f"levels in the order {order}, blocks of the dimensions {block_map}")
+    shape = [1] * rank
+    for dimension_or_block, size in zip(order, sizes, strict=True):
+        blocked = dimension_or_block >= rank
+        axis = block_map[dimension_or_block - rank] if blocked else dimension_or_block
+        shape[axis] = bounded(shape[axis] * size)
+    return (tuple(shape),)
+
+
 def required(kind: str, *names: str) -> tuple[AttributeSpec, ...]:
     """Attributes that NNAPI has no default for."""
     return tuple(AttributeSpec(name, "int" if kind == "int" else "float") for name in names)
@@ -210,5 +239,22 @@ ROWS: Final = (
         vocabulary="nnapi",
         feature_level=4,
         doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell state.",
+    ),
+    OperationSpec(
+        "DENSIFY_LEVELS",
+        (
+            Port("values", NUMBER | BOOL, "T"),
+            Port("traversal_order", INT32),
+            Port("block_map", INT32, optional=True),
+            Port("level_formats", INT32),
+            Port("level_sizes", INT32),
+            Port("segments_and_indices", INT32, variadic=True),
+        ),
+        (Port("output", NUMBER | BOOL, "T"),),
+        _levels,
+        vocabulary="nnapi",
+        nnapi_name="DENSIFY",
+        doc="A sparse tensor, whose levels are dense (format 0) or compressed (1), as a dense one. For each level "
+        "segments and indices follow, omitted where it is dense. NNAPI's experimental DENSIFY.",
     ),
 )

@@ -47,6 +47,7 @@ FAMILIES: Final = (
     "recurrent",
     "reduction",
     "resize",
+    "sparse",
 )
 """Modules of this package that register lowerings."""
 
