@@ -73,8 +73,8 @@ def _real(site: Site) -> Kernel:
         joined = np.concatenate([source, before], axis=1)
         gates = np.matmul(joined, weights.T) + bias
         admit, new, forget, shown = np.split(gates, GATES, axis=1)
-        state = logistic(admit) * np.tanh(new) + logistic(forget) * state
-        return _results(site, logistic(shown) * np.tanh(state), state, joined, gates)
+        state = logistic(admit.copy()) * np.tanh(new) + logistic(forget.copy()) * state
+        return _results(site, logistic(shown.copy()) * np.tanh(state), state, joined, gates)
 
     return run
 

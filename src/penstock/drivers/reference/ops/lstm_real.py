@@ -43,7 +43,7 @@ class RealMemory:
     """One direction with its parameters prepared. *cells* and *outputs* are its sizes."""
 
     def __init__(self, site: Site, positions: Positions, arrays: Arrays) -> None:
-        gates = gates_of(site, positions)
+        gates = sorted(gates_of(site, positions), key=lambda gate: gate == CELL)
         asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
 
         def product(where: list[int]) -> Product:
@@ -96,7 +96,8 @@ class RealMemory:
         outputs = np.empty((steps, batch, self.outputs), np.float32)
         for step in times(steps, backward=backward):
             recurrent = self._recurrent(hidden).reshape(batch, len(self._gates), self.cells)
-            hidden, cell = self._step(sums[step] + recurrent, cell)
+            recurrent += sums[step]
+            hidden, cell = self._step(recurrent, cell)
             outputs[step] = hidden
         return outputs, Memory(hidden, cell)
 
@@ -110,18 +111,26 @@ class RealMemory:
         return sums
 
     def _step(self, sums: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
+        """Output and cell state after one step; *sums* [batch, gates, cells] is destroyed."""
         gates = {gate: sums[:, at] for at, gate in enumerate(self._gates)}
-        forget = logistic(self._finished(FORGET, gates[FORGET], cell))
-        new = self._activation(self._finished(CELL, gates[CELL], cell))
-        if INPUT in gates:
-            admit = logistic(self._finished(INPUT, gates[INPUT], cell))
+        if self._peephole or self._norm:
+            for gate in (INPUT, FORGET):
+                if gate in gates:
+                    gates[gate] = logistic(self._finished(gate, gates[gate], cell))
+            new = self._finished(CELL, gates[CELL], cell)
         else:
-            admit = np.float32(1) - forget
-        cell = forget * cell + new * admit
+            logistic(sums[:, :-1])
+            new = gates[CELL]
+        new = self._activation(new)
+        new *= gates[INPUT] if INPUT in gates else np.float32(1) - gates[FORGET]
+        cell = gates[FORGET] * cell
+        cell += new
         if self._cell_clip > 0:
             np.clip(cell, -self._cell_clip, self._cell_clip, out=cell)
-        hidden = logistic(self._finished(OUTPUT, gates[OUTPUT], cell))
-        hidden *= self._activation(cell.copy())
+        hidden = gates[OUTPUT]
+        if self._peephole or self._norm:
+            hidden = logistic(self._finished(OUTPUT, hidden, cell))
+        hidden = hidden * self._activation(cell.copy())
         if self._projection is not None:
             hidden = self._projection(hidden)
             if self._projection_bias is not None:

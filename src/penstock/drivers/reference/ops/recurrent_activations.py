@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import BOUNDS, clamp_in_place
 from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.sigmoid import HIGH, LOW
 from penstock.ir import NDArray
 
 Activation: TypeAlias = Callable[[NDArray], NDArray]
@@ -17,11 +16,11 @@ Activation: TypeAlias = Callable[[NDArray], NDArray]
 
 
 def logistic(x: NDArray) -> NDArray:
-    """1 / (1 + exp(-x)) in float32, with the asymptotes that LOGISTIC has."""
-    small = np.exp(-np.abs(x))
-    result: NDArray = np.where(x >= 0, np.float32(1), small) / (np.float32(1) + small)
-    result = np.where(x < LOW, small, result)
-    return np.where(x > HIGH, np.float32(1), result)
+    """1 / (1 + exp(-x)), in place."""
+    np.negative(x, out=x)
+    np.exp(x, out=x)
+    x += np.float32(1)
+    return np.reciprocal(x, out=x)
 
 
 def _tanh(x: NDArray) -> NDArray:
