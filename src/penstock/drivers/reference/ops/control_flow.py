@@ -1,11 +1,13 @@
-"""IF, WHILE and composites: kernels that run subgraphs."""
+"""Branches, loops and composites: kernels that run subgraphs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, kernel
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, kernel, require
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
 from penstock.hal import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import NDArray
@@ -24,7 +26,7 @@ def if_else(site: Site) -> Kernel:
     return run
 
 
-@kernel("WHILE")
+@kernel("WHILE", "STABLEHLO_WHILE")
 def while_loop(site: Site) -> Kernel:
     """The body's outputs become its next inputs while the condition subgraph says so.
 
@@ -45,6 +47,22 @@ def while_loop(site: Site) -> Kernel:
                 config.cancel.check()
             values = list(body(values))
         return values
+
+    return run
+
+
+@kernel("STABLEHLO_CASE")
+def case(site: Site) -> Kernel:
+    """One of several subgraphs of the inputs after the index; the last, where the index is none of theirs."""
+    branches = [site.subgraphs(i) for i in site.attributes.integers("branch_subgraph_indices")]
+    require(bool(branches), "STABLEHLO_CASE without branches")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        index = np.asarray(inputs[0])
+        if index.size == 0:
+            raise GeneralFailure("a branch index has no element")
+        chosen = int(index.reshape(-1)[0])
+        return branches[chosen if 0 <= chosen < len(branches) else -1](inputs[1:])
 
     return run
 
