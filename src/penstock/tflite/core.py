@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import ClosedError, StateError
 from penstock.tflite import texts
+from penstock.tflite.called import enter
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
 from penstock.tflite.views import Guests
 
 
 class Core:
-    """The subgraphs of one interpreter, each made when first used."""
+    """The subgraphs of one interpreter, each made when first used. As a context manager it admits one thread."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._graphs: dict[int, Graph] = {}
+        self._main = Graph(session, 0)
+        self._graphs = {0: self._main}
+        self._named = {s.subgraph for s in session.catalog.signatures.values()}
+        self._entered: dict[int, int] = {}
         self._busy = threading.Lock()
         self._closed = False
 
@@ -30,24 +33,27 @@ class Core:
         """Who refers to the memory."""
         return self.session.guests
 
-    @contextmanager
-    def use(self, *, exclusive: bool = False) -> Iterator[Graph]:
+    def __enter__(self) -> Graph:
         """The main subgraph, for the one call inside the block.
 
-        Raises `StateError` while another thread is in such a block, `ClosedError` after `close`, and, where
-        *exclusive* says that the call may move or overwrite memory, `RuntimeError` while anybody refers to it.
+        Raises `StateError` while another thread is in such a block, `ClosedError` after `close`.
         """
         if not self._busy.acquire(blocking=False):
             raise StateError(
                 "this interpreter is in use by another thread; give each thread an interpreter of its own"
             )
-        try:
-            self.check_open()
-            if exclusive and self.guests:
-                raise RuntimeError(texts.HELD)
-            yield self.graph(0)
-        finally:
+        if self._closed:
             self._busy.release()
+            self.check_open()
+        return self._main
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
+
+    def ensure_unshared(self) -> None:
+        """Raises `RuntimeError` while anybody refers to memory that a call may move or overwrite."""
+        if self.guests:
+            raise RuntimeError(texts.HELD)
 
     def check_open(self) -> None:
         if self._closed:
@@ -65,6 +71,25 @@ class Core:
             graph = self._graphs[index] = Graph(self.session, index)
         return graph
 
+    def get(self, tensor: int, subgraph: int) -> Any:
+        """A copy of a tensor's value; inside called subgraphs too where everything is preserved."""
+        graph = self.graph(subgraph)
+        if (
+            subgraph
+            and self.session.preserve
+            and self._main.runs != self._entered.get(subgraph)
+            and subgraph not in self._named
+            and graph.tensor(tensor).data is None
+        ):
+            try:
+                entered = enter(self._main, subgraph, self.graph)
+            except RuntimeError as error:
+                raise ValueError(f"{texts.NO_DATA}\n{error}") from error
+            if not entered:
+                raise ValueError(f"{texts.NO_DATA}\nThe last run did not enter subgraph {subgraph}")
+            self._entered[subgraph] = self._main.runs
+        return graph.get(tensor)
+
     def details(self, tensor: int, subgraph: int) -> dict[str, Any]:
         """LiteRT's dictionary for one tensor."""
         self.check_open()
@@ -81,7 +106,7 @@ class Core:
     def run_signature(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Resizes, allocates, sets, runs and gets, by the names of one signature."""
         signature = self.session.catalog.signatures[key]
-        with self.use():
+        with self:
             graph = self.graph(signature.subgraph)
             for name, value in given.items():
                 if name not in signature.inputs:
@@ -96,14 +121,14 @@ class Core:
 
     def reset_variables(self) -> None:
         """Gives every variable tensor its initial value."""
-        for index in {0, *self._graphs}:
-            self.graph(index).reset_variables()
+        for graph in self._graphs.values():
+            graph.reset_variables()
 
     def close(self) -> None:
         """Releases what was compiled; twice is harmless."""
         if self._closed:
             return
-        with self.use():
+        with self:
             self._closed = True
             for graph in self._graphs.values():
                 graph.close()

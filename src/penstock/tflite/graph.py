@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import DriverError, ModelError, PlacementError
-from penstock.ir import NDArray
+from penstock.ir import NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
 from penstock.tflite import texts
@@ -21,6 +22,8 @@ from penstock.tflite.values import blank, handed_out, readable
 
 MAX_PROGRAMS: Final = 4
 """Sets of input shapes kept compiled; the one used longest ago goes first."""
+
+COMPILE_ERRORS: Final = (ModelError, PlacementError, DriverError, MemoryError)
 
 NOT_KEPT: Final = (
     f"{texts.NO_DATA}\nThe values of tensors inside the graph are kept with "
@@ -35,10 +38,12 @@ class Graph:
         self._session, self._index = session, index
         self.catalog: SubgraphEntry = session.catalog.subgraphs[index]
         self.shapes: list[tuple[int, ...]] = [t.shape for t in self.catalog.tensors]
+        self.runs = 0
         self._types: dict[int, DType] = {}
         self._values: dict[int, NDArray] = {}
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], Program] = OrderedDict()
         self._program: Program | None = None
+        self._process = os.getpid()
         self._ready = False
         self._given: list[NDArray] = []
         self._out: list[NDArray | None] | None = None
@@ -58,6 +63,11 @@ class Graph:
         tensor = self.tensor(index)
         compress = self._session.compress_zero_points
         return tensor_details(tensor, index, self.shapes[index], compress_zero_points=compress)
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations it was compiled to; none before `allocate`."""
+        return () if self._program is None else self._program.compiled.model.operations
 
     def resize(self, index: int, dims: NDArray, *, strict: bool) -> None:
         """Gives an input another shape, in force after the next `allocate`.
@@ -103,16 +113,20 @@ class Graph:
         if self._ready:
             return
         self._check_indexes()
+        if self._process != os.getpid():
+            self._compile_again()
         try:
             program = self._compiled()
             self._bind(program)
-        except (ModelError, PlacementError, DriverError, MemoryError, ValueError) as error:
+        except COMPILE_ERRORS as error:
             raise RuntimeError(self._reason(error)) from error
         self._program, self._ready = program, True
         self._session.reset(program.variables.values())
 
     def invoke(self) -> None:
         """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run fails."""
+        if self._process != os.getpid():
+            self._compile_again()
         program = self._program
         if not self._ready or program is None:
             raise RuntimeError(texts.NOT_READY)
@@ -120,6 +134,7 @@ class Graph:
             results = program.compiled.run(self._given, self._out, self._session.state_for(program))
         except (DriverError, ModelError, MemoryError) as error:
             raise RuntimeError(self._reason(error)) from error
+        self.runs += 1
         for position, tensor in self._late:
             value = results[position]
             self._values[tensor] = value
@@ -201,6 +216,17 @@ class Graph:
                         f"{texts.INCONSISTENT}"
                     )
 
+    def _compile_again(self) -> None:
+        """In a child process after `fork`, where nothing that was compiled works: the values stay."""
+        self._process = os.getpid()
+        self._programs.clear()
+        self._session.after_fork()
+        if self._ready:
+            try:
+                self._program = self._compiled()
+            except COMPILE_ERRORS as error:
+                raise RuntimeError(self._reason(error)) from error
+
     def _compiled(self) -> Program:
         inputs = [
             i for i in self.catalog.inputs if self.catalog.tensors[i].dtype is not DType.RESOURCE
@@ -232,14 +258,16 @@ class Graph:
         for position, (output, shape) in enumerate(
             zip(program.outputs, program.static, strict=True)
         ):
-            if output is None:
-                out.append(None)
-            elif shape is None:
-                out.append(None)
-                self._late.append((position, output))
-                self._values.pop(output, None)
-            else:
-                out.append(self._sized(output, shape))
+            memory = None
+            if output is not None:
+                if shape is None:
+                    self._values.pop(output, None)
+                else:
+                    memory = self._sized(output, shape)
+                if memory is None or position >= program.own:
+                    self._late.append((position, output))
+                    memory = None
+            out.append(memory)
         self._out = out if any(a is not None for a in out) else None
 
     def _sized(self, tensor: int, shape: Sequence[int]) -> NDArray:

@@ -96,7 +96,8 @@ class Interpreter:
 
         Raises `RuntimeError` where the model cannot run, and while views of the memory are held.
         """
-        with self._core.use(exclusive=True) as graph:
+        with self._core as graph:
+            self._core.ensure_unshared()
             graph.allocate()
 
     def invoke(self) -> None:
@@ -104,7 +105,8 @@ class Interpreter:
 
         Raises `RuntimeError` before `allocate_tensors`, while views are held, and where the run fails.
         """
-        with self._core.use(exclusive=True) as graph:
+        with self._core as graph:
+            self._core.ensure_unshared()
             graph.invoke()
 
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
@@ -113,7 +115,8 @@ class Interpreter:
         *strict* allows only dimensions that `shape_signature` has as -1 to change. Raises `ValueError` for
         what is no shape, `RuntimeError` for what the tensor cannot become, and while views are held.
         """
-        with self._core.use(exclusive=True) as graph:
+        with self._core as graph:
+            self._core.ensure_unshared()
             dims = np.array(tensor_size, dtype=np.int32)
             graph.resize(as_index(input_index, "ResizeInputTensor"), dims, strict=strict)
 
@@ -122,7 +125,7 @@ class Interpreter:
 
         Raises `ValueError` for another type or shape, an unknown index, a constant, or before allocation.
         """
-        with self._core.use() as graph:
+        with self._core as graph:
             graph.set(as_index(tensor_index, "SetTensor"), value)
 
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
@@ -131,9 +134,9 @@ class Interpreter:
         Inputs, outputs, constants and variables always; intermediate values with
         `experimental_preserve_all_tensors`. Raises `ValueError` where there is no value, or no such tensor.
         """
-        with self._core.use():
-            graph = self._core.graph(as_index(subgraph_index, "GetTensor"))
-            return graph.get(as_index(tensor_index, "GetTensor"))
+        with self._core:
+            subgraph = as_index(subgraph_index, "GetTensor")
+            return self._core.get(as_index(tensor_index, "GetTensor"), subgraph)
 
     def tensor(self, tensor_index: int) -> Callable[[], Any]:
         """A function that gives a view of a tensor's memory as it is when called.
@@ -144,14 +147,14 @@ class Interpreter:
         """
 
         def view() -> Any:
-            with self._core.use() as graph:
+            with self._core as graph:
                 return graph.view(as_index(tensor_index, "tensor"))
 
         return view
 
     def reset_all_variables(self) -> None:
         """Gives every variable tensor its initial value. Resource variables keep theirs, as LiteRT's do."""
-        with self._core.use():
+        with self._core:
             self._core.reset_variables()
 
     def get_input_details(self) -> list[dict[str, Any]]:
@@ -259,8 +262,10 @@ class Interpreter:
         return not self._core.guests
 
     def _ensure_safe(self) -> None:
-        if self._core.guests:
-            raise RuntimeError(texts.HELD)
+        self._core.ensure_unshared()
+
+    def _native_handle(self) -> NoReturn:
+        raise NotAvailable("there is no native interpreter to point to")
 
     def _get_full_signature_list(self) -> dict[str, dict[str, dict[str, int]]]:
         return self._core.signatures()

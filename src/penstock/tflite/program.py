@@ -13,7 +13,8 @@ class Program:
     """A compiled model as the interpreter sees it.
 
     *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with, None where
-    the tensor already has its value elsewhere (an input, a constant, a variable, an earlier output).
+    the tensor already has its value elsewhere (an input, a constant, a variable, an earlier output); the first
+    *own* of them are the subgraph's.
     *variables* maps variable tensors to the model's variables. *shapes* and *types* are those of the tensors that
     are computed; an operator may give a tensor another type than the file says.
     """
@@ -23,6 +24,7 @@ class Program:
         model, entry = compiled.model, compiled.model.entry
         self.inputs = _stored(catalog.inputs, catalog)
         own = _stored(catalog.outputs, catalog)
+        self.own = len(own)
         ordinary = entry.ordinary_outputs
         if len(self.inputs) != len(model.inputs) or len(own) > len(ordinary):
             raise InvalidOperand(

@@ -64,6 +64,14 @@ class Session:
         if state is not None:
             state.replace({variable: value})
 
+    def after_fork(self) -> None:
+        """Carries the state over into a child process: a lock may have been held in the parent."""
+        if self._state is not None:
+            count = len(self._state.model.variables)
+            values = {v: self._state.get(v) for v in range(count)}
+            self._state = State(self._state.model)
+            self._state.replace(values)
+
     def reset(self, variables: Iterable[int]) -> None:
         """Gives *variables* their initial values."""
         state, chosen = self._state, tuple(variables)

@@ -148,4 +148,7 @@ def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
         return np.full(tuple(shape), b"", object)
     if dtype in (DType.RESOURCE, DType.VARIANT):
         return np.full(tuple(shape), None, object)
-    return np.zeros(tuple(shape), dtype.numpy)
+    try:
+        return np.zeros(tuple(shape), dtype.numpy)
+    except ValueError as error:
+        raise MemoryError(f"no memory for {dtype.value} of shape {tuple(shape)}") from error
