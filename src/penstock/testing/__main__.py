@@ -1,6 +1,8 @@
-"""`python -m penstock.testing contract DRIVER [--json]`: a driver against the contract suites.
+"""`python -m penstock.testing contract DRIVER [--json]`: a driver against the contract suites;
+`python -m penstock.testing vectors DIRECTORY --device NAME [--json]`: a device against operation vectors.
 
-Exit code 0 when nothing failed, 1 when something did, 2 for a driver or command that does not exist.
+Exit code 0 when nothing failed, 1 when something did, 2 for a driver, device or command that does not exist,
+3 for files that are not what they should be.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.testing.contract import CheckResult, Report, run_contract
 from penstock.testing.devices import find_devices
+from penstock.testing.vectors import command as vectors
 
 USAGE = 2
 
@@ -21,6 +24,8 @@ USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line *arguments* (default: the process's) and returns the exit code."""
     options = _parser().parse_args(arguments)
+    if options.command == "vectors":
+        return vectors.run(options.directory, options.device, options.operation, json=options.json)
     if options.command != "contract":
         print(f"{options.command}: not available yet in this version", file=sys.stderr)  # noqa: T201  # a program prints
         return USAGE
@@ -49,18 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in (
         ("contract", "the contract suites"),
-        ("vectors", "operation vectors (not available yet)"),
         ("chaos", "faults, crashes and hangs (not available yet)"),
     ):
         command = commands.add_parser(name, help=what)
         command.add_argument(
-            "driver",
-            nargs="?" if name == "vectors" else None,
-            help="a driver's entry point in penstock.drivers, or module:function",
+            "driver", help="a driver's entry point in penstock.drivers, or module:function"
         )
         command.add_argument("--json", action="store_true", help="print one JSON object")
-        if name == "vectors":
-            command.add_argument("--device", help="the device to run them on")
+    vectors.add_arguments(commands.add_parser("vectors", help="operation vectors"))
     return parser
 
 

@@ -76,8 +76,7 @@ def test_a_failure_stands_out_in_the_table(capsys: pytest.CaptureFixture[str]) -
             "gone cannot work here: there is no such hardware",
         ),
         (["chaos", "sample"], "chaos: not available yet"),
-        (["vectors", "directory", "--device", "sample"], "vectors: not available yet"),
-        (["vectors", "directory", "--device", "sample", "--json"], "vectors: not available yet"),
+        (["vectors", "no_directory", "--device", "sample"], "no_directory: no such directory"),
     ],
 )
 def test_what_cannot_be_run_is_exit_code_2(

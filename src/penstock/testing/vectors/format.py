@@ -107,6 +107,11 @@ class Specification:
     path: Path
 
     @property
+    def name(self) -> str:
+        """Level and name: unique in a directory."""
+        return "/".join(filter(None, (self.header.level, self.header.spec)))
+
+    @property
     def cases(self) -> Iterator[Case]:
         """Its cases in order."""
         return (Case(entry, self) for entry in self.header.cases)
@@ -143,6 +148,12 @@ class Case:
     @property
     def name(self) -> str:
         return self.entry.name
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """The operations that occur in it."""
+        entries = (self.entry.main, *self.entry.referenced)
+        return frozenset(operation.op for entry in entries for operation in entry.operations)
 
     @property
     def is_infinite_loop(self) -> bool:

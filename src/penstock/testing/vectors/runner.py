@@ -31,7 +31,7 @@ from penstock.memory import MemoryPool
 from penstock.nnapi.lowering import lower
 from penstock.testing.vectors.comparison import difference
 from penstock.testing.vectors.derive import Run, runs_of
-from penstock.testing.vectors.format import Case, Specification
+from penstock.testing.vectors.format import Case
 from penstock.testing.vectors.report import Outcome, Report, RunResult
 
 LOOP_TIMEOUT_NS: Final = 200_000_000
@@ -48,48 +48,54 @@ class NotCovered(PenstockError):
 
 
 def run_vectors(
-    specifications: Iterable[Specification],
+    cases: Iterable[Case],
     device: Device,
     progress: Callable[[RunResult], None] | None = None,
+    *,
+    pools: bool | None = None,
 ) -> Report:
-    """Every run of every case on *device*, and on nothing else."""
+    """Every run of every case on *device*, and on nothing else.
+
+    *pools* True puts every argument into shared memory, False into memory of the caller; None goes by what
+    the device accepts.
+    """
     results: list[RunResult] = []
-    for specification in specifications:
-        for case in specification.cases:
-            for result in run_case(case, device):
-                results.append(result)
-                if progress is not None:
-                    progress(result)
+    for case in cases:
+        for result in run_case(case, device, pools=pools):
+            results.append(result)
+            if progress is not None:
+                progress(result)
     return Report.of(results)
 
 
-def run_case(case: Case, device: Device) -> Iterator[RunResult]:
+def run_case(case: Case, device: Device, *, pools: bool | None = None) -> Iterator[RunResult]:
     """The results of the case's runs; nothing is raised for what a device does wrong."""
+    in_pools = not device.capabilities.accepts_host_memory if pools is None else pools
     for run in runs_of(case):
-        yield run_one(run, device)
+        yield run_one(run, device, pools=in_pools)
 
 
-def run_one(run: Run, device: Device) -> RunResult:
+def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
     """One run, its outcome as a value."""
     outcome: Outcome = "passed"
     message = ""
     try:
-        message = _attempt(run, device) or ""
+        message = _attempt(run, device, pools=pools) or ""
         outcome = "failed" if message else "passed"
     except NotCovered as reason:
         outcome, message = "not_covered", str(reason)
     except Exception as error:  # noqa: BLE001  # whatever a driver does is its result
         outcome, message = "failed", f"{type(error).__name__}: {error}"
     case = run.case
-    return RunResult(case.specification.header.spec, case.name, run.kind, outcome, message)
+    return RunResult(case.specification.name, case.name, run.kind, outcome, message)
 
 
-def _attempt(run: Run, device: Device) -> str | None:
+def _attempt(run: Run, device: Device, *, pools: bool) -> str | None:
     """What is wrong, None where nothing is; raises `NotCovered`."""
     if not run.case.entry.expect_failure:
-        return difference(run, execute(run, device))
+        return difference(run, execute(run, device, pools=pools))
     try:
-        execute(run, device)
+        execute(run, device, pools=pools)
     except (ModelError, DriverError, InputError) as error:
         if run.case.is_infinite_loop and not isinstance(error, MissedDeadline):
             return f"a loop without end failed otherwise than by its timeout: {error}"
@@ -97,7 +103,7 @@ def _attempt(run: Run, device: Device) -> str | None:
     return "a failure was expected, and there was none"
 
 
-def execute(run: Run, device: Device) -> list[NDArray]:
+def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     """The outputs of one run. Raises `NotCovered` with the device's reasons where it does not take the model."""
     try:
         model = lower(run.model, run.feature_level, run.omitted)
@@ -117,16 +123,15 @@ def execute(run: Run, device: Device) -> list[NDArray]:
     accuracy: AccuracyClass = "relaxed" if run.model.relaxed else "faithful"
     prepared = device.prepare_model(model, PrepareConfig(accuracy=accuracy))
     try:
-        return _execute(
-            run, model, prepared, fed, pools=not device.capabilities.accepts_host_memory
-        )
+        return _execute(run, model, prepared, fed, device.capabilities.alignment if pools else None)
     finally:
         prepared.close()
 
 
 def _execute(
-    run: Run, model: Model, prepared: PreparedModel, fed: Sequence[NDArray], *, pools: bool
+    run: Run, model: Model, prepared: PreparedModel, fed: Sequence[NDArray], alignment: int | None
 ) -> list[NDArray]:
+    """*alignment* None: the arguments lie in memory of the caller, else in one pool, so many bytes aligned."""
     operands = [model.entry.operands[i] for i in model.entry.outputs]
     shapes = [static_shape(o.shape) for o in operands]
     sizes = [
@@ -137,8 +142,9 @@ def _execute(
     ]
     given = [np.ascontiguousarray(a) for a in fed]
     lengths = [a.nbytes for a in given] + sizes
-    offsets = np.cumsum([0, *(-(-n // ALIGNMENT) * ALIGNMENT for n in lengths)]).tolist()
-    pool = MemoryPool.anonymous(max(offsets[-1], ALIGNMENT)) if pools else None
+    step = max(ALIGNMENT, alignment or 0)
+    offsets = np.cumsum([0, *(-(-n // step) * step for n in lengths)]).tolist()
+    pool = MemoryPool.anonymous(max(offsets[-1], ALIGNMENT)) if alignment is not None else None
     memory = np.zeros(offsets[-1], np.uint8) if pool is None else pool.view(np.uint8, offsets[-1])
     places = [memory[o : o + n] for o, n in zip(offsets, lengths, strict=False)]
     for place, array in zip(places, given, strict=False):
