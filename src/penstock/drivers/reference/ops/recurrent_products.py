@@ -18,6 +18,7 @@ from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported
 from penstock.drivers.reference.ops.products import Columns
 from penstock.drivers.reference.ops.weights import given
 from penstock.ir import DType, NDArray, Operand
+from penstock.ir.types import is_static
 
 REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 HYBRID: Final = frozenset({DType.INT8, DType.UINT8})
@@ -35,12 +36,24 @@ def with_parameters(
 ) -> Kernel:
     """The kernel that *prepare* makes of the inputs at *positions*, those that are given: once where all
     are constants, else at each run.
+
+    Whatever *prepare* refuses is refused at once, as far as shapes are known.
     """
     present = [i for i in positions if site.has(i)]
     constants = {i: value for i in present if (value := site.constant(i)) is not None}
     if len(constants) == len(present):
         return prepare(constants)
+    zeros = {i: zero for i in present if (zero := _zeros(site.input(i))) is not None}
+    if len(zeros) == len(present):
+        prepare(zeros)
     return lambda inputs: prepare({i: given(inputs[i]) for i in present})(inputs)
+
+
+def _zeros(operand: Operand) -> NDArray | None:
+    shape = operand.shape
+    if shape is None or not is_static(shape):
+        return None
+    return np.broadcast_to(np.zeros((), operand.dtype.numpy), [d or 0 for d in shape])
 
 
 def real_array(array: NDArray) -> NDArray:
@@ -82,8 +95,9 @@ def real_product(
 def _product(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
     if operands[0].dtype in HYBRID:
         return _hybrid(weights, operands, asymmetric)
-    if any(o.dtype not in REAL for o in operands):
-        raise Unsupported(f"weights of type {operands[0].dtype.value} beside real activations")
+    for operand in operands:
+        if operand.dtype not in REAL:
+            raise Unsupported(f"weights of type {operand.dtype.value} beside real activations")
     stacked = np.concatenate([real_array(w) for w in weights])
     columns = np.ascontiguousarray(stacked.T)
     return lambda rows: np.matmul(rows, columns)

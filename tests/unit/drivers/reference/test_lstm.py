@@ -1,0 +1,164 @@
+"""Float and hybrid long short-term memories against LiteRT's kernels, over steps and successive runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.operand import OMITTED
+from tests.support_litert import kernel_of, refusal
+from tests.unit.drivers.reference.support_lstm import Form, bidirectional_case, real_case
+from tests.unit.drivers.reference.support_recurrent import compare
+
+REAL = DType.FLOAT32
+WEIGHTS = [(REAL, False), (DType.INT8, False), (DType.INT8, True), (DType.UINT8, False)]
+"""Type of the weights, and whether activations are quantised asymmetrically at run time."""
+
+FORMS = {
+    "plain": Form(),
+    "coupled": Form(coupled=True),
+    "peephole": Form(peephole=True),
+    "projection": Form(outputs=3),
+    "wider projection with bias": Form(outputs=9, projection_bias=True),
+    "normalised": Form(norm=True),
+    "everything": Form(peephole=True, outputs=3, projection_bias=True, norm=True),
+    "everything coupled": Form(coupled=True, peephole=True, outputs=3, norm=True),
+    "one sequence": Form(batch=1),
+}
+
+
+@pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("order", ["batch", "time", "step"])
+def test_forms(form: Form, weights: DType, asymmetric: bool, order: str) -> None:
+    kind = "LSTM" if order == "step" else form.kind
+    tried = Form(**{**vars(form), "kind": kind, "time_major": order == "time"})
+    rng = np.random.default_rng(1)
+    case = real_case(
+        tried, rng, weights, asymmetric_quantize_inputs=asymmetric, cell_clip=0.6, proj_clip=0.3
+    )
+    compare(case, case.feeds(rng, 3, reach=2.0))
+
+
+@pytest.mark.parametrize("weights", [REAL, DType.INT8])
+@pytest.mark.parametrize("activation", ["TANH", "RELU", "RELU6", "RELU_N1_TO_1", "SIGN_BIT"])
+def test_activations(activation: str, weights: DType) -> None:
+    rng = np.random.default_rng(2)
+    case = real_case(Form(), rng, weights)
+    case.attributes["fused_activation_function"] = activation
+    compare(case, case.feeds(rng, 2, reach=2.0))
+
+
+@pytest.mark.parametrize("weights", [REAL, DType.INT8])
+@pytest.mark.parametrize("diagonal", [(0, 1, 2, 3), (1, 2)])
+def test_diagonal_recurrent_weights(diagonal: tuple[int, ...], weights: DType) -> None:
+    rng = np.random.default_rng(3)
+    case = real_case(Form(diagonal=diagonal), rng, weights, diagonal_recurrent_tensors=True)
+    compare(case, case.feeds(rng, 2, reach=2.0))
+
+
+@pytest.mark.parametrize("weights", [REAL, DType.INT8])
+@pytest.mark.parametrize(("batch", "steps"), [(0, 3), (2, 0)])
+@pytest.mark.parametrize("time_major", [False, True])
+def test_nothing_to_compute(batch: int, steps: int, time_major: bool, weights: DType) -> None:
+    form = Form(batch=batch, steps=steps, time_major=time_major, norm=True, outputs=3)
+    rng = np.random.default_rng(4)
+    case = real_case(form, rng, weights)
+    compare(case, case.feeds(rng, 2))
+
+
+@pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS[:3])
+@pytest.mark.parametrize("form", [FORMS["plain"], FORMS["everything"], FORMS["coupled"]])
+@pytest.mark.parametrize("auxiliary", ["none", "weighted", "linked"])
+@pytest.mark.parametrize("time_major", [False, True])
+def test_both_directions(
+    form: Form, weights: DType, asymmetric: bool, auxiliary: str, time_major: bool
+) -> None:
+    tried = Form(**{**vars(form), "time_major": time_major})
+    rng = np.random.default_rng(5)
+    case = bidirectional_case(
+        tried,
+        rng,
+        weights,
+        merge=time_major,
+        auxiliary={"none": 0, "weighted": 7, "linked": tried.size}[auxiliary],
+        linked=auxiliary == "linked",
+        asymmetric_quantize_inputs=asymmetric,
+        cell_clip=0.7,
+    )
+    compare(case, case.feeds(rng, 2, reach=2.0))
+
+
+def operands(form: Form, dtype: DType) -> list[Operand]:
+    """The inputs of *form* as operands, none of them constant."""
+    return real_case(form, np.random.default_rng(0)).operands(dtype)
+
+
+def random_values(rng: np.random.Generator, inputs: list[Operand]) -> list[NDArray | None]:
+    return [
+        rng.uniform(-1, 1, [d or 0 for d in o.shape or ()]).astype(o.dtype.numpy)
+        if o.has_value
+        else None
+        for o in inputs
+    ]
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    form = Form(peephole=True, norm=True, outputs=3)
+    rng = np.random.default_rng(6)
+    halves, singles = (operands(form, t) for t in (DType.FLOAT16, REAL))
+    given = random_values(rng, halves)
+    made = [halves[0], halves[18], halves[19]]
+    results = kernel_of("UNIDIRECTIONAL_SEQUENCE_LSTM", halves, made, **form.attributes())(given)
+    wide = [None if a is None else a.astype(np.float32) for a in given]
+    wanted = kernel_of("UNIDIRECTIONAL_SEQUENCE_LSTM", singles, singles[:3], **form.attributes())(
+        wide
+    )
+    for got, want in zip(results, wanted, strict=True):
+        assert got.dtype == np.float16
+        np.testing.assert_array_equal(got, want.astype(np.float16))
+
+
+def test_states_keep_their_shapes_and_are_not_written() -> None:
+    form = Form(batch=2)
+    given_operands = operands(form, REAL)
+    flat = Operand(REAL, (12,))
+    given_operands[18:20] = [flat, flat]
+    rng = np.random.default_rng(7)
+    given = random_values(rng, given_operands)
+    for array in given:
+        if array is not None:
+            array.flags.writeable = False
+    run = kernel_of(form.kind, given_operands, [given_operands[0], flat, flat], **form.attributes())
+    shapes = [r.shape for r in run(given)]
+    assert shapes == [(2, 5, 6), (12,), (12,)]
+
+
+@pytest.mark.parametrize(
+    ("without", "reason"),
+    [
+        (2, "without input 2"),
+        (5, "without input 5"),
+        (12, "without input 12"),
+        (1, "without its input weights"),
+        (10, "peephole weights for some gates only"),
+        (22, "layer normalisation coefficients for some gates only"),
+        (16, "a projection bias without projection weights"),
+    ],
+)
+def test_incomplete_parameters_are_refused(without: int, reason: str) -> None:
+    form = Form(peephole=True, norm=True, outputs=3, projection_bias=True)
+    inputs = operands(form, REAL)
+    inputs[without] = OMITTED
+    assert reason in refusal(form.kind, inputs, [inputs[0]] * 3, **form.attributes())
+
+
+def test_what_tflite_refuses_is_refused() -> None:
+    form = Form()
+    inputs = operands(form, REAL)
+    assert "cell_clip" in refusal(form.kind, inputs, [inputs[0]] * 3, cell_clip=-1.0)
+    doubles = operands(form, DType.FLOAT64)
+    assert "float64" in refusal(form.kind, doubles, [doubles[0]] * 3)
+    inputs[2] = Operand(DType.INT16, (6, 4))
+    assert "int16" in refusal(form.kind, inputs, [inputs[0]] * 3)
