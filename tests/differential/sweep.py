@@ -3,7 +3,7 @@
     python -m tests.differential.sweep [KEY ...] [--write] [--draws N]
 
 Tries every assignment of types to the slots of a generator, several draws each. `--write` records what LiteRT
-ran in accepted.json. Exit code 1 when Penstock refuses an assignment, or computes it otherwise.
+ran in accepted/. Exit code 1 when Penstock refuses an assignment, or computes it otherwise.
 """
 
 # ruff: noqa: T201  # a program: it prints what it finds
@@ -11,7 +11,6 @@ ran in accepted.json. Exit code 1 when Penstock refuses an assignment, or comput
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from collections import Counter
@@ -23,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.ir import DType
 from tests.differential.draw import Draw, Drawn
 from tests.differential.judge import Judge
-from tests.differential.registry import ACCEPTED, Case, every_case
+from tests.differential.registry import ACCEPTED, Case, accepted_lines, every_case
 from tests.differential.trial import FAILURES, Outcome, Verdict, examine
 
 RUN = frozenset({Outcome.AGREE, Outcome.GAP, Outcome.DIFFER})
@@ -33,7 +32,7 @@ def sweep(
     case: Case, judge: Judge, draws: int
 ) -> Iterator[tuple[tuple[DType, ...], Drawn, Verdict]]:
     """Every assignment of types to the slots of *case*, *draws* models each."""
-    for number, types in enumerate(itertools.product(*case.choices)):
+    for number, types in enumerate(case.assignments()):
         for turn in range(draws):
             rng = np.random.default_rng([number, turn])
             draw = Draw(rng, types, quantized=turn % 2 == 0, zeros=False)
@@ -53,7 +52,7 @@ def main() -> int:
     parser.add_argument("--show", type=int, default=1, help="failures to show of each assignment")
     arguments = parser.parse_args()
     every = every_case()
-    table: dict[str, str] = json.loads(ACCEPTED.read_text("utf-8")) if ACCEPTED.exists() else {}
+    table: dict[str, dict[str, str]] = {}
     failed = 0
     with Judge() as judge:
         for key in arguments.keys or sorted(every):
@@ -66,13 +65,17 @@ def main() -> int:
                     if counts[verdict.outcome] <= arguments.show:
                         print(f"{verdict.outcome.name} {drawn.listing}\n    {verdict.reason}")
             lines = [t for t, counts in ran.items() if counts.keys() & RUN]
-            table[key] = ", ".join(" ".join(d.value for d in t) for t in lines)
+            table.setdefault(every[key].family, {})[key] = ", ".join(
+                " ".join(d.value for d in t) for t in lines
+            )
             total: Counter[Outcome] = sum(ran.values(), Counter())
             figures = ", ".join(f"{n} {o.name}" for o, n in total.items())
             print(f"== {key}: {len(lines)} of {len(ran)} assignments; {figures}", flush=True)
-    if arguments.write:
-        ordered = {key: table[key] for key in sorted(table)}
-        ACCEPTED.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
+    for family, found in table.items() if arguments.write else ():
+        lines = accepted_lines(family) | found
+        ordered = {key: lines[key] for key in sorted(lines)}
+        path = ACCEPTED / f"{family}.json"
+        path.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
     return 1 if failed else 0
 
 

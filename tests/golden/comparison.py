@@ -135,11 +135,13 @@ def _dynamic_range(
     """
     if reference is not None:
         agreed = _distance(out, reference[position]) <= FLOAT_SHARE * largest
-        worst = off[agreed].max(initial=0) / largest
-        assert worst <= FLOAT_SHARE, f"{where}: off by {worst:.2e} where LiteRT's kernels agree"
+        worst = off[agreed].max(initial=0)
+        assert worst <= FLOAT_SHARE * largest, (
+            f"{where}: off by {worst:.2e} of {largest:.2e} where LiteRT's kernels agree"
+        )
         off = np.minimum(off, _distance(ours, reference[position]))
-    worst = off.max(initial=0) / largest
-    assert worst <= DYNAMIC_RANGE_SHARE, f"{where}: off by {worst:.2e} of the largest"
+    worst = off.max(initial=0)
+    assert worst <= DYNAMIC_RANGE_SHARE * largest, f"{where}: off by {worst:.2e} of {largest:.2e}"
 
 
 def _disagreement(position: int, case: Case, rule: Rule) -> float:

@@ -9,7 +9,7 @@ from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.attributes import flag
 from penstock.ir.operations.rules import agree, constant_integers, dimension, ranked
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ACTIVATION, INT32
+from penstock.ir.operations.types import ACTIVATION, ANY_NUMBER, INT32
 from penstock.ir.types import Shape
 
 
@@ -48,8 +48,8 @@ ROWS: Final = (
     ),
     OperationSpec(
         "RESIZE_NEAREST_NEIGHBOR",
-        (Port("image", ACTIVATION, "T"), Port("size", INT32)),
-        (Port("resized", ACTIVATION, "T"),),
+        (Port("image", ANY_NUMBER, "T"), Port("size", INT32)),
+        (Port("resized", ANY_NUMBER, "T"),),
         _resize,
         RESIZE,
         feature_level=3,

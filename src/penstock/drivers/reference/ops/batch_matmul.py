@@ -32,12 +32,14 @@ INTEGER = frozenset({DType.INT8, DType.INT16, DType.UINT8})
 
 @kernel("BATCH_MATMUL")
 def batch_matmul(site: Site) -> Kernel:
-    """Float, int32, quantised (int8, int16) and hybrid products."""
+    """Float, int32, quantised (int8, int16), hybrid products, and int8 ones kept in int32."""
     a, b, target = site.input(0), site.input(1), site.output()
     if a.dtype.is_float and b.dtype is a.dtype is target.dtype:
         return _float(site)
     if a.dtype is b.dtype is target.dtype and a.dtype in {DType.INT32, DType.INT64}:
         return _plain_integers(site)
+    if a.dtype is b.dtype is DType.INT8 and target.dtype is DType.INT32:
+        return _stored_values(site)
     if a.dtype in INTEGER and b.dtype in INTEGER | NARROW and target.dtype is a.dtype:
         return _quantized(site)
     if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in NARROW:
@@ -69,6 +71,17 @@ def _float(site: Site) -> Kernel:
 
 def _plain_integers(site: Site) -> Kernel:
     return lambda inputs: (np.matmul(*_operands(site, inputs)),)
+
+
+def _stored_values(site: Site) -> Kernel:
+    """Products of int8 kept in 32 bits: TFLite's kernel takes the stored values as they are, and no scale."""
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, b = _operands(site, inputs)
+        dtype = exact_dtype(float(MAGNITUDE * MAGNITUDE * a.shape[-1]))
+        return (np.matmul(a.astype(dtype), b.astype(dtype)).astype(np.int32),)
+
+    return run
 
 
 def _magnitude(operand: Operand, zero_point: int) -> int:

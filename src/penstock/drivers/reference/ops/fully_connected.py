@@ -98,8 +98,10 @@ def _quantized_layer(site: Site) -> Prepare:
 
 
 def _hybrid_layer(site: Site) -> Prepare:
+    """The one layer of TFLite whose kernel applies TANH and SIGN_BIT (1 for what is below zero, else 0)."""
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
+    unclamped = activation in {"TANH", "SIGN_BIT"}
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
     operand = site.input(1)
     scaling = weight_scales(operand, axis=0)
@@ -118,6 +120,8 @@ def _hybrid_layer(site: Site) -> Prepare:
                 columns.sums, scaling, bias, activation, rows.scales, rows.offsets
             )
             finish(sums, out.reshape(-1, units))
+            if unclamped:
+                out[...] = np.tanh(out) if activation == "TANH" else np.signbit(out)
             return out
 
         return layer

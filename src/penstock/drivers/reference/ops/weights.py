@@ -114,10 +114,13 @@ class Scaling:
     def of(cls, site: Site, *, source: int, weights: int, bias: int, axis: int) -> Scaling:
         """The scaling of *site*'s only output; the numbers are positions of inputs.
 
-        16-bit inputs sum in 64 bits, unless their bias has 32.
+        16-bit inputs sum in 64 bits, unless their bias has 32, or would have as an attribute says.
         """
         inputs = site.input(source), site.input(weights)
-        offset = site.input(bias).dtype if site.has(bias) else DType.INT64
+        absent = (
+            DType.INT32 if site.attributes.get("quantized_bias_type") == "INT32" else DType.INT64
+        )
+        offset = site.input(bias).dtype if site.has(bias) else absent
         scaling = cls(
             *inputs,
             site.output(),
