@@ -15,8 +15,11 @@ import numpy as np
 
 INSIDES: Final = re.compile(
     r"\w+\.(cc|h)\b|incompatible function arguments|XNNPack|pywrap|mmap|Mmap"
+    r"|has invalid quantization parameters|shared object|ELF header|file too short"
 )
-"""Texts that no program can match on: they name LiteRT's files, functions and libraries."""
+"""Texts that no program can match on: they name LiteRT's files, functions and libraries, a defect that the
+loaders describe, or the words of the system's linker.
+"""
 
 TOLERANCE: Final = 2e-6
 

@@ -342,8 +342,114 @@ def _unranked() -> bytes:
     return file.finish([x], [y])
 
 
+def _shared_state() -> bytes:
+    """Signatures `put` (x), `get` (no input) and `add` (x) on one resource variable that starts at [1, 2]."""
+    file = FileBuilder()
+
+    def handle() -> int:
+        file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 3})
+        h = file.tensor("handle", [], "RESOURCE")
+        file.operator("VAR_HANDLE", [], [h], {"container": "", "shared_name": "held"})
+        return h
+
+    h, x, y = handle(), file.tensor("put_x", [2]), file.tensor("put_y", [2])
+    file.operator("ASSIGN_VARIABLE", [h, x], [])
+    file.operator("RELU", [x], [y])
+    file.end([x], [y])
+    file.begin("get")
+    h, read, out = handle(), file.tensor("read", [2]), file.tensor("out", [2])
+    one = file.tensor("one", [1], value=np.ones(1, np.float32))
+    file.operator("READ_VARIABLE", [h], [read])
+    file.operator("MUL", [read, one], [out], {})
+    file.end([], [out])
+    file.begin("add")
+    h, x, read, total = handle(), *(file.tensor(n, [2]) for n in ("add_x", "before", "after"))
+    file.operator("READ_VARIABLE", [h], [read])
+    file.operator("ADD", [x, read], [total], {})
+    file.operator("ASSIGN_VARIABLE", [h, total], [])
+    file.end([x], [total])
+    file.begin("init")
+    h = file.tensor("handle", [], "RESOURCE")
+    start = file.tensor("start", [2], value=np.array([1, 2], np.float32))
+    file.operator("VAR_HANDLE", [], [h], {"container": "", "shared_name": "held"})
+    file.operator("ASSIGN_VARIABLE", [h, start], [])
+    file.end([], [])
+    ends = {
+        "put": (0, {"x": 1}, {"y": 2}),
+        "get": (1, {}, {"value": 2}),
+        "add": (2, {"x": 1}, {"total": 3}),
+    }
+    return file.encode(
+        signature_defs=[
+            {
+                "signature_key": key,
+                "subgraph_index": graph,
+                "inputs": _entries(**inputs),
+                "outputs": _entries(**outputs),
+            }
+            for key, (graph, inputs, outputs) in ends.items()
+        ]
+    )
+
+
+def _signature_on(content: FileBuilder, inputs: dict[str, int], outputs: dict[str, int]) -> bytes:
+    return content.encode(
+        signature_defs=[
+            {
+                "signature_key": "serving_default",
+                "subgraph_index": 0,
+                "inputs": _entries(**inputs),
+                "outputs": _entries(**outputs),
+            }
+        ]
+    )
+
+
+def _where_signature() -> bytes:
+    """A signature whose result has as many rows as hold."""
+    file = FileBuilder()
+    x, y = file.tensor("x", [4], "BOOL"), file.tensor("y", [0, 1], "INT64", shape_signature=[-1, 1])
+    file.operator("WHERE", [x], [y], {})
+    file.end([x], [y])
+    return _signature_on(file, {"mask": x}, {"places": y})
+
+
+def _two_names_for_one() -> bytes:
+    """A signature with two names for one output."""
+    return _signature_on(relu([2]), {"in": 0}, {"out": 1, "again": 1})
+
+
+def _output_twice() -> bytes:
+    file = FileBuilder()
+    x, y = file.tensor("x", [2]), file.tensor("y", [2])
+    file.operator("RELU", [x], [y])
+    return file.finish([x], [y, y])
+
+
+def _input_twice() -> bytes:
+    file = FileBuilder()
+    x, y = file.tensor("x", [2]), file.tensor("y", [2])
+    file.operator("RELU", [x], [y])
+    return file.finish([x, x], [y])
+
+
+def _odd_quantization() -> bytes:
+    """Tensors with a range and no scale, and with scales on axis 1."""
+    file = FileBuilder()
+    x = file.tensor("x", [2, 3], "INT8", quantization={"min": [-1.0], "max": [1.0]})
+    y = file.tensor("y", [2, 3], "INT8", quantization=quantization([1, 2, 3], [0, 0, 0], 1))
+    file.operator("RESHAPE", [x, file.tensor("s", [2], "INT32", np.array([2, 3], np.int32))], [y])
+    return file.finish([x], [y])
+
+
+def _bad_quantization() -> bytes:
+    """A tensor with a scale and no zero point."""
+    return relu(quantization={"scale": [0.5]}).encode()
+
+
 BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "accumulator": lambda: accumulator().encode(),
+    "bad_quantization": _bad_quantization,
     "branches": _branches,
     "chain": _chain,
     "constant_output": _constant_output,
@@ -357,12 +463,16 @@ BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "fully_connected": _fully_connected,
     "hash_table": lambda: hash_table().encode(),
     "input_is_output": _input_is_output,
+    "input_twice": _input_twice,
     "int4_weights": _int4_weights,
     "loop": _loop,
     "nameless": _nameless,
+    "odd_quantization": _odd_quantization,
+    "output_twice": _output_twice,
     "no_input": _no_input,
     "per_channel": _per_channel,
     "scalar": _scalar,
+    "shared_state": _shared_state,
     "signature": _signature,
     "signatures": _signatures,
     "sparse": _sparse,
@@ -370,9 +480,11 @@ BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "strings": _strings,
     "svdf": lambda: svdf().encode(),
     "two": _two,
+    "two_names": _two_names_for_one,
     "version_2": lambda: relu().encode(version=2),
     "unranked": _unranked,
     "where": _where,
+    "where_signature": _where_signature,
     **{f"pass_{t.lower()}": _passing(t) for t in NUMBERS},
     **{f"quantized_{t.lower()}": _per_tensor(t) for t in ("INT8", "UINT8", "INT16", "INT32")},
 }

@@ -65,7 +65,7 @@ def attempt(function: Callable[..., object], *args: Any, **keywords: Any) -> obj
     try:
         return function(*args, **keywords)
     except Exception as error:  # noqa: BLE001 - whatever it raises is what is observed
-        return Raised(error)
+        return Raised(error.with_traceback(None))  # its frames would keep what they hold alive
 
 
 def opened(tflite: Any, models: Models, name: str, **keywords: Any) -> Any:

@@ -155,6 +155,11 @@ def another_schema_version(tflite: Any, models: Models) -> object:
     ]
 
 
+@scenario
+def scale_without_a_zero_point(tflite: Any, models: Models) -> object:
+    return tflite.Interpreter(model_content=models["bad_quantization"])
+
+
 @each([0.1, 0.5, 0.9])
 def truncated_file(tflite: Any, models: Models, share: float) -> object:
     content = models["static"]

@@ -9,10 +9,11 @@ import numpy as np
 from tests.compat.models import BUILDERS, Models
 from tests.compat.observe import attempt, each, opened, ready, scenario
 
-UNSUPPORTED = {"flex", "custom", "version_2"}
+REFUSED = {"bad_quantization", "version_2"}
+UNSUPPORTED = {"flex", "custom", *REFUSED}
 
 
-@each(sorted(BUILDERS.keys() - {"version_2"}))
+@each(sorted(BUILDERS.keys() - REFUSED))
 def input_and_output_details(tflite: Any, models: Models, name: str) -> object:
     interpreter = tflite.Interpreter(model_content=models[name])
     return [interpreter.get_input_details(), interpreter.get_output_details()]
@@ -24,7 +25,7 @@ def details_after_allocation(tflite: Any, models: Models, name: str) -> object:
     return [interpreter.get_input_details(), interpreter.get_output_details()]
 
 
-@each(sorted(BUILDERS.keys() - {"version_2"}))
+@each(sorted(BUILDERS.keys() - REFUSED))
 def every_tensors_details(tflite: Any, models: Models, name: str) -> object:
     return tflite.Interpreter(model_content=models[name]).get_tensor_details()
 
@@ -136,3 +137,10 @@ def details_take_no_argument(tflite: Any, models: Models) -> object:
 @each(["static", "signatures", "branches", "loop"])
 def number_of_subgraphs(tflite: Any, models: Models, name: str) -> object:
     return tflite.Interpreter(model_content=models[name]).num_subgraphs()
+
+
+@each([0, 1, 2, -1, 99])
+def one_operation(tflite: Any, models: Models, index: int) -> object:
+    kind = tflite.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = opened(tflite, models, "two", experimental_op_resolver_type=kind)
+    return interpreter._get_op_details(index)

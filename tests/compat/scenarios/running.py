@@ -305,3 +305,88 @@ def stored_weights(tflite: Any, models: Models, name: str) -> object:
 def output_before_the_first_run(tflite: Any, models: Models) -> object:
     output = opened(tflite, models, "static").get_tensor(1)
     return [output.shape, output.dtype.name]
+
+
+@scenario
+def output_named_twice(tflite: Any, models: Models) -> object:
+    interpreter = ready(tflite, models, "output_twice", np.array([-1, 1], np.float32))
+    interpreter.invoke()
+    return results(interpreter)
+
+
+@scenario
+def input_named_twice(tflite: Any, models: Models) -> object:
+    x = np.array([-1, 1], np.float32)
+    interpreter = ready(tflite, models, "input_twice", x, x * 2)
+    interpreter.invoke()
+    return results(interpreter)
+
+
+@scenario
+def preserved_values_of_a_loop(tflite: Any, models: Models) -> object:
+    interpreter = ready(
+        tflite,
+        models,
+        "loop",
+        np.array([30], np.int32),
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=tflite.OpResolverType.BUILTIN_REF,
+    )
+    interpreter.invoke()
+    return [results(interpreter), attempt(interpreter.get_tensor, 0, 2)]
+
+
+@each(["get", "set", "view"])
+def handle_of_a_variable(tflite: Any, models: Models, how: str) -> object:
+    interpreter = ready(tflite, models, "accumulator", np.array([1, 1], np.float32))
+    interpreter.invoke()
+    use: Any = {
+        "get": lambda: interpreter.get_tensor(0).dtype.kind,
+        "set": lambda: interpreter.set_tensor(0, np.array(0, np.int32)),
+        "view": lambda: interpreter.tensor(0)().dtype.kind,
+    }[how]
+    return attempt(use)
+
+
+@scenario
+def many_runs_one_after_another(tflite: Any, models: Models) -> object:
+    interpreter = opened(tflite, models, "chain")
+    total = np.zeros((1, 4))
+    for k in range(50):
+        interpreter.set_tensor(0, np.full((1, 4), k, np.float32))
+        interpreter.invoke()
+        total += results(interpreter)[0]
+    return total
+
+
+@scenario
+def resized_and_set_in_every_order(tflite: Any, models: Models) -> object:
+    interpreter = tflite.Interpreter(model_content=models["two"])
+    seen = []
+    for order in ((0, 1), (1, 0)):
+        for index in order:
+            interpreter.resize_tensor_input(index, [3])
+        interpreter.allocate_tensors()
+        for index in reversed(order):
+            interpreter.set_tensor(index, np.full(3, index + 2, np.float32))
+        interpreter.invoke()
+        seen.append(results(interpreter))
+    return seen
+
+
+@scenario
+def variable_tensor_after_a_resize(tflite: Any, models: Models) -> object:
+    interpreter = ready(tflite, models, "svdf", np.array([[1, 2]], np.float32))
+    interpreter.invoke()
+    interpreter.resize_tensor_input(0, [1, 2])
+    interpreter.allocate_tensors()
+    return interpreter.get_tensor(4)
+
+
+@scenario
+def hash_table_after_reset(tflite: Any, models: Models) -> object:
+    interpreter = ready(tflite, models, "hash_table", np.array([5, 6], np.int64))
+    interpreter.invoke()
+    reset = attempt(interpreter.reset_all_variables)
+    interpreter.invoke()
+    return [reset, results(interpreter)]

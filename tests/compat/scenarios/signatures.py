@@ -264,3 +264,78 @@ def runner_of_a_held_view(tflite: Any, models: Models) -> object:
     view = interpreter.tensor(0)()
     runner = interpreter.get_signature_runner("negate")
     return [attempt(runner, x=np.ones(2, np.float32)), view.shape]
+
+
+@scenario
+def signatures_share_a_variable(tflite: Any, models: Models) -> object:
+    interpreter = _interpreter(tflite, models, "shared_state")
+    put, get, add = (interpreter.get_signature_runner(k) for k in ("put", "get", "add"))
+    x = np.array([10, 20], np.float32)
+    return [get(), add(x=x), get(), put(x=-x), get(), add(x=x), get()]
+
+
+@scenario
+def signature_without_inputs_given_one(tflite: Any, models: Models) -> object:
+    runner = _interpreter(tflite, models, "shared_state").get_signature_runner("get")
+    return [attempt(runner, x=LEFT), attempt(runner), runner.get_input_details()]
+
+
+@scenario
+def variables_of_signatures_after_reset(tflite: Any, models: Models) -> object:
+    interpreter = _interpreter(tflite, models, "shared_state")
+    add, get = (interpreter.get_signature_runner(k) for k in ("add", "get"))
+    add(x=np.array([10, 20], np.float32))
+    reset = attempt(interpreter.reset_all_variables)
+    return [reset, get()]
+
+
+@scenario
+def variables_of_two_interpreters(tflite: Any, models: Models) -> object:
+    runners = [
+        _interpreter(tflite, models, "shared_state").get_signature_runner("add") for _ in range(2)
+    ]
+    x = np.array([1, 1], np.float32)
+    return [runners[0](x=x), runners[0](x=x), runners[1](x=x)]
+
+
+@each([[True, False, True, True], [False, True, False, False]])
+def signature_whose_result_grows(tflite: Any, models: Models, mask: list[bool]) -> object:
+    runner = _interpreter(tflite, models, "where_signature").get_signature_runner()
+    return [runner(mask=np.array(mask)), runner(mask=np.array([True] * 6))]
+
+
+@scenario
+def two_names_for_one_output(tflite: Any, models: Models) -> object:
+    runner = _interpreter(tflite, models, "two_names").get_signature_runner()
+    return [runner(**{"in": np.array([-1, 1], np.float32)}), runner.get_output_details()]
+
+
+@scenario
+def values_of_a_signatures_subgraph(tflite: Any, models: Models) -> object:
+    interpreter = _interpreter(tflite, models, "signatures")
+    interpreter.get_signature_runner("negate")(x=np.array([1, -2], np.float32))
+    return [interpreter.get_tensor(k, 1) for k in range(3)]
+
+
+@scenario
+def runner_after_the_interpreter_was_invoked(tflite: Any, models: Models) -> object:
+    interpreter = opened(tflite, models, "signature")
+    for index, value in enumerate((LEFT, RIGHT)):
+        interpreter.set_tensor(index, value)
+    interpreter.invoke()
+    first = interpreter.get_tensor(2)
+    return [first, interpreter.get_signature_runner()(left=RIGHT, right=LEFT)]
+
+
+@scenario
+def same_signature_by_two_runners(tflite: Any, models: Models) -> object:
+    interpreter = _interpreter(tflite, models, "signature")
+    one, other = (interpreter.get_signature_runner() for _ in range(2))
+    big = np.ones((3, 2), np.float32)
+    return [one(left=LEFT, right=RIGHT), other(left=big, right=big), one(left=RIGHT, right=LEFT)]
+
+
+@scenario
+def attributes_of_a_runner(tflite: Any, models: Models) -> object:
+    runner = _interpreter(tflite, models, "signature").get_signature_runner()
+    return [callable(runner), type(runner).__name__, attempt(lambda: runner.invoke)]
