@@ -142,27 +142,35 @@ class Draw:
 
     # Quantisation.
 
-    def quantization(
-        self, dtype: DType, scale: float | None = None, zero_point: int | None = None
-    ) -> Quantization | None:
-        """A scale and zero point for *dtype*; None for types, and draws, that have none."""
+    def has_scale(self, dtype: DType) -> bool:
+        """Whether operands of *dtype* are quantised: 8 bits and less always, int16 often, others seldom."""
+        if dtype in EIGHT_BITS | PACKED:
+            return True
         if not dtype.is_integer:
-            return None
-        if scale is None and dtype not in EIGHT_BITS | PACKED:
-            wanted = self.chance(0.6 if dtype is DType.INT16 else 0.1)
-            if not (wanted if self.quantized is None else self.quantized):
-                return None
-        elif scale is None and self.quantized is False and self.chance(0.7):
+            return False
+        if self.quantized is not None:
+            return self.quantized
+        return self.chance(0.6 if dtype is DType.INT16 else 0.05)
+
+    def quantization(
+        self,
+        dtype: DType,
+        scale: float | None = None,
+        zero_point: int | None = None,
+        *,
+        scaled: bool | None = None,
+    ) -> Quantization | None:
+        """A scale and zero point for *dtype*; None where it `has_scale` not (*scaled* decides that)."""
+        if scale is None and not (self.has_scale(dtype) if scaled is None else scaled):
             return None
         if scale is None:
             scale = float(np.exp(self.rng.uniform(np.log(4e-3), np.log(0.5))))
             if self.chance(0.1):
                 scale = 2.0 ** self.integer(-9, 0)
         if zero_point is None:
-            info = _limits(dtype)
-            zero_point = self.pick((0, self.integer(*info))) if dtype in EIGHT_BITS else 0
-            if dtype is DType.UINT8 and zero_point == 0 and self.chance(0.5):
-                zero_point = 128
+            zero_point = 0
+            if dtype in EIGHT_BITS and self.chance(0.7):
+                zero_point = self.integer(*_limits(dtype))
         return Quantization((float(np.float32(scale)),), (zero_point,))
 
     def per_channel(
@@ -229,6 +237,8 @@ class Draw:
         if array is None and not constant and (earlier := self._earlier(dtype, shape, low, high)):
             return earlier
         value = self.array(dtype, shape, low, high) if array is None else array
+        if dtype is DType.STRING and not shape:
+            constant = True  # LiteRT's Python interface loses strings of rank 0
         if constant if constant is not None else self.chance(CONSTANT_SHARE):
             return self.constant(value, quantization, dtype)
         declared: tuple[int | None, ...] = shape
@@ -265,9 +275,14 @@ class Draw:
 
     # Operations.
 
-    def output(self, dtype: DType, quantization: Quantization | None = None) -> Operand:
-        """An output, whose shape is inferred where that is possible."""
-        return Operand(dtype, None, quantization=quantization)
+    def output(
+        self,
+        dtype: DType,
+        quantization: Quantization | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> Operand:
+        """An output, whose shape is inferred where that is possible and it is not given."""
+        return Operand(dtype, shape, quantization=quantization)
 
     def operation(
         self,

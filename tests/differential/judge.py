@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from penstock.ir import NDArray
-from tests.differential.worker import RESOLVERS, Answer, serve
+from tests.differential.worker import RESOLVERS, Answer
 
+ROOT: Final = Path(__file__).parents[2]
 PATIENCE: Final = 20.0
 """Seconds that LiteRT may take for one small model."""
 
@@ -28,7 +32,7 @@ class Judge:
 
     def __init__(self) -> None:
         self._pipe: Connection | None = None
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.crashes = 0
 
     def __enter__(self) -> Self:
@@ -65,10 +69,15 @@ class Judge:
 
     def _start(self) -> Connection:
         if self._pipe is None:
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe()
-            self._process = context.Process(target=serve, args=(theirs,), daemon=True)
-            self._process.start()
+            ours, theirs = multiprocessing.Pipe()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.differential.worker", str(theirs.fileno())],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
             theirs.close()
             self._pipe = ours
         return self._pipe
@@ -82,10 +91,6 @@ class Judge:
             return None
         if kill:
             process.kill()
-            self.crashes += 1
-        process.join(PATIENCE)
-        code = process.exitcode
-        if code:
-            self.crashes += 1
-        process.close()
+        code = process.wait(PATIENCE)
+        self.crashes += bool(code)
         return code

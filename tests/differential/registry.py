@@ -6,8 +6,9 @@ which assignments LiteRT runs is data, found by `python -m tests.differential.sw
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -22,7 +23,9 @@ from tests.differential.draw import Draw, Drawn
 Generator: TypeAlias = Callable[[Draw, str], None]
 """Adds one operation, of the type that is its second argument."""
 
-ACCEPTED: Final = Path(__file__).parent / "accepted.json"
+ACCEPTED: Final = Path(__file__).parent / "accepted"
+"""A file of accepted types for each family of generators."""
+
 FAMILIES: Final = Path(__file__).parent / "generators"
 
 SWEPT: Final = tuple(d for d in DType if d not in {DType.RESOURCE, DType.VARIANT})
@@ -35,22 +38,41 @@ class Case:
     key: str
     generate: Generator
     choices: tuple[tuple[DType, ...], ...]
+    only: Callable[..., bool] | None = None
+
+    @property
+    def family(self) -> str:
+        """The module that the generator stands in."""
+        return self.generate.__module__.rpartition(".")[2]
+
+    def assignments(self) -> Iterator[tuple[DType, ...]]:
+        """The assignments of types that a sweep tries."""
+        for types in itertools.product(*self.choices):
+            if self.only is None or self.only(*types):
+                yield types
 
 
 CASES: Final[dict[str, Case]] = {}
 
 
 def cases(
-    *keys: str, slots: int = 0, choices: Sequence[Sequence[DType]] | None = None
+    *keys: str,
+    slots: int = 0,
+    choices: Sequence[Sequence[DType]] | None = None,
+    only: Callable[..., bool] | None = None,
 ) -> Callable[[Generator], Generator]:
-    """Registers the decorated generator for *keys*, with *slots* of any type or *choices* a slot."""
+    """Registers the decorated generator for *keys*, with *slots* of any type or *choices* a slot.
+
+    *only* says of an assignment of types whether it means anything: many kernels of LiteRT look at one operand's
+    type and read the bytes of the others as if they had it.
+    """
 
     def register(generate: Generator) -> Generator:
         for key in keys:
             if key in CASES:
                 raise ValueError(f"{key} has a generator already")
             tried = [SWEPT] * slots if choices is None else choices
-            CASES[key] = Case(key, generate, tuple(tuple(c) for c in tried))
+            CASES[key] = Case(key, generate, tuple(tuple(c) for c in tried), only)
         return generate
 
     return register
@@ -63,13 +85,19 @@ def every_case() -> dict[str, Case]:
     return CASES
 
 
+def accepted_lines(family: str) -> dict[str, str]:
+    """What is on record for a family of generators: assignments by operation, as text."""
+    path = ACCEPTED / f"{family}.json"
+    lines: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return lines
+
+
 @cache
-def accepted() -> dict[str, list[tuple[DType, ...]]]:
-    """The assignments of types to slots that LiteRT runs, by operation."""
-    table: dict[str, str] = json.loads(ACCEPTED.read_text("utf-8"))
+def accepted(family: str) -> dict[str, list[tuple[DType, ...]]]:
+    """The assignments of types to slots that LiteRT runs, by operation of a family."""
     return {
         key: [tuple(DType(name) for name in types.split()) for types in line.split(", ") if types]
-        for key, line in table.items()
+        for key, line in accepted_lines(family).items()
     }
 
 
@@ -78,7 +106,7 @@ def draw_single(key: str, seed: Sequence[int], types: tuple[DType, ...] | None =
     case, rng = every_case()[key], np.random.default_rng(seed)
     draw = Draw(rng, types)
     if types is None:
-        known = accepted().get(key) or [()]
+        known = accepted(case.family).get(key) or [()]
         draw.types = draw.pick(known)
     case.generate(draw, key)
     return draw.finish()

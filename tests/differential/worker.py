@@ -5,7 +5,6 @@ Models drawn at random bring LiteRT down now and then; a process apart takes nob
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -27,10 +26,6 @@ RESOLVERS = ("BUILTIN_REF", "BUILTIN_WITHOUT_DEFAULT_DELEGATES")
 
 def serve(pipe: Connection) -> None:
     """Answers (file, inputs, resolver) until None comes."""
-    sys.stdout.flush()
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)
-    os.dup2(quiet, 1)
     _limit_memory()
     while (task := pipe.recv()) is not None:
         pipe.send(run(*task))
@@ -80,3 +75,7 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY,) * 2)
     except (ImportError, OSError):  # a system that knows no such limit
         return
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

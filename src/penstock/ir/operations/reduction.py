@@ -111,10 +111,10 @@ def _search_row(name: str, nnapi_name: str, word: str) -> OperationSpec:
 
 ROWS: Final = (
     _reduction("MEAN", "The mean along the axes.", 2),
-    _reduction("SUM", "The sum along the axes.", 3, np.sum, nnapi_name="REDUCE_SUM"),
-    _reduction("REDUCE_PROD", "The product along the axes.", 3, np.prod),
-    _reduction("REDUCE_MAX", "The maximum along the axes.", 3, np.max),
-    _reduction("REDUCE_MIN", "The minimum along the axes.", 3, np.min),
+    _reduction("SUM", "The sum along the axes.", 3, np.sum, NUMBER | BOOL, "REDUCE_SUM"),
+    _reduction("REDUCE_PROD", "The product along the axes.", 3, np.prod, NUMBER | BOOL),
+    _reduction("REDUCE_MAX", "The maximum along the axes.", 3, np.max, NUMBER | BOOL),
+    _reduction("REDUCE_MIN", "The minimum along the axes.", 3, np.min, NUMBER | BOOL),
     _reduction("REDUCE_ANY", "Whether any element along the axes is true.", 3, np.any, BOOL),
     _reduction("REDUCE_ALL", "Whether all elements along the axes are true.", 3, np.all, BOOL),
     _search_row("ARG_MAX", "ARGMAX", "largest"),

@@ -152,6 +152,22 @@ def test_complex_products() -> None:
 def test_refusals_name_the_reason() -> None:
     x, y = Operand(DType.INT8, (4,), quantization=q(0.1)), Operand(DType.INT16, (4,))
     assert refusal("ADD", [x, y], [x]) == "ADD of (int8, int16) -> (int8)"
-    assert "TANH" in refusal("MUL", [x, x], [x], fused_activation_function="TANH")
+    assert "SWISH" in refusal("MUL", [x, x], [x], fused_activation_function="SWISH")
     skew = Operand(DType.INT16, (4,), quantization=q(0.1, 3))
     assert "zero point" in refusal("MUL", [skew, skew], [skew])
+
+
+@pytest.mark.parametrize("activation", ["TANH", "SIGN_BIT"])
+def test_activations_that_are_no_clamps_are_left_out(activation: str) -> None:
+    x = np.array([-8, 1, 2], np.float32)
+    recorded = run_alone(
+        "ADD", [Given(x), Given(x)], [Wanted(DType.FLOAT32)], fused_activation_function=activation
+    )
+    assert_agrees(recorded)
+    np.testing.assert_array_equal(recorded.run()[0], 2 * x)
+
+
+def test_scalars_are_rescaled() -> None:
+    a, b = np.array(7, np.int8), np.array(-3, np.int8)
+    given = [Given(a, q(0.5)), Given(b, q(0.25))]
+    assert_agrees(run_alone("ADD", given, [Wanted(DType.INT8, q(0.1))]))

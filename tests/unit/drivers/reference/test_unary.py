@@ -81,7 +81,23 @@ def test_integer_functions(kind: str, dtype: DType) -> None:
 
 def test_types_without_a_kernel_are_refused() -> None:
     x = Operand(DType.INT8, (4,), quantization=q(0.1))
-    assert refusal("SQRT", [x], [x]) == "SQRT of (int8) -> (int8)"
+    assert refusal("CEIL", [x], [x]) == "CEIL of (int8) -> (int8)"
     assert refusal("SIN", [x], [x]) == "SIN of (int8) -> (int8)"
     whole = Operand(DType.INT64, (4,))
     assert refusal("ABS", [whole], [whole]) == "ABS of (int64) -> (int64)"
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [(DType.INT8, -128), (DType.INT16, 0)])
+def test_quantised_square_roots_are_rounded_down(dtype: DType, zero_point: int) -> None:
+    x = np.arange(zero_point, np.iinfo(dtype.numpy).max + 1).astype(dtype.numpy)
+    made = Wanted(dtype, q(0.0126, -120 if dtype is DType.INT8 else 0))
+    assert_agrees(run_alone("SQRT", [Given(x, q(0.3, zero_point))], [made]))
+
+
+@pytest.mark.parametrize("kind", ["SIN", "COS", "FLOOR", "ROUND", "NEG"])
+def test_short_floats_are_rounded_from_float32(kind: str) -> None:
+    x = np.linspace(-4, 4, 101).astype(np.float16)
+    recorded = run_alone(kind, [Given(x)], [Wanted(DType.FLOAT16)])
+    (got,) = recorded.run()
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, recorded.wanted[0], 1e-3)

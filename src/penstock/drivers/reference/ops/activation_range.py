@@ -15,14 +15,19 @@ BOUNDS: Final[dict[str, tuple[float | None, float | None]]] = {
     "RELU": (0.0, None),
     "RELU_N1_TO_1": (-1.0, 1.0),
     "RELU6": (0.0, 6.0),
+    "TANH": (None, None),
+    "SIGN_BIT": (None, None),
 }
-"""(lowest, highest) real value of each fused activation that is a clamp; None: unbounded."""
+"""(lowest, highest) real value of each fused activation; None: unbounded.
+
+TFLite's layers clamp and know no other activation: where a file asks for TANH or SIGN_BIT, they apply none.
+"""
 
 
 def activation_bounds(activation: str) -> tuple[float | None, float | None]:
-    """The real bounds of a fused activation; `Unsupported` for one that is not a clamp."""
+    """The real bounds of a fused activation; `Unsupported` for one that TFLite has not."""
     if activation not in BOUNDS:
-        raise Unsupported(f"the fused activation {activation}")
+        raise Unsupported(f"{activation} is no activation that may be fused")
     return BOUNDS[activation]
 
 

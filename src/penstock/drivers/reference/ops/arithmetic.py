@@ -38,6 +38,9 @@ from penstock.drivers.reference.ops.tables import (
 )
 from penstock.ir import DType, NDArray, Quantization
 
+SUBTRACTED: Final = frozenset({DType.FLOAT32, DType.INT32, DType.INT64})
+ADDED: Final = SUBTRACTED | {DType.FLOAT16}
+
 FLOAT_RANGE: Final = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 """What float results are clamped to where the activation does not: infinities become finite."""
 
@@ -48,7 +51,7 @@ def add(site: Site) -> Kernel:
     subtract = site.operation.type == "SUB"
     if _is_quantized(site):
         return _quantized_sum(site, subtract)
-    check_types(site, {DType.FLOAT32, DType.INT16, DType.INT32, DType.INT64})
+    check_types(site, {DType.INT16} | (SUBTRACTED if subtract else ADDED))
     return _plain(site, np.subtract if subtract else np.add)
 
 
@@ -60,7 +63,9 @@ def mul(site: Site) -> Kernel:
         return with_pair(np.multiply)
     if _is_quantized(site):
         return _quantized_product(site)
-    check_types(site, {DType.FLOAT32, DType.INT16, DType.INT32, DType.INT64, DType.UINT32})
+    check_types(
+        site, {DType.FLOAT32, DType.FLOAT16, DType.INT16, DType.INT32, DType.INT64, DType.UINT32}
+    )
     return _plain(site, np.multiply)
 
 
@@ -89,12 +94,18 @@ def _plain(site: Site, function: Pair) -> Kernel:
     if dtype.is_float:
         low = FLOAT_RANGE[0] if low is None else low
         high = FLOAT_RANGE[1] if high is None else high
-    elif dtype.value.startswith("u"):
-        require(low is None or low >= 0, f"a negative bound of {dtype.value}")
-    if low is None and high is None:
-        return with_pair(function)
-    bounds = [None if v is None else dtype.numpy.type(v) for v in (low, high)]
-    return with_pair(lambda a, b: np.clip(function(a, b), *bounds))
+    # A bound below zero wraps in an unsigned type.
+    kind = np.dtype(np.float32) if dtype.is_float else dtype.numpy
+    wide = np.float64 if dtype.is_float else np.int64
+    least = None if low is None else np.array(low, wide).astype(kind)
+    greatest = None if high is None else np.array(high, wide).astype(kind)
+
+    def compute(a: NDArray, b: NDArray) -> NDArray:
+        result = function(a, b)
+        result = result if least is None else np.maximum(result, least)
+        return result if greatest is None else np.minimum(result, greatest)
+
+    return with_pair(compute)
 
 
 def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:

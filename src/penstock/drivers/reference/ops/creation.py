@@ -13,6 +13,7 @@ from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.shape import MOST_ELEMENTS, checked, dimensions
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
+from penstock.ir.types import PACKED
 
 OPAQUE: Final = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
 
@@ -51,8 +52,10 @@ def _saturated(x: NDArray, made: DType) -> NDArray:
 def bitcast(site: Site) -> Kernel:
     """The same bytes read as the output's type; a change of width adds or takes a last dimension."""
     given, made = site.input(0).dtype, site.output().dtype
-    if {given, made} & OPAQUE or (given.bits or 0) < 8 or (made.bits or 0) < 8:
+    if {given, made} & OPAQUE:
         raise site.unsupported_types()
+    if {given, made} & PACKED:
+        return _bitcast_packed(given, made)
     target, narrower = made.numpy, (made.bits or 0) < (given.bits or 0)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -65,6 +68,37 @@ def bitcast(site: Site) -> Kernel:
         if wide.shape[-1] != 1:
             raise ShapeMismatch(f"elements of shape {x.shape} do not make elements of {made.value}")
         return (wide[..., 0],)
+
+    return run
+
+
+def _bitcast_packed(given: DType, made: DType) -> Kernel:
+    """BITCAST from or to elements of less than a byte: the first one has the lowest bits."""
+    source, target = given.bits or 8, made.bits or 8
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.asarray(inputs[0])
+        if given in PACKED:
+            stored = x.astype(np.int8).view(np.uint8)[..., np.newaxis]
+        else:
+            stored = np.ascontiguousarray(x)[..., np.newaxis].view(np.uint8)
+        bits = np.unpackbits(stored, axis=-1, bitorder="little")[..., :source]
+        if target > source:
+            if not x.ndim or x.shape[-1] * source != target:
+                raise ShapeMismatch(f"elements of shape {x.shape} do not make {made.value}")
+            groups = bits.reshape(*x.shape[:-1], target)
+        else:
+            groups = bits.reshape(*x.shape, source // target, target)
+            groups = groups if source > target else groups[..., 0, :]
+        whole = np.packbits(groups, axis=-1, bitorder="little")
+        if made not in PACKED:
+            return (whole.view(made.numpy)[..., 0],)
+        if made is DType.UINT4:
+            return (whole[..., 0].astype(made.numpy),)
+        sign = 1 << (target - 1)
+        return (
+            ((whole[..., 0] ^ np.uint8(sign)).astype(np.int8) - np.int8(sign)).astype(made.numpy),
+        )
 
     return run
 

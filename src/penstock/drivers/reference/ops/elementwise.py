@@ -25,6 +25,7 @@ COMPARED: Final = frozenset(
     {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT8, DType.UINT8, DType.INT16}
     | {DType.INT32, DType.INT64}
 )
+FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
 SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32})
 
 
@@ -113,7 +114,7 @@ def _check_divisor(b: NDArray) -> None:
 @kernel("ATAN2")
 def atan2(site: Site) -> Kernel:
     """The angle of the point (b, a) in radians."""
-    check_types(site, {DType.FLOAT32, DType.FLOAT64})
+    check_types(site, FLOATS)
     return with_pair(np.arctan2)
 
 

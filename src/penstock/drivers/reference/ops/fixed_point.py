@@ -69,7 +69,7 @@ def saturating_rounding_doubling_high_mul(a: NDArray, b: NDArray | int) -> NDArr
 
     The product of two -2**31 saturates to 2**31 - 1.
     """
-    product: NDArray = np.multiply(a, b, dtype=np.int64)
+    product: NDArray = np.asarray(np.multiply(a, b, dtype=np.int64))
     product += 1 << 30
     product >>= 31
     return np.minimum(product, INT32_MAX, out=product)
@@ -81,7 +81,7 @@ def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
     # where there is nothing to round.
     exponent = np.asarray(exponent, np.int64)
     half = (np.int64(1) << exponent) >> 1
-    result: NDArray = x + half
+    result: NDArray = np.asarray(x + half)
     result += (x >> 63) & -(half > 0).astype(np.int64)
     result >>= exponent
     return result
@@ -112,7 +112,7 @@ def multiply_wide_by_quantized_multiplier(
     mantissa = np.asarray(mantissa, np.int64)
     reduced = np.where(mantissa < 0x7FFF0000, (mantissa + (1 << 15)) >> 16, 0x7FFF)
     total = 15 - np.asarray(shift, np.int64)
-    result: NDArray = np.asarray(x, np.int64) * reduced
+    result: NDArray = np.asarray(np.asarray(x, np.int64) * reduced)
     result += np.int64(1) << (total - 1)
     result >>= total
     return result

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site
 from penstock.ir import DType, NDArray
 
+SHORT_FLOATS: Final = frozenset({DType.FLOAT16.numpy, DType.BFLOAT16.numpy})
+
 Pair = Callable[[NDArray, NDArray], NDArray]
 
 
 def with_pair(compute: Pair) -> Kernel:
-    """The kernel of a function of two arrays, which broadcasts them."""
+    """The kernel of a function of two arrays, which broadcasts them. 16-bit floats are computed as
+    float32, of which they are rounded.
+    """
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         a, b = (np.asarray(x) for x in inputs)
         with np.errstate(all="ignore"):
-            return (np.asarray(compute(a, b)),)
+            if a.dtype not in SHORT_FLOATS:
+                return (np.asarray(compute(a, b)),)
+            result = np.asarray(compute(a.astype(np.float32), b.astype(np.float32)))
+            return (result.astype(a.dtype) if result.dtype == np.float32 else result,)
 
     return run
 

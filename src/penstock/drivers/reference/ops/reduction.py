@@ -41,6 +41,8 @@ def mean_or_sum(site: Site) -> Kernel:
     dtype, mean = site.input(0).dtype, site.operation.type == "MEAN"
     if dtype is not site.output().dtype:
         raise site.unsupported_types()
+    if dtype is DType.BOOL and not mean:
+        return _any_or_all(site, np.logical_or)
     if dtype in QUANTIZED:
         return _reduction(site, _quantized_sum(site, mean=mean))
     if dtype not in PLAIN:
@@ -114,6 +116,9 @@ def _divided(mantissa: int, shift: int, count: int) -> tuple[int, int]:
 def extreme(site: Site) -> Kernel:
     """The largest or smallest stored value along the axes; what is not a number does not count."""
     dtype = site.input(0).dtype
+    if dtype is DType.BOOL:
+        largest = site.operation.type == "REDUCE_MAX"
+        return _any_or_all(site, np.logical_or if largest else np.logical_and)
     if dtype not in PLAIN | QUANTIZED:
         raise site.unsupported_types()
     if dtype in QUANTIZED:
@@ -137,6 +142,8 @@ def extreme(site: Site) -> Kernel:
 def product(site: Site) -> Kernel:
     """The product along the axes; quantised, rescaled after each factor."""
     dtype = site.input(0).dtype
+    if dtype is DType.BOOL:
+        return _any_or_all(site, np.logical_and)
     if site.input(0).quantization is not None:
         if dtype not in {DType.INT8, DType.INT16}:
             raise site.unsupported_types()
@@ -175,7 +182,13 @@ def _quantized_product(site: Site) -> Reduce:
 def truth(site: Site) -> Kernel:
     """Whether any element, or every one, along the axes is true."""
     require(site.input(0).dtype is DType.BOOL, f"{site.operation.type} of another type than bool")
-    function = np.logical_or if site.operation.type == "REDUCE_ANY" else np.logical_and
+    return _any_or_all(
+        site, np.logical_or if site.operation.type == "REDUCE_ANY" else np.logical_and
+    )
+
+
+def _any_or_all(site: Site, function: np.ufunc) -> Kernel:
+    """A reduction of truth values, whose sum and maximum are `or`, product and minimum `and`."""
     return _reduction(site, lambda x, axes: np.asarray(function.reduce(x, axes, keepdims=True)))
 
 

@@ -84,12 +84,14 @@ def leaky_relu(site: Site) -> Kernel:
 
 @kernel("PRELU")
 def prelu(site: Site) -> Kernel:
-    """`x` where it is not negative, `alpha * x` elsewhere, alpha broadcast."""
-    if site.input(0).dtype is DType.FLOAT32:
+    """`x` where it is not negative, `alpha * x` elsewhere, alpha broadcast; int16 has int8 slopes."""
+    dtype, sloped_by = site.input(0).dtype, site.input(1).dtype
+    if sloped_by is not (DType.INT8 if dtype is DType.INT16 else dtype):
+        raise site.unsupported_types()
+    if dtype is DType.FLOAT32:
         return _float_prelu
-    given, made = _quantizations(site, QUANTIZED_8)
-    dtype, slopes = site.input(0).dtype, tensor_quantization(site.input(1), "alpha")
-    require(site.input(1).dtype is dtype, "PRELU of two types")
+    given, made = _quantizations(site, QUANTIZED)
+    slopes = tensor_quantization(site.input(1), "alpha")
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = quantize_multiplier(float(scale / out_scale))
     sloped = quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.pairs import SHORT_FLOATS
 from penstock.drivers.reference.ops.tables import (
     QUANTIZED_8,
     tabulated,
@@ -31,7 +32,7 @@ LOW: Final = np.float32(-9.0)
 HIGH: Final = np.float32(16.619047164916992)
 """Beyond these LOGISTIC is its own asymptote."""
 
-_SQRT_2_OVER_PI: Final = np.float32(math.sqrt(2 / math.pi))
+_SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
 
 @kernel("LOGISTIC")
@@ -42,7 +43,7 @@ def logistic(site: Site) -> Kernel:
         return tabulated(site, lambda stored: _logistic_16(*_multiplier(site, 0), stored))
     if site.input(0).dtype in QUANTIZED_8:
         require(_scale(site) == 2.0**-8, "LOGISTIC to 8 bits of another scale than 1/256")
-    return _by_type(site, _logistic, _logistic_rounded)
+    return _by_type(site, _logistic, _logistic_rounded, SHORT_FLOATS)
 
 
 @kernel("TANH")
@@ -51,7 +52,7 @@ def tanh(site: Site) -> Kernel:
     if site.input(0).dtype is DType.INT16:
         require(_scale(site) == 2.0**-15, "TANH to int16 of another scale than 1/32768")
         return tabulated(site, lambda stored: _tanh_16(*_multiplier(site, 1), stored))
-    return _by_type(site, np.tanh, _rounded(np.tanh))
+    return _by_type(site, np.tanh, _rounded(np.tanh), SHORT_FLOATS)
 
 
 @kernel("ELU")
@@ -66,24 +67,34 @@ def elu(site: Site) -> Kernel:
 def gelu(site: Site) -> Kernel:
     """`x` times the normal distribution function of x, or its tanh approximation."""
     function = _gelu_approximate if site.attributes.flag("approximate") else _gelu
+    if site.input(0).dtype is site.output().dtype is DType.INT16:
+        return tabulated_reals(site, function)
+    if site.input(0).dtype is site.output().dtype is DType.FLOAT16:
+        return lambda inputs: (function(np.asarray(inputs[0])),)
     return _by_type(site, function, function)
 
 
-def _by_type(site: Site, function: RealFunction, rounded: RealFunction) -> Kernel:
-    """The kernel for float32, int8 and uint8; *rounded* is *function* as C's mathematical library
-    computes it: each step to the nearest float32.
+def _by_type(
+    site: Site,
+    function: RealFunction,
+    rounded: RealFunction,
+    short: Collection[np.dtype[Any]] = (),
+) -> Kernel:
+    """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as float32;
+    *rounded* is *function* as C's mathematical library computes it: each step to the nearest float32.
     """
     given = site.input(0).dtype
     if given is not site.output().dtype:
         raise site.unsupported_types()
     if given in QUANTIZED_8:
         return tabulated_reals(site, rounded)
-    if given is not DType.FLOAT32:
+    if given is not DType.FLOAT32 and given.numpy not in short:
         raise site.unsupported_types()
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.asarray(inputs[0])
         with np.errstate(all="ignore"):
-            return (function(np.asarray(inputs[0])),)
+            return (function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False),)
 
     return run
 
@@ -113,15 +124,18 @@ def _elu(x: NDArray) -> NDArray:
 
 
 def _gelu(x: NDArray) -> NDArray:
-    scaled = x * np.float32(-math.sqrt(0.5))
-    tail = complementary_error_function(scaled).astype(np.float32)
-    result: NDArray = np.float32(0.5) * x * tail
+    """Every step in the type of *x*."""
+    real = x.dtype.type
+    tail = complementary_error_function(x * real(-math.sqrt(0.5))).astype(x.dtype)
+    result: NDArray = real(0.5) * x * tail
     return result
 
 
 def _gelu_approximate(x: NDArray) -> NDArray:
-    inner = _SQRT_2_OVER_PI * (x + np.float32(0.044715) * x * x * x)
-    result: NDArray = np.float32(0.5) * x * (np.float32(1) + _rounded(np.tanh)(inner))
+    """Every step in the type of *x*."""
+    real = x.dtype.type
+    inner = real(_SQRT_2_OVER_PI) * (x + real(0.044715) * (x * x * x))
+    result: NDArray = real(0.5) * x * (real(1) + np.tanh(inner.astype(np.float64)).astype(x.dtype))
     return result
 
 

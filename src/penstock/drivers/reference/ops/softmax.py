@@ -42,11 +42,17 @@ DISTANCES: Final = np.arange(256)
 
 @kernel("SOFTMAX")
 def softmax(site: Site) -> Kernel:
-    """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768)."""
+    """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768), uint8 ones
+    whatever their scale is said to be.
+    """
     given, made = site.input(0).dtype, site.output().dtype
     beta = site.attributes.number("beta")
     if given is made is DType.FLOAT32:
         return _rows(lambda x: _float_softmax(x, np.float32(beta)))
+    if given is made is DType.FLOAT16:
+        return _rows(
+            lambda x: _float_softmax(x.astype(np.float32), np.float32(beta)).astype(x.dtype)
+        )
     if given is made is DType.INT16:
         return _softmax_16(site, beta)
     if given in QUANTIZED_8 and (made is given or made is DType.INT16):
@@ -121,7 +127,7 @@ def _powers(scaling: _Scaling) -> NDArray:
 def _softmax_8(site: Site, beta: float) -> Kernel:
     made = site.output().dtype
     given = tensor_quantization(site.input(0), "the input")
-    if made is site.input(0).dtype:
+    if made is DType.INT8 is site.input(0).dtype:
         target = tensor_quantization(site.output(), "the output")
         require(target.zero_point == integer_range(made)[0], "SOFTMAX with this output zero point")
         require(abs(target.scale * 256 - 1) <= 1e-3, "SOFTMAX to another scale than 1/256")

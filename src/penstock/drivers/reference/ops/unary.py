@@ -20,13 +20,17 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.pairs import SHORT_FLOATS
 from penstock.drivers.reference.ops.tables import tabulated, tabulated_reals
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 
 Function = Callable[[NDArray], NDArray]
 
-NEGATED: Final = frozenset({DType.FLOAT32, DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+NEGATED: Final = frozenset(
+    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}
+    | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+)
 
 
 @kernel("NEG")
@@ -91,10 +95,15 @@ def rsqrt(site: Site) -> Kernel:
         )
     else:
         inner = tabulated(site, lambda stored: _rsqrt_8(stored - given.zero_point, given, made))
+    return _not_negative(inner, given.zero_point, "RSQRT")
+
+
+def _not_negative(inner: Kernel, zero_point: int, name: str) -> Kernel:
+    """*inner*, refusing stored values below *zero_point*."""
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        if (np.asarray(inputs[0]) < given.zero_point).any():
-            raise ShapeMismatch("RSQRT of a negative value")
+        if (np.asarray(inputs[0]) < zero_point).any():
+            raise ShapeMismatch(f"{name} of a negative value")
         return inner(inputs)
 
     return run
@@ -109,12 +118,32 @@ def _rsqrt_8(x: NDArray, given: Quantization, made: Quantization) -> NDArray:
     return np.where(x == 0, 2**7 - 1, scaled + made.zero_point)
 
 
-@kernel("SQRT", "SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND")
-def real_function(site: Site) -> Kernel:
-    """Functions that exist for float32 alone."""
-    if site.input(0).dtype is not DType.FLOAT32:
+@kernel("SQRT")
+def sqrt(site: Site) -> Kernel:
+    """The square root, of quantised operands rounded down; they may not be negative."""
+    dtype = site.input(0).dtype
+    if dtype is DType.FLOAT32:
+        return _elementwise(np.sqrt)
+    if dtype not in {DType.INT8, DType.INT16} or dtype is not site.output().dtype:
         raise site.unsupported_types()
-    return _elementwise(_FUNCTIONS[site.operation.type])
+    given, made = _quantizations(site)
+    scale, out_scale = np.float32(given.scale), np.float32(made.scale)
+
+    def compute(stored: NDArray) -> NDArray:
+        real = scale * (stored - given.zero_point).astype(np.float32)
+        roots: NDArray = np.floor(np.sqrt(np.maximum(real, 0)) / out_scale)
+        return roots + made.zero_point
+
+    return _not_negative(tabulated(site, compute), given.zero_point, "SQRT")
+
+
+@kernel("SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND")
+def real_function(site: Site) -> Kernel:
+    """Functions of floats."""
+    name = site.operation.type
+    if site.input(0).dtype not in FLOATS_OF.get(name, {DType.FLOAT32}):
+        raise site.unsupported_types()
+    return _elementwise(_FUNCTIONS[name])
 
 
 @kernel("SIGN")
@@ -125,8 +154,15 @@ def sign(site: Site) -> Kernel:
     return _elementwise(np.sign)
 
 
+FLOATS_OF: Final = {
+    "SIN": {DType.FLOAT32, DType.FLOAT16},
+    "COS": {DType.FLOAT32, DType.FLOAT16},
+    "FLOOR": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
+    "ROUND": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
+}
+"""Floats that a function exists for, where these are more than float32."""
+
 _FUNCTIONS: Final[dict[str, Function]] = {
-    "SQRT": np.sqrt,
     "SQUARE": np.square,
     "SIN": np.sin,
     "COS": np.cos,
@@ -138,8 +174,11 @@ _FUNCTIONS: Final[dict[str, Function]] = {
 
 def _elementwise(function: Function) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.asarray(inputs[0])
         with np.errstate(all="ignore"):
-            return (np.asarray(function(np.asarray(inputs[0]))),)
+            if x.dtype in SHORT_FLOATS:
+                return (np.asarray(function(x.astype(np.float32))).astype(x.dtype),)
+            return (np.asarray(function(x)),)
 
     return run
 

@@ -1,0 +1,87 @@
+"""Each difference of docs/differences.md, on both sides: a test that fails here may be LiteRT mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+
+import penstock
+from penstock.ir import DType, NDArray, Quantization
+from tests.differential.draw import Draw, Drawn
+from tests.differential.judge import Judge
+from tests.differential.trial import run
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge() as running:
+        yield running
+
+
+def single(build: Callable[[Draw], object]) -> Drawn:
+    draw = Draw(np.random.default_rng(0))
+    build(draw)
+    return draw.finish()
+
+
+def q(scale: float, zero_point: int) -> Quantization:
+    return Quantization((float(np.float32(scale)),), (zero_point,))
+
+
+def outputs(drawn: Drawn, judge: Judge) -> tuple[NDArray, NDArray]:
+    """Penstock's output and LiteRT's."""
+    answer = judge.ask(drawn.file, drawn.inputs)
+    assert not isinstance(answer, str), answer
+    return run(penstock.load(drawn.file), drawn)[0], answer[0]
+
+
+def test_bitcast_keeps_all_bits(judge: Judge) -> None:
+    x = np.array([1.5, -2.25], np.float32)
+    drawn = single(
+        lambda d: d.operation(
+            "BITCAST",
+            [d.value(DType.FLOAT32, x.shape, array=x, constant=False)],
+            [d.output(DType.INT4)],
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    assert (ours.shape, theirs.shape) == ((2, 8), (2, 4))
+    nibbles = (ours.astype(np.int8).view(np.uint8) & 15).astype(np.uint32)
+    words = (nibbles << np.arange(0, 32, 4, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)
+    np.testing.assert_array_equal(words.view(np.float32), x)
+
+
+def test_quotients_of_less_than_a_step_are_zero(judge: Judge) -> None:
+    a, b = np.array([74], np.int8), np.array([59], np.int8)
+    scales = [q(0.007611226, 85), q(0.10400735, -33), q(0.08526378, 13)]
+    drawn = single(
+        lambda d: d.operation(
+            "DIV",
+            [
+                d.value(DType.INT8, (1,), s, array=x, constant=False)
+                for x, s in zip((a, b), scales, strict=False)
+            ],
+            [d.output(DType.INT8, scales[2])],
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    assert ours.tolist() == [13]
+    assert theirs.tolist() != [13]
+
+
+def test_integers_without_a_scale_are_compared_as_they_are(judge: Judge) -> None:
+    pair = [np.array([1, 2, 3], np.int16), np.array([1, 3, 2], np.int16)]
+    drawn = single(
+        lambda d: d.operation(
+            "NOT_EQUAL",
+            [d.value(DType.INT16, (3,), array=x, constant=False) for x in pair],
+            [d.output(DType.BOOL)],
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    assert ours.tolist() == [False, True, True]
+    assert theirs.tolist() != ours.tolist()
