@@ -21,14 +21,11 @@ from penstock.drivers.reference.ops.kernel import (
 from penstock.drivers.reference.ops.shape import dimensions, normal_axis
 from penstock.drivers.reference.ops.stablehlo_region import COMBINERS, Apply, region
 from penstock.drivers.reference.ops.stablehlo_structure import padded
+from penstock.drivers.reference.ops.volumes import check_padded
 from penstock.drivers.reference.ops.weights import given
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 
-MOST_PADDED: Final = 2**26
-"""Elements that padding may make of an operand, unless that is less than `PADDED_SHARE` times it."""
-
-PADDED_SHARE: Final = 8
 LOOKS: Final = 1024
 """Window places between two looks at the clock."""
 
@@ -138,7 +135,7 @@ def stablehlo_reduce_window(site: Site) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         operands, initial = [given(x) for x in inputs[:count]], [given(x) for x in inputs[count:]]
-        _check_padded(operands[0], pads, base)
+        check_padded(_padded_size(operands[0], pads, base), operands[0].size)
         wide = [
             padded(x, value, pads[::2], pads[1::2], interior)
             for x, value in zip(operands, initial, strict=True)
@@ -148,13 +145,11 @@ def stablehlo_reduce_window(site: Site) -> Kernel:
     return run
 
 
-def _check_padded(x: NDArray, pads: Sequence[int], base: Sequence[int]) -> None:
-    size = math.prod(
+def _padded_size(x: NDArray, pads: Sequence[int], base: Sequence[int]) -> int:
+    return math.prod(
         max(0, max(0, (n - 1) * factor + 1) + low + high)
         for n, factor, low, high in zip(x.shape, base, pads[::2], pads[1::2], strict=True)
     )
-    if size > max(MOST_PADDED, PADDED_SHARE * x.size):
-        raise ShapeMismatch(f"an operand of shape {x.shape} padded to {size} elements")
 
 
 @kernel("REDUCE_WINDOW")
