@@ -1,7 +1,7 @@
 """Values inside the subgraphs that IF and WHILE of the main subgraph enter, for an interpreter that preserves all.
 
 No run of the whole model keeps them. They are computed when they are asked for: the subgraph is run by itself on
-what the operator gave it, a loop step by step, and ends with the values of its last step, as LiteRT's does.
+what the operator gave it, a loop step by step; as in LiteRT, the body's inputs end as what it gave last.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def enter(main: Graph, subgraph: int, find: Find) -> bool:
             parts = ("cond_subgraph_index", "body_subgraph_index")
             condition, body = (operation.attributes.integer(name) for name in parts)
             if subgraph in (condition, body):
-                return _loop(main, operation, find(condition), find(body)) or subgraph == condition
+                return _loop(main, operation, find(condition), find(body))
     return False
 
 
@@ -45,26 +45,28 @@ def _branch(main: Graph, operation: Operation, then: bool, graph: Graph) -> bool
 
 
 def _loop(main: Graph, operation: Operation, condition: Graph, body: Graph) -> bool:
-    """Whether the body was entered."""
     given = _given(main, operation)
-    entered = False
-    while given is not None:
-        (going,) = run(condition, given)
-        if not np.all(going):
-            break
-        given, entered = run(body, given), True
-    return entered
+    if given is None:
+        return False
+    while np.all(run(condition, given)[0]):
+        given = run(body, given)
+    _feed(body, given)
+    return True
 
 
 def run(graph: Graph, given: Sequence[Any]) -> list[Any]:
     """The outputs of one subgraph on *given* inputs, whose shapes it takes."""
+    _feed(graph, given)
+    graph.invoke()
+    return [graph.get(tensor) for tensor in graph.catalog.outputs]
+
+
+def _feed(graph: Graph, given: Sequence[Any]) -> None:
     for tensor, value in zip(graph.catalog.inputs, given, strict=True):
         graph.resize(tensor, np.array(np.shape(value), np.int32), strict=False)
     graph.allocate()
     for tensor, value in zip(graph.catalog.inputs, given, strict=True):
         graph.set(tensor, value)
-    graph.invoke()
-    return [graph.get(tensor) for tensor in graph.catalog.outputs]
 
 
 def _given(main: Graph, operation: Operation) -> list[Any] | None:

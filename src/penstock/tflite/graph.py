@@ -200,8 +200,7 @@ class Graph:
             return self._session.variable(program, program.variables[index])
         found = self._values.get(index)
         tensor = self.catalog.tensors[index]
-        loose = tensor.is_variable or tensor.dtype in (DType.RESOURCE, DType.VARIANT)
-        if found is None and self._ready and loose:
+        if found is None and self._ready and tensor.is_variable:
             found = self._values[index] = blank(tensor.dtype, self.shapes[index])
         return found
 

@@ -248,6 +248,7 @@ class Interpreter:
     def __copy__(self) -> Self:
         made = object.__new__(type(self))
         vars(made).update(vars(self))
+        self._core.guests.add(made)
         return made
 
     def __reduce__(self) -> NoReturn:

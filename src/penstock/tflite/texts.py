@@ -10,6 +10,7 @@ from penstock.errors import (
     DuplicateWriter,
     IndexOutOfRange,
     InvalidOperand,
+    InvalidQuantization,
     LimitExceeded,
     ModelError,
     NotAModel,
@@ -78,12 +79,39 @@ def unresolved(name: str, index: int) -> str:
     return f"{words}Node number {index} ({name}) failed to prepare."
 
 
+_QUANTIZATIONS: Final = (
+    (
+        re.compile(r"\d+ scales and no zero points"),
+        "Quantization parameters has non-null scale but null zero_point.",
+    ),
+    (
+        re.compile(r"(\d+) scales and (\d+) zero points"),
+        "QuantizationParam has {1} zero_point values and {0} scale values. Must have same number.",
+    ),
+    (
+        re.compile(r"quantised dimension (-?\d+) of a rank-(\d+)"),
+        "quantized_dimension must be in range [0, {1}). Was {0}.",
+    ),
+)
+
+
+def _quantization(error: InvalidQuantization) -> str:
+    tensor = re.search(r"tensor (\d+)", error.where or "")
+    for pattern, words in _QUANTIZATIONS:
+        if tensor and (found := pattern.search(error.message)):
+            said = words.format(*found.groups())
+            return f"{said}Tensor {tensor[1]} has invalid quantization parameters."
+    return ""
+
+
 def refused(error: ModelError) -> str:
     """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's own words."""
     if found := SCHEMA_VERSION.search(error.message):
         words = f"Model provided is schema version {found[1]} not equal to supported version 3."
         return f"{words}\n{error}"
     words = next((text for kinds, text in _REFUSALS if isinstance(error, kinds)), "")
+    if isinstance(error, InvalidQuantization):
+        words = _quantization(error)
     if "no subgraph" in error.message:
         words = "No subgraph in the model."
     elif "operator code" in error.message and not words:

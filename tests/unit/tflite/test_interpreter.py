@@ -303,11 +303,11 @@ class TestPreserving:
         with pytest.raises(ValueError, match="did not enter"):
             interpreter.get_tensor(2, other)
 
-    def test_inside_a_loop_the_last_step(self) -> None:
+    def test_inside_a_loop_after_the_last_step(self) -> None:
         interpreter = preserving(models.doubling())
         assert run(interpreter, np.array([7], np.int32))[0] == [112]
         assert interpreter.get_tensor(1, 2) == [112]
-        assert interpreter.get_tensor(0, 1) == [112]
+        assert interpreter.get_tensor(0, 1) == interpreter.get_tensor(0, 2) == [112]
         assert not interpreter.get_tensor(1, 1)[0]
         assert interpreter.get_tensor(2, 1) == [100]
 

@@ -212,9 +212,12 @@ def _quantization(table: Values | None, shape: tuple[int, ...], where: str) -> Q
     )
     if scales is None or not len(scales):
         return replace(NOT_QUANTIZED, block_size=block)
-    count = 0 if zero_points is None else len(zero_points)
-    if count != len(scales):
-        raise InvalidQuantization(f"{len(scales)} scales and {count} zero points", where=where)
+    if zero_points is None:
+        raise InvalidQuantization(f"{len(scales)} scales and no zero points", where=where)
+    if len(zero_points) != len(scales):
+        raise InvalidQuantization(
+            f"{len(scales)} scales and {len(zero_points)} zero points", where=where
+        )
     if dimension < 0 or (len(shape) and dimension >= len(shape)):
         raise InvalidQuantization(
             f"quantised dimension {dimension} of a rank-{len(shape)} tensor", where=where
