@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.errors import InvalidAttribute, InvalidQuantization
-from penstock.nnapi.lowering.recurrent import GATES, NORMS, PARAMETERS, check_parameters, tensors
+from penstock.nnapi.lowering.recurrent import (
+    GATES,
+    NORMS,
+    PARAMETERS,
+    check_parameters,
+    parameters,
+    tensors,
+)
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 
@@ -76,10 +83,10 @@ def quantized_lstm(site: Site) -> None:
     for name in ("cell_clip", "proj_clip"):
         if not site.real(name) >= 0:
             raise InvalidAttribute(f"{name} is {site.real(name)}, and must not be below 0")
-    inputs = ("input", *PARAMETERS, "output_state", "cell_state", *NORMS)
+    states = ("output_state", "cell_state", *NORMS)
     site.finish(
         "QUANTIZED_LSTM",
-        tensors(site, inputs),
+        [site.tensor("input"), *parameters(site), *tensors(site, states)],
         cell_clip=site.real("cell_clip"),
         proj_clip=site.real("proj_clip"),
         hidden_state_zero_point=site.integer("hidden_state_zero_point"),

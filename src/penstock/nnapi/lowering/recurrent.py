@@ -70,7 +70,7 @@ def check_parameters(site: Site, prefix: str = "") -> None:
     has_peephole = together("cell_to_forget", "cell_to_output")
     has_input_peephole = site.given(f"{prefix}cell_to_input")
     site.require(
-        has_input_peephole == (has_gate and has_peephole),
+        has_input_peephole == has_peephole or (has_peephole and not has_gate),
         "cell_to_input must be given where an input gate and the other peephole weights are",
     )
     site.require(
@@ -84,10 +84,18 @@ def check_parameters(site: Site, prefix: str = "") -> None:
         )
 
 
+def parameters(site: Site, prefix: str = "") -> list[int]:
+    """The IR operands of one direction's weights and biases; without an input gate nothing peeps into it."""
+    found = tensors(site, PARAMETERS, prefix)
+    if not site.given(f"{prefix}input_to_input"):
+        found[PARAMETERS.index("cell_to_input")] = site.graph.omitted()
+    return found
+
+
 def _finish_lstm(site: Site, kind: str, **attributes: bool | str) -> list[int]:
     """The operation over the arguments that LSTM and its sequence form share: its three results."""
     check_parameters(site)
-    inputs = [site.tensor("input"), *tensors(site, PARAMETERS)]
+    inputs = [site.tensor("input"), *parameters(site)]
     states = [site.tensor("output_state"), site.tensor("cell_state")]
     output = site.result_type("output")
     return site.emit_many(
@@ -175,7 +183,7 @@ def bidirectional_sequence_lstm(site: Site) -> None:
         check_parameters(site, direction)
     inputs = [site.tensor("input")]
     for direction in DIRECTIONS:
-        inputs += tensors(site, PARAMETERS, direction)
+        inputs += parameters(site, direction)
     inputs += tensors(site, (*_LSTM_STATES, "auxiliary", *_AUXILIARY))
     for direction in DIRECTIONS:
         inputs += tensors(site, NORMS, direction)
