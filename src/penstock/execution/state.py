@@ -24,6 +24,7 @@ class State:
         self._model = model
         self._lock = threading.RLock()
         self._values: list[NDArray] = [_initial(model, v) for v in model.variables]
+        self._assigned = _assigned(model)
 
     @property
     def lock(self) -> threading.RLock:
@@ -39,15 +40,21 @@ class State:
         """The present value of a variable, to be read only."""
         return self._values[variable]
 
+    def is_assigned(self, variable: int) -> bool:
+        """Whether a variable has a value: an initial one, or one that a run gave it."""
+        return variable in self._assigned
+
     def replace(self, values: Mapping[int, NDArray]) -> None:
         """Puts the values of a finished run in place, all at once; the arrays are taken over."""
         for variable, value in values.items():
             self._values[variable] = value
+        self._assigned.update(values)
 
     def reset(self) -> None:
         """Back to the initial values."""
         with self._lock:
             self._values = [_initial(self._model, v) for v in self._model.variables]
+            self._assigned = _assigned(self._model)
 
     def as_dict(self) -> dict[str, NDArray]:
         """Copies of the values, by variable name; `StateError` when two variables share one."""
@@ -59,13 +66,18 @@ class State:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
-            return _rebuild, (self._model, [np.array(v) for v in self._values])
+            values = {v: np.array(self._values[v]) for v in sorted(self._assigned)}
+            return _rebuild, (self._model, values)
 
 
-def _rebuild(model: Model, values: list[NDArray]) -> State:
+def _rebuild(model: Model, values: Mapping[int, NDArray]) -> State:
     state = State(model)
-    state.replace(dict(enumerate(values)))
+    state.replace(values)
     return state
+
+
+def _assigned(model: Model) -> set[int]:
+    return {at for at, variable in enumerate(model.variables) if variable.assigned}
 
 
 def _initial(model: Model, variable: Variable) -> NDArray:

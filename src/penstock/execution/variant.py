@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.compilation.compilation import Compilation
-from penstock.errors import InputError, MissedDeadlinePersistent, MissedDeadlineTransient
+from penstock.errors import (
+    InputError,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    StateError,
+)
 from penstock.execution.state import State
 from penstock.execution.step import StepRunner, Trace
 from penstock.execution.targets import store
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
-from penstock.ir import NDArray, Operand
+from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import static_shape
 
 
@@ -57,6 +62,7 @@ class Variant:
         }
         self._forwarded = frozenset(i for i in self.outputs if i in entry.inputs)
         self._states = entry.states
+        self._needed = _variables_read(self.model)
         self._slots = tuple(
             _Slot(i, offset, nbytes, entry.operands[i].dtype.numpy, shape)
             for i, (offset, nbytes) in plan.temporaries.offsets.items()
@@ -98,6 +104,8 @@ class Variant:
         trace: Trace,
     ) -> list[NDArray]:
         values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
+        if state is not None:
+            self._check_assigned(state)
         if out is not None:
             values.update({i: a for i, a in zip(self.outputs, out, strict=True) if a is not None})
         if state is not None:
@@ -149,6 +157,13 @@ class Variant:
             return store(given, result, self._operand(operand))
         return result if self.outputs.index(operand) == position else np.array(result)
 
+    def _check_assigned(self, state: State) -> None:
+        for variable in self._needed:
+            if not state.is_assigned(variable):
+                raise StateError(
+                    f"variable {self.model.variables[variable].name!r} is read before any value was assigned to it"
+                )
+
     def _operand(self, index: int) -> Operand:
         return self.model.operands[index]
 
@@ -170,6 +185,17 @@ class Variant:
             s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)
             for s in self._slots
         }
+
+
+def _variables_read(model: Model) -> tuple[int, ...]:
+    """The variables without an initial value that a run of the main subgraph reads."""
+    entry = model.entry
+    read = {i for o in entry.operations for i in o.inputs} | set(entry.ordinary_outputs)
+    return tuple(
+        p.variable
+        for p in entry.states
+        if p.input in read and not model.variables[p.variable].assigned
+    )
 
 
 def deadline_of(timeout: object, now_ns: int) -> int | None:

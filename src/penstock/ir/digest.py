@@ -139,6 +139,8 @@ def _variable(model: Model, variable: Variable, structure: _Hasher, constants: _
     structure.put(
         "variable", variable.dtype.value, shape, _quantization(variable.quantization), zero
     )
+    if not variable.assigned:
+        structure.put("unassigned")
     if not zero:
         constants.put("variable", constant_bytes(model.pools, variable))
 

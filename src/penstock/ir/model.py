@@ -48,7 +48,8 @@ class Variable:
     """One piece of network state and its value before the first run.
 
     The initial value is *value* or *location* (packed, as a constant operand's), else all zeros;
-    dimensions unknown in *shape* count as 0 in the zeros.
+    dimensions unknown in *shape* count as 0 in the zeros. One that is not *assigned* has none: no run
+    may read it before another gave it a value.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Variable:
     quantization: Quantization | None = None
     value: bytes | None = None
     location: DataLocation | None = None
+    assigned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

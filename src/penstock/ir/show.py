@@ -18,6 +18,7 @@ def show_model(model: Model) -> str:
     for index, variable in enumerate(model.variables):
         lines.append(
             f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"
+            + ("" if variable.assigned else ", unassigned")
         )
     for name, signature in model.signatures.items():
         lines.append(f"  signature {name!r}: subgraph {signature.subgraph}")

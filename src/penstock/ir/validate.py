@@ -186,6 +186,8 @@ def _check_variable(model: Model, variable: Variable, where: str) -> None:
         raise InvalidOperand(
             "an initial value stands in the model or in a pool, not both", where=where
         )
+    if not variable.assigned and (variable.value is not None or variable.location is not None):
+        raise InvalidOperand("an unassigned variable has an initial value", where=where)
     _check_item(model, variable, where)
 
 

@@ -204,6 +204,8 @@ class SubgraphWriter:
 def has_initial_value(model: Model, port: StatePort) -> bool:
     """Whether the variable of *port* can be given its initial value by a constant."""
     variable = model.variables[port.variable]
+    if not variable.assigned:
+        return False
     if variable.value is not None:
         return bool(variable.value)
     if variable.shape is None or None in variable.shape:

@@ -97,7 +97,17 @@ class _Lowering:
     def run(self) -> Lowered:
         bodies = [_Body(self, s) for s in self.raw]
         subgraphs = [b.lower() for b in bodies]
+        self._assign_passed_on(subgraphs)
         return Lowered(subgraphs + self.extra, self.variables, [b.renamed for b in bodies])
+
+    def _assign_passed_on(self, subgraphs: list[Subgraph]) -> None:
+        """Gives zeros to unassigned variables that control flow takes: it may not read them at all."""
+        for subgraph in subgraphs:
+            taken = {i for o in subgraph.operations if o.type in ("IF", "WHILE") for i in o.inputs}
+            for port in subgraph.states:
+                if port.input in taken:
+                    variable = self.variables[port.variable]
+                    self.variables[port.variable] = replace(variable, assigned=True)
 
     def state_operand(self, key: Key) -> Operand:
         """A temporary of the type of the state *key*."""
@@ -119,7 +129,8 @@ class _Lowering:
 
     def _variable(self, key: Key) -> Variable:
         operand = self.state_operand(key)
-        name = key.name or operand.name or f"{key.kind}/{key.subgraph}/{key.number}"
+        owner = f"subgraph_{key.subgraph}" if key.subgraph >= 0 else f"table_{key.number}"
+        name = key.name or operand.name or f"{owner}/{key.kind}/{key.number}"
         given = self.initial.get(key)
         if given is not None:
             if self._is_zero(given):
@@ -128,7 +139,12 @@ class _Lowering:
                 name, given.dtype, given.shape, operand.quantization, given.value, given.location
             )
         return Variable(
-            name, operand.dtype, operand.shape, operand.quantization, self._zeros(key, operand)
+            name,
+            operand.dtype,
+            operand.shape,
+            operand.quantization,
+            self._zeros(key, operand),
+            assigned=key.kind != "resource",
         )
 
     def _is_zero(self, given: Operand) -> bool:
