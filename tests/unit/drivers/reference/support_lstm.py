@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,6 +165,79 @@ def integer_case(
             intermediate_zero_points=(0, 0, 0, 0, hidden_zero_point),
             **more,
         ),
+    )
+
+
+def narrow_case(
+    rng: np.random.Generator,
+    *,
+    size: int = 5,
+    cells: int = 6,
+    outputs: int = 4,
+    coupled: bool = True,
+    peephole: bool = False,
+    tame: bool = True,
+    **more: AttributeValue,
+) -> Case:
+    """An integer LSTM with twelve intermediate results, of a batch of 2.
+
+    A *tame* one does without what the output gate makes of the previous output, and so without the
+    elements that LiteRT 2.3 reads past the end of an array.
+    """
+    int8, int16 = DType.INT8, DType.INT16
+
+    def scale(low: float, high: float) -> float:
+        return float(np.float32(np.exp(rng.uniform(np.log(low), np.log(high)))))
+
+    def each(make: Callable[[int], Item]) -> list[Item]:
+        return [None if coupled and gate == 0 else make(gate) for gate in range(4)]
+
+    def matrix(rows: int, columns: int, step: float) -> Constant:
+        return Constant(rng.integers(-127, 128, (rows, columns)).astype(np.int8), q(step))
+
+    def wide(low: float, high: float) -> Constant:
+        return Constant(rng.integers(2000, 32767, cells).astype(np.int16), q(scale(low, high)))
+
+    def bias(length: int, reach: int) -> Constant:
+        return Constant(rng.integers(-reach, reach, length).astype(np.int32), q(1e-4))
+
+    source = q(scale(0.01, 0.03), int(rng.integers(-20, 20)))
+    target = q(scale(0.005, 0.02), int(rng.integers(-100, 100)))
+    steps = [scale(0.005, 0.02) for _ in range(4)]
+    scales: list[float] = []
+    zero_points: list[int] = []
+    for gate in range(4):
+        total = scale(0.001, 0.004)
+        # Of the forget gate: a ratio whose exponent is 0, which LiteRT takes for a multiplier.
+        recurrent = 0.75 * total if gate == 1 else scale(0.02, 0.05)
+        scales += [total, scale(0.02, 0.05), recurrent]
+        zero_points += [0, int(rng.integers(-20, 20)), int(rng.integers(-20, 20))]
+    if tame:
+        zero_points[11], scales[11], steps[3] = zero_points[7], scales[9] * 2.0**-40, 2.0**-40
+    peepholes: list[Item] = [None] * 3
+    if peephole:
+        peepholes[1:] = [wide(1e-5, 1e-4), wide(1e-5, 1e-4)]
+    return Case(
+        "LSTM",
+        [
+            Tensor(int8, (2, size), source),
+            *each(lambda _: matrix(cells, size, scale(0.005, 0.02))),
+            *each(lambda gate: matrix(cells, outputs, steps[gate])),
+            *peepholes,
+            *each(lambda _: bias(cells, 20000)),
+            matrix(outputs, cells, scale(0.005, 0.02)),
+            bias(outputs, 200000),
+            State(int8, (2, outputs), target),
+            State(int16, (2, cells), q(2.0**-15)),
+            *each(lambda _: wide(2e-5, 1e-4)),
+        ],
+        [Tensor(int8, (2, outputs), target)],
+        {
+            "fused_activation_function": "TANH",
+            "intermediate_scales": tuple(float(np.float32(s)) for s in scales),
+            "intermediate_zero_points": tuple(zero_points),
+            **more,
+        },
     )
 
 

@@ -88,6 +88,37 @@ class Case:
             for shape in (self._shape(item) for item in self.inputs)
         ]
 
+    def quantized_operands(self) -> list[Operand]:
+        """The inputs as operands of their own types, none of them constant."""
+        found: list[Operand] = []
+        for item in self.inputs:
+            match item:
+                case None:
+                    found.append(OMITTED)
+                case Constant(value, quantization):
+                    dtype = DType(value.dtype.name)
+                    found.append(Operand(dtype, value.shape, quantization=quantization))
+                case Tensor(dtype, shape, quantization):
+                    found.append(Operand(dtype, shape, quantization=quantization))
+        return found
+
+    def arrays(self, feed: Sequence[NDArray]) -> list[NDArray | None]:
+        """What a kernel is given: parameters, *feed* in turn, and states where they begin."""
+        fed = iter(feed)
+        found: list[NDArray | None] = []
+        for item in self.inputs:
+            match item:
+                case Constant(value, _):
+                    found.append(value)
+                case State(dtype, shape, _):
+                    start = initial(item)
+                    found.append(np.zeros(shape, dtype.numpy) if start is None else start)
+                case Tensor():
+                    found.append(next(fed))
+                case None:
+                    found.append(None)
+        return found
+
     @staticmethod
     def _shape(item: Item) -> tuple[int, ...] | None:
         match item:
