@@ -12,7 +12,7 @@ from penstock.cli.main import app
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = ("README.md", "docs/tasks.md", "examples/digits/README.md")
+PAGES = ("README.md", "docs/litert.md", "docs/tasks.md", "examples/digits/README.md")
 
 
 def test_it_opens_with_words_a_picture_and_the_two_commands() -> None:
@@ -33,9 +33,9 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def test_the_python_runs_and_prints_what_it_says() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", "\n".join(code)],
         check=True,
         capture_output=True,
         text=True,
