@@ -158,6 +158,11 @@ def values(
     return rng.integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
 
 
+def shape_of(operand: Operand) -> list[int]:
+    """The shape of an operand that has no unknown dimensions."""
+    return [d or 0 for d in operand.shape or ()]
+
+
 def run_litert(model: bytes, feeds: Sequence[Sequence[NDArray]]) -> list[list[NDArray]]:
     """The outputs of successive runs of one interpreter with LiteRT's reference kernels."""
     runner = interpreter(model)

@@ -9,7 +9,7 @@ from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operand import OMITTED
 from tests.support_litert import kernel_of, refusal
 from tests.unit.drivers.reference.support_lstm import Form, bidirectional_case, real_case
-from tests.unit.drivers.reference.support_recurrent import compare
+from tests.unit.drivers.reference.support_recurrent import compare, shape_of, values
 
 REAL = DType.FLOAT32
 WEIGHTS = [(REAL, False), (DType.INT8, False), (DType.INT8, True), (DType.UINT8, False)]
@@ -96,12 +96,7 @@ def operands(form: Form, dtype: DType) -> list[Operand]:
 
 
 def random_values(rng: np.random.Generator, inputs: list[Operand]) -> list[NDArray | None]:
-    return [
-        rng.uniform(-1, 1, [d or 0 for d in o.shape or ()]).astype(o.dtype.numpy)
-        if o.has_value
-        else None
-        for o in inputs
-    ]
+    return [values(rng, o.dtype, shape_of(o)) if o.has_value else None for o in inputs]
 
 
 def test_half_precision_is_computed_in_single() -> None:

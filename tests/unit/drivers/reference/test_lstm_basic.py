@@ -1,0 +1,143 @@
+"""The basic kernel of LSTM against LiteRT's, over successive runs, and NNAPI's form of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.ir import DType, NDArray, Operand
+from tests.support_litert import kernel_of, q, refusal
+from tests.unit.drivers.reference.support_recurrent import (
+    Case,
+    Constant,
+    State,
+    Tensor,
+    compare,
+    run_reference,
+)
+
+REAL, UINT8, INT16 = DType.FLOAT32, DType.UINT8, DType.INT16
+ACTIVATION, CELL = q(1 / 128, 128), q(2.0**-11)
+BASIC = {"kernel_type": "BASIC", "fused_activation_function": "TANH"}
+
+
+def real_case(rng: np.random.Generator, batch: int, size: int, cells: int) -> Case:
+    def constant(*shape: int) -> Constant:
+        return Constant(rng.uniform(-1, 1, shape).astype(np.float32))
+
+    state = State(REAL, (batch, cells))
+    return Case(
+        "LSTM",
+        [
+            Tensor(REAL, (batch, size)),
+            state,
+            constant(4 * cells, size + cells),
+            constant(4 * cells),
+            state,
+        ],
+        [Tensor(REAL, (batch, n)) for n in (cells, cells, size + cells, 4 * cells)],
+        dict(BASIC),
+    )
+
+
+def integer_case(rng: np.random.Generator, batch: int, size: int, cells: int) -> Case:
+    scale = float(rng.uniform(0.002, 0.03))
+    weights = rng.integers(0, 256, (4 * cells, size + cells)).astype(np.uint8)
+    biases = rng.integers(-5000, 5000, 4 * cells).astype(np.int32)
+    return Case(
+        "LSTM",
+        [
+            Tensor(UINT8, (batch, size), ACTIVATION),
+            State(UINT8, (batch, cells), ACTIVATION),
+            Constant(weights, q(scale, int(rng.integers(0, 256)))),
+            Constant(biases, q(scale / 128)),
+            State(INT16, (batch, cells), CELL),
+        ],
+        [
+            Tensor(UINT8, (batch, cells), ACTIVATION),
+            Tensor(INT16, (batch, cells), CELL),
+            Tensor(UINT8, (batch, size + cells), ACTIVATION),
+            Tensor(INT16, (batch, 4 * cells), q(2.0**-12)),
+        ],
+        dict(BASIC),
+    )
+
+
+@pytest.mark.parametrize(("batch", "cells"), [(1, 4), (2, 5), (3, 16)])
+def test_floats(batch: int, cells: int) -> None:
+    rng = np.random.default_rng(1)
+    case = real_case(rng, batch, 3, cells)
+    compare(case, case.feeds(rng, 4))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_integers_with_every_intermediate_result(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    case = integer_case(rng, 1 + seed % 3, 3, 1 + seed)
+    compare(case, case.feeds(rng, 6))
+
+
+def test_weights_that_come_at_run_time() -> None:
+    rng = np.random.default_rng(2)
+    case = integer_case(rng, 2, 3, 4)
+    (feed,) = case.feeds(rng, 1)
+    (wanted,) = run_reference(case.model(), [feed])
+    inputs = case.quantized_operands()
+    outputs = [Operand(t.dtype, t.shape, quantization=t.quantization) for t in case.outputs]
+    run = kernel_of("LSTM", inputs, outputs, **case.attributes)
+    start: list[NDArray | None] = [
+        feed[0],
+        np.zeros((2, 4), np.uint8),
+        *(c.value for c in case.inputs[2:4] if isinstance(c, Constant)),
+        np.zeros((2, 4), np.int16),
+    ]
+    for got, want in zip(run(start), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_other_scales_and_types_are_refused() -> None:
+    inputs = integer_case(np.random.default_rng(3), 1, 2, 3).quantized_operands()
+    cell = Operand(INT16, (1, 3), quantization=q(2.0**-10))
+    assert "2**-11" in refusal("LSTM", inputs, [inputs[1], cell], **BASIC)
+    inputs[0] = Operand(DType.INT8, (1, 2), quantization=q(1 / 128))
+    assert "LSTM of" in refusal("LSTM", inputs, [inputs[1], cell], **BASIC)
+
+
+def nnapi_inputs(cells: int, size: int) -> list[Operand]:
+    weights = [(cells, size)] * 4 + [(cells, cells)] * 4
+    return [
+        Operand(UINT8, (2, size), quantization=ACTIVATION),
+        *(Operand(UINT8, shape, quantization=q(0.004, 100)) for shape in weights),
+        *[Operand(DType.INT32, (cells,), quantization=q(0.004 / 128))] * 4,
+        Operand(INT16, (2, cells), quantization=CELL),
+        Operand(UINT8, (2, cells), quantization=ACTIVATION),
+    ]
+
+
+def test_nnapis_form_follows_the_real_cell_where_columns_have_one_weight() -> None:
+    """Weights that are equal within a row do not tell the columns apart."""
+    rng = np.random.default_rng(4)
+    cells, size = 4, 2
+    operands = nnapi_inputs(cells, size)
+    rows = [rng.integers(0, 256, (cells, 1)) for _ in range(4)]
+    biases = [rng.integers(-20000, 20000, cells) for _ in range(4)]
+    source, before = rng.integers(0, 256, (2, size)), rng.integers(0, 256, (2, cells))
+    cell = rng.integers(-4000, 4000, (2, cells))
+    given: list[NDArray | None] = [
+        source.astype(np.uint8),
+        *(np.repeat(r, size, axis=1).astype(np.uint8) for r in rows),
+        *(np.repeat(r, cells, axis=1).astype(np.uint8) for r in rows),
+        *(b.astype(np.int32) for b in biases),
+        cell.astype(np.int16),
+        before.astype(np.uint8),
+    ]
+    run = kernel_of("QUANTIZED_16BIT_LSTM", operands, [operands[13], operands[14]])
+    after, output = run(given)
+    total = ((np.concatenate([source, before], axis=1) - 128) / 128).sum(axis=1, keepdims=True)
+    gates = [
+        total * (r[:, 0] - 100) * 0.004 + b * 0.004 / 128 for r, b in zip(rows, biases, strict=True)
+    ]
+    admit, forget, shown = (1 / (1 + np.exp(-gates[g])) for g in (0, 1, 3))
+    wanted = admit * np.tanh(gates[2]) + forget * cell / 2048
+    np.testing.assert_allclose(after / 2048, wanted, atol=0.01)
+    np.testing.assert_allclose((output - 128.0) / 128, shown * np.tanh(wanted), atol=0.01)

@@ -1,0 +1,224 @@
+"""Basic recurrent cells against LiteRT's kernels, over steps and successive runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.ir import DType, Operand
+from penstock.ir.operand import OMITTED
+from penstock.ir.operation import AttributeValue
+from tests.support_litert import kernel_of, q, refusal
+from tests.unit.drivers.reference.support_recurrent import (
+    Case,
+    Constant,
+    Item,
+    State,
+    Tensor,
+    compare,
+    run_reference,
+    shape_of,
+    values,
+)
+
+REAL = DType.FLOAT32
+WEIGHTS = [(REAL, False), (DType.INT8, False), (DType.INT8, True), (DType.UINT8, True)]
+BATCH, STEPS, SIZE, UNITS, BACKWARD = 2, 4, 4, 5, 3
+
+
+def matrix(rng: np.random.Generator, weights: DType, *shape: int) -> Constant:
+    if weights.is_float:
+        return Constant(rng.uniform(-0.5, 0.5, shape).astype(np.float32))
+    stored = rng.integers(-127, 128, shape).astype(np.int8).view(weights.numpy)
+    return Constant(stored, q(0.005))
+
+
+def cell(rng: np.random.Generator, weights: DType, units: int) -> list[Item]:
+    bias = Constant(rng.uniform(-0.5, 0.5, units).astype(np.float32))
+    return [
+        matrix(rng, weights, units, SIZE),
+        matrix(rng, weights, units, units),
+        bias,
+        State(REAL, (BATCH, units)),
+    ]
+
+
+def over_time(size: int, *, time_major: bool, steps: int = STEPS) -> Tensor:
+    return Tensor(REAL, (steps, BATCH, size) if time_major else (BATCH, steps, size))
+
+
+def sequence_case(
+    rng: np.random.Generator, weights: DType, *, time_major: bool, **more: AttributeValue
+) -> Case:
+    return Case(
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        [over_time(SIZE, time_major=time_major), *cell(rng, weights, UNITS)],
+        [over_time(UNITS, time_major=time_major)],
+        {"time_major": time_major, **more},
+    )
+
+
+def both_case(
+    rng: np.random.Generator,
+    weights: DType,
+    *,
+    time_major: bool,
+    merge: bool = False,
+    auxiliary: int = 0,
+    linked: bool = False,
+    steps: int = STEPS,
+    **more: AttributeValue,
+) -> Case:
+    sizes = [UNITS + BACKWARD] if merge else [UNITS, BACKWARD]
+    extra: list[Item] = [None] * 3
+    if auxiliary:
+        extra[0] = over_time(auxiliary, time_major=time_major, steps=steps)
+    if auxiliary and not linked:
+        extra[1:] = [matrix(rng, weights, n, auxiliary) for n in (UNITS, BACKWARD)]
+    return Case(
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        [
+            over_time(SIZE, time_major=time_major, steps=steps),
+            *cell(rng, weights, UNITS),
+            *cell(rng, weights, BACKWARD),
+            *extra,
+        ],
+        [over_time(n, time_major=time_major, steps=steps) for n in sizes],
+        {"time_major": time_major, "merge_outputs": merge, **more},
+    )
+
+
+@pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
+@pytest.mark.parametrize(
+    "activation", ["NONE", "RELU", "RELU6", "RELU_N1_TO_1", "TANH", "SIGN_BIT"]
+)
+def test_one_step(activation: str, weights: DType, asymmetric: bool) -> None:
+    rng = np.random.default_rng(1)
+    case = Case(
+        "RNN",
+        [Tensor(REAL, (BATCH, SIZE)), *cell(rng, weights, UNITS)],
+        [Tensor(REAL, (BATCH, UNITS))],
+        {"fused_activation_function": activation, "asymmetric_quantize_inputs": asymmetric},
+    )
+    compare(case, case.feeds(rng, 4, reach=2.0))
+
+
+@pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
+@pytest.mark.parametrize("time_major", [False, True])
+def test_sequences(time_major: bool, weights: DType, asymmetric: bool) -> None:
+    rng = np.random.default_rng(2)
+    case = sequence_case(
+        rng,
+        weights,
+        time_major=time_major,
+        fused_activation_function="TANH",
+        asymmetric_quantize_inputs=asymmetric,
+    )
+    compare(case, case.feeds(rng, 3, reach=2.0))
+
+
+@pytest.mark.parametrize(
+    ("weights", "time_major", "auxiliary", "linked", "steps", "merge"),
+    [
+        (REAL, False, 0, False, STEPS, False),
+        (REAL, False, 0, False, STEPS, True),
+        (REAL, True, 0, False, STEPS, False),
+        (REAL, True, 0, False, STEPS, True),
+        (REAL, False, 6, False, STEPS, True),
+        (REAL, True, SIZE, False, STEPS, False),
+        (REAL, True, SIZE, True, STEPS, True),
+        (DType.INT8, False, 0, False, STEPS, True),
+        (DType.INT8, False, SIZE, False, STEPS, False),
+        (DType.INT8, False, SIZE, False, STEPS, True),
+        (DType.INT8, True, 6, False, 1, False),
+        (DType.INT8, True, SIZE, True, 1, False),
+    ],
+)
+def test_both_directions(
+    weights: DType, time_major: bool, auxiliary: int, linked: bool, steps: int, merge: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    case = both_case(
+        rng,
+        weights,
+        time_major=time_major,
+        merge=merge,
+        auxiliary=auxiliary,
+        linked=linked,
+        steps=steps,
+        fused_activation_function="TANH",
+    )
+    compare(case, case.feeds(rng, 3, reach=2.0))
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    rng = np.random.default_rng(4)
+    case = sequence_case(rng, REAL, time_major=True, fused_activation_function="RELU")
+    given = [values(rng, DType.FLOAT16, shape_of(o)) for o in case.operands(DType.FLOAT16)]
+    results = []
+    for dtype in (DType.FLOAT16, REAL):
+        inputs = case.operands(dtype)
+        run = kernel_of(case.kind, inputs, [inputs[0], inputs[4]], **case.attributes)
+        results.append(run([a.astype(dtype.numpy) for a in given]))
+    for half, single in zip(*results, strict=True):
+        assert half.dtype == np.float16
+        np.testing.assert_array_equal(half, single.astype(np.float16))
+
+
+def test_types_without_a_kernel_are_refused() -> None:
+    inputs = [Operand(DType.INT8, (2, 4))] * 5
+    assert "RNN of" in refusal("RNN", inputs, inputs[:2])
+    doubtful = [Operand(REAL, (2, 4)), Operand(DType.INT16, (5, 4)), *[Operand(REAL, (5, 5))] * 3]
+    assert "int16" in refusal("RNN", doubtful, doubtful[:2])
+
+
+def test_weights_of_an_auxiliary_input_need_it() -> None:
+    case = both_case(np.random.default_rng(5), REAL, time_major=True, auxiliary=SIZE)
+    inputs = case.operands(REAL)
+    inputs[9] = OMITTED
+    assert "without input 9" in refusal(case.kind, inputs, inputs[:4], **case.attributes)
+
+
+@pytest.mark.parametrize("weights", [REAL, DType.INT8])
+def test_both_directions_are_two_sequences(weights: DType) -> None:
+    """What LiteRT's kernels get wrong is what two cells make of their own inputs."""
+    rng = np.random.default_rng(6)
+    case = both_case(
+        rng, weights, time_major=True, auxiliary=SIZE, linked=True, fused_activation_function="TANH"
+    )
+    (feed,) = case.feeds(rng, 1, reach=2.0)
+    ((ahead, back),) = run_reference(case.model(), [feed])
+    for source, start, wanted in ((feed[0], 1, ahead), (feed[1][::-1], 5, back[::-1])):
+        one = Case(
+            "UNIDIRECTIONAL_SEQUENCE_RNN",
+            [case.inputs[0], *case.inputs[start : start + 4]],
+            [Tensor(REAL, wanted.shape)],
+            {"time_major": True, "fused_activation_function": "TANH"},
+        )
+        ((found,),) = run_reference(one.model(), [[np.ascontiguousarray(source)]])
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("weights", [REAL, DType.INT8])
+@pytest.mark.parametrize(("auxiliary", "linked"), [(6, False), (SIZE, True)])
+def test_the_order_of_batch_and_time_changes_nothing(
+    weights: DType, auxiliary: int, linked: bool
+) -> None:
+    results = []
+    for time_major in (True, False):
+        rng = np.random.default_rng(7)
+        case = both_case(
+            rng,
+            weights,
+            time_major=time_major,
+            auxiliary=auxiliary,
+            linked=linked,
+            fused_activation_function="TANH",
+        )
+        feed = [rng.uniform(-1, 1, (STEPS, BATCH, n)).astype(np.float32) for n in (SIZE, auxiliary)]
+        if not time_major:
+            feed = [np.ascontiguousarray(np.swapaxes(f, 0, 1)) for f in feed]
+        (outputs,) = run_reference(case.model(), [feed])
+        results.append(outputs if time_major else [np.swapaxes(o, 0, 1) for o in outputs])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
