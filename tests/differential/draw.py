@@ -234,7 +234,11 @@ class Draw:
         several operations often an earlier result of that type and shape.
         """
         shape = tuple(shape)
-        if array is None and not constant and (earlier := self._earlier(dtype, shape, low, high)):
+        if (
+            array is None
+            and not constant
+            and (earlier := self._earlier(dtype, shape, quantization, low, high))
+        ):
             return earlier
         value = self.array(dtype, shape, low, high) if array is None else array
         if dtype is DType.STRING and not shape:
@@ -324,11 +328,23 @@ class Draw:
         return UncheckedModel(subgraphs, pools, tuple(builder._variables), {}, NO_METADATA)
 
     def _earlier(
-        self, dtype: DType, shape: tuple[int, ...], low: float | None, high: float | None
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        quantization: Quantization | None,
+        low: float | None,
+        high: float | None,
     ) -> Value | None:
+        """An earlier value of that type and shape, quantised where this one is to be."""
         if low is not None or high is not None or not self.chance(0.8):
             return None
-        fitting = [v for v in self.reusable if v.dtype is dtype and v.shape == shape]
+        fitting = [
+            v
+            for v in self.reusable
+            if v.dtype is dtype
+            and v.shape == shape
+            and (v.quantization is None) == (quantization is None)
+        ]
         return self.pick(fitting) if fitting else None
 
 
