@@ -23,7 +23,7 @@ from penstock.ir.operations.rules import (
 )
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
 from penstock.ir.operations.types import INDEX, SIZES, VALUE
-from penstock.ir.types import NDArray, Shape
+from penstock.ir.types import DType, NDArray, Shape
 
 X: Final = Port("input", VALUE, "T")
 Y: Final = (Port("output", VALUE, "T"),)
@@ -202,6 +202,8 @@ def _depth_to_space(context: ShapeContext) -> Sequence[Shape]:
     return ((batch, height, width, None if depth is None else depth // (block * block)),)
 
 
+PADDINGS: Final = Port("paddings", SIZES | {DType.INT8})
+
 ROWS: Final = (
     OperationSpec(
         "TRANSPOSE",
@@ -214,7 +216,7 @@ ROWS: Final = (
     ),
     OperationSpec(
         "PAD",
-        (X, Port("paddings", SIZES)),
+        (X, PADDINGS),
         Y,
         _pad,
         feature_level=2,
@@ -222,7 +224,7 @@ ROWS: Final = (
     ),
     OperationSpec(
         "PADV2",
-        (X, Port("paddings", SIZES), Port("value", VALUE, "T")),
+        (X, PADDINGS, Port("value", VALUE, "T")),
         Y,
         _pad,
         feature_level=3,

@@ -132,7 +132,8 @@ def _broadcast_to(context: ShapeContext) -> Sequence[Shape]:
     if target is not None and shape is not None:
         if len(shape) > len(target):
             raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
-        if broadcast(shape, target) != target and None not in target:
+        tail = target[len(target) - len(shape) :]
+        if any(d not in (None, 1, t) and t is not None for d, t in zip(shape, tail, strict=True)):
             raise ShapeMismatch(f"shape {shape} does not broadcast to {target}")
     return (target,)
 
