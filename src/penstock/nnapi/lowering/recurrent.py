@@ -59,7 +59,11 @@ def _clip(site: Site, name: str) -> float:
 
 
 def check_parameters(site: Site, prefix: str = "") -> None:
-    """What belongs together is given together."""
+    """Weights have two dimensions, others one, and what belongs together is given together."""
+    for name in (*PARAMETERS, *NORMS):
+        if site.given(f"{prefix}{name}"):
+            matrix = name == "projection" or name.startswith(("input_to", "recurrent_to"))
+            site.require_rank(f"{prefix}{name}", 2 if matrix else 1)
 
     def together(*names: str) -> bool:
         given = {site.given(f"{prefix}{name}") for name in names}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from penstock.errors import InvalidAttribute, NotLowerable
@@ -18,8 +20,8 @@ def _size(site: Site, data: int) -> tuple[int, int]:
     if "width" in site.match.inputs:
         return site.positive("height"), site.positive("width")
     scales = site.real("scale_h"), site.real("scale_w")
-    if not min(scales) > 0:
-        raise InvalidAttribute(f"a scale of {site.type} is not above 0: {scales}")
+    if not all(0 < s < math.inf for s in scales):
+        raise InvalidAttribute(f"a scale of {site.type} is not above 0, or infinite: {scales}")
     shape = site.shape(data)
     if shape is None or shape[1] is None or shape[2] is None:
         raise NotLowerable(f"{site.type} by a scale of an image whose size only a run tells")

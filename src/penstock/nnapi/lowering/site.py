@@ -13,6 +13,7 @@ from penstock.errors import (
     InvalidQuantization,
     NotLowerable,
     ShapeMismatch,
+    ShapeOverflow,
 )
 from penstock.ir import AttributeValue, DType, NDArray, Operand, Quantization
 from penstock.ir.model import constant_array
@@ -322,12 +323,18 @@ class Site:
     # Helpers
 
     def integers(self, values: Sequence[int]) -> int:
-        """A constant int32 vector."""
-        return self.graph.constant(np.array(values, np.int32).reshape(len(values)))
+        """A constant int32 vector; `ShapeOverflow` where a value needs more bits."""
+        return self.graph.constant(self._int32(values).reshape(len(values)))
 
     def table(self, rows: Sequence[tuple[int, int]]) -> int:
-        """A constant int32 matrix of two columns."""
-        return self.graph.constant(np.array(rows, np.int32).reshape(len(rows), 2))
+        """A constant int32 matrix of two columns; `ShapeOverflow` where a value needs more bits."""
+        return self.graph.constant(self._int32(rows).reshape(len(rows), 2))
+
+    def _int32(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> NDArray:
+        try:
+            return np.array(values, np.int32)
+        except OverflowError as error:
+            raise ShapeOverflow(f"{self.type} needs sizes beyond 32 bits: {values}") from error
 
     def number(self, value: float, like: int) -> int:
         """A constant scalar of the element type of *like* (not quantised)."""
