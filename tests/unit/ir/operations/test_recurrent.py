@@ -32,3 +32,9 @@ def test_an_auxiliary_input_without_weights_feeds_the_backward_direction() -> No
     backward = (zeros(5, 6), *CELL[1:])
     inputs = [x(2, 3, 4), *CELL, state, *backward, state, x(2, 3, 6), None, None]
     assert shapes("BIDIRECTIONAL_SEQUENCE_RNN", inputs, [FLOAT, FLOAT]) == [(2, 3, 5), (2, 3, 5)]
+
+
+def test_layer_normalisation_of_both_directions() -> None:
+    inputs: list[Given] = [*both(), *[None] * 9, *[zeros(5)] * 8]
+    found = shapes("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, [FLOAT, FLOAT], {"time_major": False})
+    assert found == [(2, 3, 5), (2, 3, 5)]

@@ -39,9 +39,9 @@ def replaced(position: int, by: Given) -> list[Given]:
     return inputs
 
 
-def both() -> list[Given]:
+def both(*, input_gate: bool = True) -> list[Given]:
     """Inputs of a bidirectional memory, as far as the states."""
-    inputs = lstm(x(2, 3, 4))
+    inputs = lstm(x(2, 3, 4), input_gate=input_gate)
     return [*inputs[:18], *inputs[1:18], *[StateInput((2, 5))] * 4]
 
 
@@ -167,5 +167,19 @@ CASES: Final = (
         outputs=[FLOAT, FLOAT],
         fused_activation_function="TANH",
         time_major=False,
+    ),
+    agreed(
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        [*both(input_gate=False), x(2, 3, 6), *[None, *[zeros(5, 6)] * 3] * 2],
+        [(2, 3, 5), (2, 3, 5)],
+        outputs=[FLOAT, FLOAT],
+        fused_activation_function="TANH",
+        time_major=False,
+    ),
+    agreed(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        [*replaced(18, StateInput((10,)))],
+        (2, 3, 5),
+        fused_activation_function="TANH",
     ),
 )
