@@ -121,7 +121,7 @@ def _dynamic_slice(context: ShapeContext) -> Sequence[Shape]:
             whole is not None and size > whole for size, whole in zip(sizes, shape, strict=True)
         ):
             raise ShapeMismatch(f"a slice of {sizes} of an operand of shape {shape}")
-    return (sizes,)
+    return (tuple(bounded(size) for size in sizes),)
 
 
 def _pad(context: ShapeContext) -> Sequence[Shape]:

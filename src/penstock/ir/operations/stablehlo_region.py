@@ -15,6 +15,7 @@ from penstock.ir.operations.control_flow import (
     same_count,
 )
 from penstock.ir.operations.rules import (
+    MAX_RANK,
     Dimension,
     agree,
     agree_shapes,
@@ -46,6 +47,13 @@ def _factors(context: ShapeContext, name: str, rank: int) -> tuple[int, ...]:
     return values
 
 
+def _distinct(numbers: Sequence[int], shape: Shape, what: str) -> None:
+    """Dimension numbers name different dimensions of *shape*, counted from its front."""
+    rank = MAX_RANK if shape is None else len(shape)
+    if len(set(numbers)) != len(numbers) or any(not 0 <= n < rank for n in numbers):
+        raise ShapeMismatch(f"{what} {tuple(numbers)} are not distinct dimensions of {shape}")
+
+
 def _at(shape: Shape, axis: int) -> Dimension:
     return None if shape is None else shape[normalize_axis(axis, len(shape))]
 
@@ -73,8 +81,18 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
     extents = attributes.integers("kernel_spatial_dimensions")
     if not len(sources) == len(extents) == rank:
         raise ShapeMismatch("input, kernel and output differ in spatial dimensions")
+    for name, shape, first, second, spatial in (
+        ("input", image, "batch", "feature", sources),
+        ("kernel", kernel, "output_feature", "input_feature", extents),
+    ):
+        ends = (attributes.integer(f"{name}_{end}_dimension") for end in (first, second))
+        _distinct((*ends, *spatial), shape, f"{name} dimension numbers")
+        if shape is not None:
+            agree(len(shape), rank + 2, f"rank of the {name} and its dimension numbers")
     batch = _at(image, attributes.integer("input_batch_dimension"))
     groups = attributes.integer("batch_group_count") or 1
+    if groups < 1 or attributes.integer("feature_group_count") < 0:
+        raise ShapeMismatch("a negative number of groups")
     result: dict[int, Dimension] = {
         attributes.integer("output_batch_dimension"): None if batch is None else batch // groups,
         attributes.integer("output_feature_dimension"): _at(
@@ -100,6 +118,9 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
     }
     for left, right in pairs.values():
         agree(len(left), len(right), "dimension numbers of the two operands")
+    for side, shape in enumerate((a, b)):
+        numbers = [n for kind in pairs.values() for n in kind[side]]
+        _distinct(numbers, shape, "batching and contracting dimensions")
     if a is None or b is None:
         return (None,)
     for left, right in pairs.values():
@@ -119,10 +140,14 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
 
 def _gather(context: ShapeContext) -> Sequence[Shape]:
     """offset_dims take the slice sizes that are not collapsed, the others the batch of the indices."""
-    indices, attributes = context.shape(1), context.attributes
+    operand, indices, attributes = context.shape(0), context.shape(1), context.attributes
     sizes, offsets = attributes.integers("slice_sizes"), attributes.integers("offset_dims")
     collapsed = attributes.integers("collapsed_slice_dims")
-    kept = [size for at, size in enumerate(sizes) if at not in collapsed]
+    for at, size in enumerate(sizes):
+        whole = _at(operand, at)
+        if size < 0 or (whole is not None and size > whole):
+            raise ShapeMismatch(f"slices of {sizes} of an operand of shape {operand}")
+    kept = [bounded(size) for at, size in enumerate(sizes) if at not in collapsed]
     agree(len(kept), len(offsets), "slice sizes that stay and offset_dims")
     if indices is None:
         return (None,)
@@ -162,6 +187,8 @@ def _reduce(context: ShapeContext) -> Sequence[Shape]:
 def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
     extents = context.attributes.integers("window_dimensions")
     rank = len(extents)
+    if min(extents, default=1) < 1:
+        raise ShapeMismatch(f"window_dimensions {extents} must be positive")
     strides, base = (
         _factors(context, "window_strides", rank),
         _factors(context, "base_dilations", rank),

@@ -67,6 +67,12 @@ def case(site: Site) -> Kernel:
     return run
 
 
+@kernel("CALL")
+def call(site: Site) -> Kernel:
+    """A subgraph of the inputs."""
+    return site.subgraphs(site.attributes.integer("subgraph"))
+
+
 @kernel("STABLEHLO_COMPOSITE")
 def composite(site: Site) -> Kernel:
     """A composite is computed by its decomposition."""

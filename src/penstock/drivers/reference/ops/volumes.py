@@ -79,6 +79,9 @@ def patches(volume: NDArray, window: Window) -> NDArray:
 
 def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
     """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory stays near `TILE_BYTES`."""
+    if not outputs:
+        yield ()
+        return
     at = 0
     while at < len(outputs) - 1 and nbytes * math.prod(outputs[at + 1 :]) > TILE_BYTES:
         at += 1
