@@ -143,6 +143,12 @@ densify_limit_mib: Final = Knob(
 metadata_limit_mib: Final = Knob(
     "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model."
 )
+tensor_limit_mib: Final = Knob(
+    "tensor_limit_mib",
+    int,
+    0,
+    "Most MiB of one array that the reference driver computes; 0 means half of the machine's memory.",
+)
 num_threads: Final = Knob(
     "num_threads",
     int,
@@ -169,6 +175,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
         for k in (
             densify_limit_mib,
             metadata_limit_mib,
+            tensor_limit_mib,
             num_threads,
             devices,
             allow_fallback,

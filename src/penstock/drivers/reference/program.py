@@ -15,6 +15,7 @@ from penstock.drivers.reference.ops.kernel import (
     build,
     check_interrupts,
 )
+from penstock.drivers.reference.ops.limits import check_bytes
 from penstock.errors import (
     Cancelled,
     DriverError,
@@ -24,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.hal import ExecutionConfig
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
+from penstock.ir.types import element_count, static_shape
 
 MAX_MESSAGE: Final = 300
 
@@ -91,11 +93,20 @@ def examine(model: Model, index: int) -> list[Kernel | str]:
 
 def _examine(site: Site) -> Kernel | str:
     try:
+        for output in site.outputs:
+            _check_size(output, site)
         return build(site)
     except Unsupported as refusal:
         return str(refusal)
     except PenstockError as error:
         return f"not computable as it stands: {error}"
+
+
+def _check_size(output: Operand, site: Site) -> None:
+    """Raises `LimitExceeded` where an output of known shape takes more memory than one may."""
+    shape = static_shape(output.shape)
+    if shape is not None:
+        check_bytes(element_count(shape) * output.dtype.numpy.itemsize, site.operation.key)
 
 
 def compile_subgraph(

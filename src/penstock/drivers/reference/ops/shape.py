@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.limits import check_bytes
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
 
@@ -30,10 +31,11 @@ def normal_axis(axis: int, rank: int) -> int:
 
 def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
     """*shape* as that of an output to be made; `ShapeMismatch` where it is negative or beyond
-    `MOST_ELEMENTS`.
+    `MOST_ELEMENTS`, `LimitExceeded` where elements of a byte would take too much memory.
     """
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
         raise ShapeMismatch(f"{what} to the shape {tuple(shape)}")
+    check_bytes(math.prod(shape), what)
     return tuple(shape)
 
 
