@@ -1,4 +1,4 @@
-"""Seeded damage to TFLite files, and one trial: load it, and write back what loads."""
+"""Seeded damage to TFLite files, and one trial: load it, write back what loads, and run it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import TFLITE, Field, Kind
 from penstock.ir import infer_shapes
 from penstock.loaders.flatbuffer import Blob, Reader
+from tests.soak.running import run
 from tests.unit.loaders import files
 
 WORDS = (
@@ -59,8 +60,8 @@ def mutate(seeds: Sequence[bytes], seed: int) -> bytes:
 
 
 def trial(content: bytes) -> str:
-    """Loads *content*: the name of the defect, or "loads". What loads must survive shape inference, and come
-    out of writing and loading again as it was.
+    """Loads *content*: the name of the defect, or "loads" and how a run ends. What loads must survive shape
+    inference, and come out of writing and loading again as it was.
 
     Whatever else is raised is a defect of Penstock.
     """
@@ -74,10 +75,10 @@ def trial(content: bytes) -> str:
         try:
             again = loaders.load(write(model))
         except NotExportable:
-            return "loads, NotExportable"
+            return f"loads, NotExportable, {run(model)}"
         if again.digest != model.digest:
             raise AssertionError("the model changed on its way through the writer")
-    return "loads"
+        return f"loads, {run(model)}"
 
 
 def flip_bytes(content: bytes, rng: random.Random) -> bytes:
