@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.errors import DriverError, ModelError, PlacementError
+from penstock.errors import DriverError, ModelError, PlacementError, StateError
 from penstock.ir import NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
@@ -27,7 +27,7 @@ COMPILE_ERRORS: Final = (ModelError, PlacementError, DriverError, MemoryError)
 
 NOT_KEPT: Final = (
     f"{texts.NO_DATA}\nThe values of tensors inside the graph are kept with "
-    "experimental_preserve_all_tensors=True only, after invoke(), and never those inside a called subgraph"
+    "experimental_preserve_all_tensors=True only, after invoke()"
 )
 
 
@@ -132,7 +132,7 @@ class Graph:
             raise RuntimeError(texts.NOT_READY)
         try:
             results = program.compiled.run(self._given, self._out, self._session.state_for(program))
-        except (DriverError, ModelError, MemoryError) as error:
+        except (DriverError, ModelError, StateError, MemoryError) as error:
             raise RuntimeError(self._reason(error)) from error
         self.runs += 1
         for position, tensor in self._late:
@@ -186,12 +186,24 @@ class Graph:
         if tensor.data is not None:
             return tensor.constant(self._session.catalog.pool)
         memory = self._memory(index)
+        if memory is None:
+            memory = self._held(index)
         if memory is None and 0 in self.shapes[index]:
             return blank(tensor.dtype, self.shapes[index])
         if memory is None:
             outer = index in self.catalog.inputs or index in self.catalog.outputs
             raise ValueError(NOT_KEPT if self._ready and not outer else texts.NO_DATA)
         return memory
+
+    def _held(self, index: int) -> NDArray | None:
+        """The value that another tensor, or a dense constant, holds for a preserved tensor."""
+        program = self._program
+        if program is None or not self._session.preserve:
+            return None
+        if index in program.holders.dense:
+            return program.dense_constant(program.holders.dense[index])
+        holder = program.holders.tensors.get(index)
+        return None if holder is None else self._value(holder)
 
     def _memory(self, index: int) -> NDArray | None:
         """Where a tensor's value is kept, or None. Memory for what no program knows is made when asked for."""

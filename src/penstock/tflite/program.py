@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from penstock.errors import InvalidOperand
 from penstock.execution import CompiledModel
-from penstock.ir import DType, Model, Operand
+from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.loaders.tflite.catalog import SubgraphEntry
+from penstock.tflite.holders import Holders, holders
 
 
 class Program:
@@ -16,7 +17,8 @@ class Program:
     the tensor already has its value elsewhere (an input, a constant, a variable, an earlier output); the first
     *own* of them are the subgraph's.
     *variables* maps variable tensors to the model's variables. *shapes* and *types* are those of the tensors that
-    are computed; an operator may give a tensor another type than the file says.
+    are computed; an operator may give a tensor another type than the file says. *holders* say where tensors have
+    their value that are no operand of the model.
     """
 
     def __init__(self, compiled: CompiledModel, catalog: SubgraphEntry, subgraph: int) -> None:
@@ -32,7 +34,13 @@ class Program:
                 f"the file has {len(self.inputs)} and {len(own)}",
                 where=f"subgraph {subgraph}",
             )
-        more = [_tensor(entry.operands[i], subgraph) for i in ordinary[len(own) :]]
+        computed = {o.origin.index for o in entry.operations if o.origin is not None}
+        self.holders = holders(catalog, computed)
+        before = _before(model, self.holders)
+        more = [
+            before.get(i) if i in before else _tensor(entry.operands[i], subgraph)
+            for i in ordinary[len(own) :]
+        ]
         self.outputs: list[int | None] = []
         elsewhere = {*self.inputs}
         for tensor in (*own, *more):
@@ -43,11 +51,20 @@ class Program:
             static_shape(o.shape) if o.dtype is not DType.STRING else None for o in model.outputs
         ]
         self.variables = _variables(model, catalog, subgraph)
+        self._subgraph = subgraph
         self.shapes, self.types = _found(model, subgraph)
         for tensor, operand in zip(own, model.outputs, strict=False):
             self.types[tensor] = operand.dtype
             if (shape := static_shape(operand.shape)) is not None:
                 self.shapes[tensor] = shape
+
+    def dense_constant(self, tensor: int) -> NDArray | None:
+        """The dense value of a constant tensor, read-only."""
+        model = self.compiled.model
+        for operand in model.operands:
+            if operand.is_constant and _tensor(operand, self._subgraph) == tensor:
+                return model.constant(operand)
+        return None
 
 
 def _stored(indexes: tuple[int, ...], catalog: SubgraphEntry) -> list[int]:
@@ -74,6 +91,20 @@ def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int,
         if tensor is not None and catalog.tensors[tensor].is_variable:
             found[tensor] = port.variable
     return found
+
+
+def _before(model: Model, found: Holders) -> dict[int, int]:
+    """State inputs to a tensor that reads their value; other tensors that do so are held by that one."""
+    names = [v.name for v in model.variables]
+    before: dict[int, int] = {}
+    for port in model.entry.states:
+        name = model.variables[port.variable].name
+        readers = [t for t, read in found.variables.items() if read == name]
+        if port.input is None or not readers or names.count(name) > 1:
+            continue
+        before[port.input] = readers[0]
+        found.tensors.update(dict.fromkeys(readers[1:], readers[0]))
+    return before
 
 
 def _found(model: Model, subgraph: int) -> tuple[dict[int, tuple[int, ...]], dict[int, DType]]:

@@ -67,10 +67,9 @@ class Session:
     def after_fork(self) -> None:
         """Carries the state over into a child process: a lock may have been held in the parent."""
         if self._state is not None:
-            count = len(self._state.model.variables)
-            values = {v: self._state.get(v) for v in range(count)}
-            self._state = State(self._state.model)
-            self._state.replace(values)
+            old, self._state = self._state, State(self._state.model)
+            known = filter(old.is_assigned, range(len(old.model.variables)))
+            self._state.replace({v: old.get(v) for v in known})
 
     def reset(self, variables: Iterable[int]) -> None:
         """Gives *variables* their initial values."""

@@ -35,7 +35,7 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
 
 def with_every_output(model: Model) -> Model:
     """*model* with every value that its entry's operations compute for a tensor of the file among its outputs,
-    after its own.
+    after its own, and with the values that its resource variables have before a run.
     """
     entry = model.entry
     own = entry.ordinary_outputs
@@ -45,14 +45,20 @@ def with_every_output(model: Model) -> Model:
         i
         for operation in entry.operations
         for i in operation.outputs
-        if operands[i].lifetime is Lifetime.TEMPORARY_VARIABLE
+        if i not in own
         and operands[i].origin is not None
         and operands[i].dtype not in (DType.RESOURCE, DType.VARIANT)
     ]
+    before = [p.input for p in entry.states if p.input is not None and _unnamed(operands[p.input])]
     for index in computed:
         operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
-    outputs = (*own, *computed, *states)
+    outputs = (*own, *computed, *before, *states)
     return _replace_entry(model, replace(entry, operands=tuple(operands), outputs=outputs))
+
+
+def _unnamed(operand: Operand) -> bool:
+    """Whether it stands for no tensor of the file."""
+    return operand.origin is None
 
 
 def _agrees(operand: Operand, shape: tuple[int, ...]) -> bool:

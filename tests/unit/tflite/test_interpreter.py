@@ -292,6 +292,36 @@ class TestPreserving:
         with pytest.warns(UserWarning, match="debugging purposes only"):
             opened(models.chain(), experimental_preserve_all_tensors=True)
 
+    def test_what_a_variable_was_before_the_run_and_what_was_assigned(self) -> None:
+        interpreter = preserving(accumulator().encode())
+        for before in ([1, 2], [2, 3]):
+            run(interpreter, np.ones(2, np.float32))
+            np.testing.assert_array_equal(interpreter.get_tensor(2), before)
+            np.testing.assert_array_equal(interpreter.get_tensor(3), np.add(before, 1))
+
+    def test_a_variable_read_twice_and_read_back(self) -> None:
+        file = FileBuilder()
+        handle = file.tensor("handle", [], "RESOURCE")
+        x, one, two, total, back = (file.tensor(n, [2]) for n in ("x", "one", "two", "s", "back"))
+        initial = file.tensor("initial", [2], value=np.array([4, 5], np.float32))
+        file.operator("VAR_HANDLE", [], [handle], {"container": "", "shared_name": "v"})
+        file.operator("ASSIGN_VARIABLE", [handle, initial], [])
+        file.operator("READ_VARIABLE", [handle], [one])
+        file.operator("READ_VARIABLE", [handle], [two])
+        file.operator("ADD", [x, one], [total], {})
+        file.operator("ASSIGN_VARIABLE", [handle, total], [])
+        file.operator("READ_VARIABLE", [handle], [back])
+        interpreter = preserving(file.finish([x], [total]))
+        run(interpreter, np.ones(2, np.float32))
+        for tensor, value in ((one, [4, 5]), (two, [4, 5]), (total, [5, 6]), (back, [5, 6])):
+            np.testing.assert_array_equal(interpreter.get_tensor(tensor), value)
+
+    def test_a_sparse_constant_made_dense(self) -> None:
+        dense = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
+        interpreter = preserving(sparse_matrix(dense).encode())
+        run(interpreter, dense)
+        np.testing.assert_array_equal(interpreter.get_tensor(2), dense)
+
     @pytest.mark.parametrize("choice", [True, False])
     def test_inside_a_branch(self, choice: bool) -> None:
         interpreter = preserving(models.branches())

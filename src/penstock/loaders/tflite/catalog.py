@@ -91,12 +91,15 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """One operator: its name (a custom operator's own), and tensor indexes, -1 for an omitted input."""
+    """One operator: its name (a custom operator's own), and tensor indexes, -1 for an omitted input; of VAR_HANDLE
+    the name of the *resource* too.
+    """
 
     name: str
     custom: bool
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    resource: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,10 @@ def _operator(
     file.charge(OPERATOR_ENTRY_MEMORY + 8 * (len(inputs) + len(outputs)), where)
     code = codes[opcode]
     custom = code.type == "CUSTOM"
-    return OperatorEntry(code.custom_code if custom else code.type, custom, inputs, outputs)
+    name = code.custom_code if custom else code.type
+    options = table["builtin_options"] if name == "VAR_HANDLE" else None
+    resource = (options or {}).get("shared_name") or ""
+    return OperatorEntry(name, custom, inputs, outputs, resource)
 
 
 def _signatures(file: File, subgraphs: tuple[SubgraphEntry, ...]) -> dict[str, SignatureEntry]:
