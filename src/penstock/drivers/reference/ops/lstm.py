@@ -11,7 +11,12 @@ from penstock.drivers.reference.ops.lstm_basic import basic_lstm
 from penstock.drivers.reference.ops.lstm_integer import integer_lstm
 from penstock.drivers.reference.ops.lstm_parameters import FORGET, Memory, Positions
 from penstock.drivers.reference.ops.lstm_real import RealMemory
-from penstock.drivers.reference.ops.recurrent_products import REAL, Arrays, with_parameters
+from penstock.drivers.reference.ops.recurrent_products import (
+    Arrays,
+    check_real,
+    real_results,
+    with_parameters,
+)
 from penstock.drivers.reference.ops.recurrent_sequences import as_stored, time_first
 from penstock.drivers.reference.ops.weights import given
 from penstock.ir import DType, NDArray
@@ -33,9 +38,8 @@ def lstm(site: Site) -> Kernel:
         return basic_lstm(site)
     if site.input(0).dtype is DType.INT8:
         return integer_lstm(site)
-    if site.input(0).dtype in REAL and site.input(STATES[1]).dtype in REAL:
-        return _real(site)
-    raise site.unsupported_types()
+    check_real(site, 0, *STATES)
+    return _real(site)
 
 
 def _real(site: Site) -> Kernel:
@@ -51,7 +55,7 @@ def _real(site: Site) -> Kernel:
             steps = time_first(source, time_major=time_major) if sequence else source[None]
             outputs, after = memory.run(steps, None, Memory(*before))
             result = as_stored(outputs, time_major=time_major) if sequence else outputs[0]
-            return _stored(site, [result, *_shaped(after, before)])
+            return real_results(site, [result, *_shaped(after, before)])
 
         return run
 
@@ -63,8 +67,7 @@ def bidirectional_lstm(site: Site) -> Kernel:
     """Float and hybrid. An auxiliary input with weights joins both directions; one without is the
     backward direction's input.
     """
-    if any(site.input(i).dtype not in REAL for i in (0, *BIDIRECTIONAL_STATES)):
-        raise site.unsupported_types()
+    check_real(site, 0, *BIDIRECTIONAL_STATES)
     time_major = site.attributes.flag("time_major")
     weighted = site.has(AUXILIARY_WEIGHTS + FORGET)
     if weighted:
@@ -85,7 +88,7 @@ def bidirectional_lstm(site: Site) -> Kernel:
             results = [ahead, back]
             if site.attributes.flag("merge_outputs"):
                 results = [np.concatenate(results, axis=2)]
-            return _stored(
+            return real_results(
                 site,
                 [
                     *(as_stored(r, time_major=time_major) for r in results),
@@ -103,9 +106,3 @@ def _shaped(after: Memory, before: Sequence[NDArray]) -> list[NDArray]:
     """The state in the shapes that it came in."""
     pairs = zip((after.output, after.cell), before, strict=True)
     return [new.reshape(old.shape) for new, old in pairs]
-
-
-def _stored(site: Site, results: Sequence[NDArray]) -> list[NDArray]:
-    """*results*, as many as there are outputs, in the outputs' types."""
-    pairs = zip(results, site.outputs, strict=False)
-    return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]

@@ -49,6 +49,19 @@ def with_parameters(
     return lambda inputs: prepare({i: given(inputs[i]) for i in present})(inputs)
 
 
+def check_real(site: Site, *positions: int) -> None:
+    """`Unsupported` unless the inputs at *positions* and all outputs are real."""
+    operands = [*(site.input(i) for i in positions), *site.outputs]
+    if any(o.dtype not in REAL for o in operands):
+        raise site.unsupported_types()
+
+
+def real_results(site: Site, results: Sequence[NDArray]) -> list[NDArray]:
+    """*results*, as many as there are outputs, in the outputs' types."""
+    pairs = zip(results, site.outputs, strict=False)
+    return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]
+
+
 def _zeros(operand: Operand) -> NDArray | None:
     shape = operand.shape
     if shape is None or not is_static(shape):

@@ -13,10 +13,11 @@ import numpy as np
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.recurrent_activations import activation_function
 from penstock.drivers.reference.ops.recurrent_products import (
-    REAL,
     Arrays,
+    check_real,
     real_array,
     real_product,
+    real_results,
     real_values,
     with_parameters,
 )
@@ -89,7 +90,7 @@ class Cell:
 @kernel("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN")
 def rnn(site: Site) -> Kernel:
     """One step, or a sequence."""
-    _check_types(site, 0, SINGLE.state)
+    check_real(site, 0, SINGLE.state)
     sequence = site.operation.type != "RNN"
     time_major = sequence and site.attributes.flag("time_major")
 
@@ -101,7 +102,7 @@ def rnn(site: Site) -> Kernel:
             steps = time_first(source, time_major=time_major) if sequence else source[None]
             outputs, after = cell.run(steps, None, state)
             result = as_stored(outputs, time_major=time_major) if sequence else outputs[0]
-            return _stored(site, [result, after])
+            return real_results(site, [result, after])
 
         return run
 
@@ -113,7 +114,7 @@ def bidirectional_rnn(site: Site) -> Kernel:
     """Two cells. An auxiliary input with weights joins both directions; one without is the backward
     direction's input.
     """
-    _check_types(site, 0, FORWARD.state, BACKWARD.state)
+    check_real(site, 0, FORWARD.state, BACKWARD.state)
     time_major = site.attributes.flag("time_major")
     weighted = site.has(10)
     if weighted:
@@ -135,19 +136,8 @@ def bidirectional_rnn(site: Site) -> Kernel:
             if site.attributes.flag("merge_outputs"):
                 results = [np.concatenate(results, axis=2)]
             stored = [as_stored(r, time_major=time_major) for r in results]
-            return _stored(site, [*stored, ahead_after, back_after])
+            return real_results(site, [*stored, ahead_after, back_after])
 
         return run
 
     return with_parameters(site, [*FORWARD.parameters(), *BACKWARD.parameters()], prepare)
-
-
-def _check_types(site: Site, *positions: int) -> None:
-    if any(site.input(i).dtype not in REAL for i in positions):
-        raise site.unsupported_types()
-
-
-def _stored(site: Site, results: Sequence[NDArray]) -> list[NDArray]:
-    """*results*, as many as there are outputs, in the outputs' types."""
-    pairs = zip(results, site.outputs, strict=False)
-    return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]

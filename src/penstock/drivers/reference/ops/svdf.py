@@ -27,10 +27,11 @@ from penstock.drivers.reference.ops.kernel import (
 from penstock.drivers.reference.ops.recurrent_activations import activation_function
 from penstock.drivers.reference.ops.recurrent_products import (
     HYBRID,
-    REAL,
     Arrays,
+    check_real,
     real_array,
     real_product,
+    real_results,
     with_parameters,
 )
 from penstock.drivers.reference.ops.weights import flattened, given
@@ -42,12 +43,11 @@ Inputs: TypeAlias = Sequence[NDArray | None]
 @kernel("SVDF")
 def svdf(site: Site) -> Kernel:
     """Float, hybrid, and integer with int8 inputs and an int16 or int8 state."""
-    source, features, time, state = (site.input(i).dtype for i in (0, 1, 2, 4))
-    if source in REAL and state in REAL and features in REAL | HYBRID and time in REAL | HYBRID:
-        return _real(site)
+    source, features, state = (site.input(i).dtype for i in (0, 1, 4))
     if source is features is DType.INT8 and state in {DType.INT8, DType.INT16}:
         return _integer(site)
-    raise site.unsupported_types()
+    check_real(site, 0, 4)
+    return _real(site)
 
 
 def _slide(state: NDArray, newest: NDArray, memory: int) -> NDArray:
@@ -79,8 +79,7 @@ def _real(site: Site) -> Kernel:
             out = sums.reshape(len(sums), weights.shape[0] // rank, rank).sum(axis=2)
             if bias is not None:
                 out += bias
-            results = zip((activate(out), flattened(state)), site.outputs, strict=False)
-            return [r.astype(o.dtype.numpy, copy=False) for r, o in results]
+            return real_results(site, [activate(out), flattened(state)])
 
         return run
 
