@@ -141,7 +141,6 @@ def test_without_scales_there_is_no_quantisation() -> None:
     quantization([-1.0]),
     quantization([1.0], [2**40]),
     {"details_type": 1, "details": {"custom": b"x"}},
-    {"details_type": 2, "details": {"block_size": 32}},
     {"details_type": 3, "details": {}},
 ])  # fmt: skip
 def test_bad_quantisation_is_named(table: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from penstock.errors import NotExportable
+from penstock.export.tflite.blocks import BLOCK_SCALED, blockwise
 from penstock.export.tflite.buffers import Buffers
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.options import OperatorCodes, options
@@ -94,6 +95,10 @@ class SubgraphWriter:
             if a.kind in {"subgraph", "subgraphs"} and a.name in operation.attributes
         }
         kept = self.state.kept_inputs.get(at, len(operation.inputs))
+        blocks = BLOCK_SCALED.get(operation.type, kept)
+        if blocks < kept:
+            kept = blocks
+            self.scale_by_blocks(operation, blocks, where)
         inputs = [self.tensor_of(i) for i in operation.inputs[:kept]]
         mutated = self.state.mutated.get(at, ())
         values: Values = {
@@ -111,6 +116,16 @@ class SubgraphWriter:
                 scales, operation.attributes.integers("intermediate_zero_points")
             )
         self.operators.append(values)
+
+    def scale_by_blocks(self, operation: Operation, position: int, where: str) -> None:
+        """Refers the weights of *operation* to the scales of their blocks, its input at *position*."""
+        weights, scales = (operation.inputs[i] for i in (1, position))
+        shapes = [self.subgraph.operands[i].shape for i in (weights, scales)]
+        depth, blocks = (s[1] if s is not None and len(s) == 2 else None for s in shapes)
+        if not depth or not blocks:
+            raise NotExportable("weights or scales of blocks have no known shape", where=where)
+        table = self.tensors[self.tensor_of(weights)]
+        table["quantization"] = blockwise(self.tensor_of(scales), depth // blocks)
 
     def reference(self, value: AttributeValue) -> AttributeValue:
         """The file's index of a referenced subgraph, or of several; what refers to none stays."""

@@ -8,8 +8,10 @@ from typing import Final
 from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.attributes import choice, flag, integer, integers
 from penstock.ir.operations.rules import (
+    BLOCK_SCALES,
     agree,
     at_least,
+    check_blocks,
     constant_integers,
     declared,
     dimension,
@@ -23,6 +25,7 @@ from penstock.ir.types import Shape
 
 def _embedding(context: ShapeContext) -> Sequence[Shape]:
     keys, values = ranked(context, 0, 1), at_least(context, 1, 2)
+    check_blocks(context, 2)
     return (None if values is None else (dimension(keys, 0), *values[1:]),)
 
 
@@ -71,11 +74,11 @@ def _projection(context: ShapeContext) -> Sequence[Shape]:
 ROWS: Final = (
     OperationSpec(
         "EMBEDDING_LOOKUP",
-        (Port("ids", INT32), Port("params", WEIGHTS | VALUE)),
+        (Port("ids", INT32), Port("params", WEIGHTS | VALUE), BLOCK_SCALES),
         (Port("rows", VALUE),),
         _embedding,
         feature_level=1,
-        doc="Rows of params, picked by id.",
+        doc="Rows of params, picked by id. Integer rows may have a scale for each block of their elements.",
     ),
     OperationSpec(
         "EMBEDDING_LOOKUP_SPARSE",

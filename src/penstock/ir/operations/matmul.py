@@ -15,9 +15,11 @@ from penstock.ir.operations.attributes import (
 )
 from penstock.ir.operations.requirements import integer_filter
 from penstock.ir.operations.rules import (
+    BLOCK_SCALES,
     agree,
     at_least,
     broadcast,
+    check_blocks,
     dimension,
     fill,
     length,
@@ -35,6 +37,7 @@ def _fully_connected(context: ShapeContext) -> Sequence[Shape]:
     units, depth = dimension(weights, 0), dimension(weights, 1)
     if context.has(2):
         agree(length(context, 2), units, "bias length and units")
+    check_blocks(context, 3)
     if context.attributes.flag("keep_num_dims"):
         if shape is None:
             return fill(context, None)
@@ -78,7 +81,12 @@ def _set_diagonal(context: ShapeContext) -> Sequence[Shape]:
 ROWS: Final = (
     OperationSpec(
         "FULLY_CONNECTED",
-        (Port("input", ACTIVATION), Port("weights", WEIGHTS), Port("bias", BIAS, optional=True)),
+        (
+            Port("input", ACTIVATION),
+            Port("weights", WEIGHTS),
+            Port("bias", BIAS, optional=True),
+            BLOCK_SCALES,
+        ),
         (Port("output", ACTIVATION), Port("shuffled_input", ACTIVATION, optional=True)),
         _fully_connected,
         (
@@ -91,7 +99,8 @@ ROWS: Final = (
         ),
         require=integer_filter(0, checks_bias=True),
         feature_level=1,
-        doc="The input's rows times the transposed weights, plus a bias. "
+        doc="The input's rows times the transposed weights, plus a bias. Integer weights may have a scale for each "
+        "block of a row. "
         "The second output is the work space of the shuffled format.",
     ),
     OperationSpec(

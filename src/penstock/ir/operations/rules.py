@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from penstock.errors import InvalidAttribute, ShapeMismatch, ShapeOverflow
-from penstock.ir.operations.spec import ShapeContext, ShapeRule
-from penstock.ir.types import Shape
+from penstock.ir.operations.spec import Port, ShapeContext, ShapeRule
+from penstock.ir.types import DType, Shape
 
 Dimension: TypeAlias = "int | None"
 
@@ -185,6 +185,23 @@ def positive(context: ShapeContext, name: str) -> int:
     if value < 1:
         raise InvalidAttribute(f"attribute {name!r} must be positive, not {value}")
     return value
+
+
+BLOCK_SCALES: Final = Port("block_scales", frozenset({DType.FLOAT16}), optional=True)
+"""The port of what `check_blocks` checks."""
+
+
+def check_blocks(context: ShapeContext, index: int) -> None:
+    """Scales of blocks, where input *index* brings them: [rows, blocks] for the matrix that is input 1, whose
+    rows they divide evenly.
+    """
+    if not context.has(index):
+        return
+    matrix, scales = ranked(context, 1, 2), ranked(context, index, 2)
+    agree(dimension(matrix, 0), dimension(scales, 0), "rows and rows of scales")
+    depth, blocks = dimension(matrix, 1), dimension(scales, 1)
+    if depth is not None and blocks is not None and (blocks == 0 or depth % blocks):
+        raise ShapeMismatch(f"rows of {depth} do not divide into {blocks} blocks")
 
 
 def bounded(size: int) -> int:

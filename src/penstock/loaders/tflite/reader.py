@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from penstock import knobs
-from penstock.errors import IndexOutOfRange, InvalidOperand, InvalidSignature, ModelError
+from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.ir.model import ConstantPool, Model, Signature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values
+from penstock.loaders.tflite.blocks import give_scales, read_blocks
 from penstock.loaders.tflite.calls import RawSubgraph
 from penstock.loaders.tflite.file import File, integers, tensor_place
 from penstock.loaders.tflite.lowering import Lowered, lower
@@ -73,10 +74,9 @@ class _Dense:
         shape = integers(tensor["shape"])
         try:
             size = dense_size(operand.dtype, shape, self.left)
-            if place is None:
-                raise InvalidOperand("a sparse tensor has no stored values")
             array = np.zeros(element_count(shape), operand.dtype.numpy).reshape(shape)
-            densify(file, tensor["sparsity"], file.bytes_at(place), array)
+            stored = memoryview(b"") if place is None else file.bytes_at(place)
+            densify(file, tensor["sparsity"], stored, array)
         except ModelError as error:
             raise type(error)(error.message, where=where) from None
         self.left -= size
@@ -117,6 +117,8 @@ def _subgraph(
         read_operator(file, codes, index, i, o, len(tensors), subgraphs)
         for i, o in enumerate(table["operators"] or ())
     ]
+    if blocks := read_blocks(tensors):
+        give_scales(index, operators, operands, tensors, blocks)
     for operator in operators:
         if operator.type in INTERMEDIATE_OPERATORS:
             operator.attributes.update(_intermediates(operator, operands))

@@ -17,6 +17,7 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
 from penstock.ir.types import DType, Quantization, Shape, byte_size, element_count
 from penstock.loaders.flatbuffer import Values
+from penstock.loaders.tflite.blocks import BLOCKWISE
 from penstock.loaders.tflite.file import File, integers, tensor_place
 
 DTYPES: Final = {
@@ -87,8 +88,10 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
 def read_quantization(
     table: Values | None, dtype: DType, shape: tuple[int, ...]
 ) -> Quantization | None:
-    """Quantisation parameters; None when the table has no scales or says "not quantised"."""
-    if table is None:
+    """Quantisation parameters; None when the table has no scales, says "not quantised", or leaves
+    the scales to blocks (`blocks`).
+    """
+    if table is None or table["details_type"] == BLOCKWISE:
         return None
     if table["details_type"]:
         kind = TFLITE.unions["QuantizationDetails"]

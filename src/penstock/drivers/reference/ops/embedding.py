@@ -27,9 +27,11 @@ def rows_of(table: NDArray, ids: NDArray) -> NDArray:
 @kernel("EMBEDDING_LOOKUP")
 def embedding_lookup(site: Site) -> Kernel:
     """Rows picked by id. Rows of 8 bits and less become real ones by the table's scale, or by a scale
-    a row, where the output is float32; everything else is copied.
+    a row, where the output is float32, or by a scale a block; everything else is copied.
     """
     table, target = site.input(1), site.output().dtype
+    if site.has(2):
+        return _scaled_by_blocks(site)
     if table.dtype is target:
         return lambda inputs: (rows_of(given(inputs[1]), given(inputs[0])),)
     if table.dtype not in NARROW or target is not DType.FLOAT32:
@@ -46,6 +48,21 @@ def embedding_lookup(site: Site) -> Kernel:
     return run
 
 
+def _scaled_by_blocks(site: Site) -> Kernel:
+    target = site.output().dtype
+    if site.input(1).dtype not in BLOCK_SCALED or target not in {DType.FLOAT32, DType.FLOAT16}:
+        raise site.unsupported_types()
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        ids, table, scales = (given(x) for x in inputs)
+        rows = rows_of(table, ids).astype(np.float32)
+        factors = rows_of(scales, ids).astype(np.float32)
+        blocks = rows.reshape(*factors.shape, rows.shape[1] // factors.shape[1])
+        return ((blocks * factors[:, :, None]).reshape(rows.shape).astype(target.numpy),)
+
+    return run
+
+
 def _row_scales(table: Operand) -> NDArray:
     scales = weight_scales(table, 0)
     quantization = table.quantization
@@ -55,6 +72,8 @@ def _row_scales(table: Operand) -> NDArray:
     )
     return scales
 
+
+BLOCK_SCALED: Final = frozenset({DType.INT4, DType.INT2})
 
 COMBINERS: Final = frozenset({"SUM", "MEAN", "SQRTN"})
 

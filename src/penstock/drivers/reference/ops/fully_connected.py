@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import activation_bounds
+from penstock.drivers.reference.ops.block_scaled import block_scaled
 from penstock.drivers.reference.ops.convolution import float_finish
 from penstock.drivers.reference.ops.hybrid import (
     MAGNITUDE,
@@ -34,6 +35,8 @@ def fully_connected(site: Site) -> Kernel:
     source, weights, target = site.input(0), site.input(1), site.output()
     layout = site.attributes.text("weights_format")
     require(layout == "DEFAULT" and len(site.outputs) == 1, f"weights in the format {layout}")
+    if site.has(3):
+        return block_scaled(site)
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
         return layer_kernel(site, _float_layer(site))
     if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
