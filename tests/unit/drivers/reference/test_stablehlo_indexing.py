@@ -80,7 +80,7 @@ def gathered(
     for place in np.ndindex(*shape):
         batch = [p for at, p in enumerate(place) if at not in offset_dims]
         vector = [slice(None)] if index_vector_dim < indices.ndim else []
-        batch[index_vector_dim:index_vector_dim] = vector  # type: ignore[list-item]
+        batch[index_vector_dim:index_vector_dim] = vector
         start = np.zeros(x.ndim, int)
         for number, axis in zip(np.atleast_1d(indices[tuple(batch)]), start_index_map, strict=True):
             start[axis] = min(int(number), x.shape[axis] - slice_sizes[axis])

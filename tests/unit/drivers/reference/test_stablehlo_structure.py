@@ -50,9 +50,11 @@ def test_padding_beside_litert(
 ) -> None:
     rng = np.random.default_rng(3)
     x, value = values(rng, dtype, shape), values(rng, dtype, ())
-    attributes = dict(
-        edge_padding_low=tuple(low), edge_padding_high=tuple(high), interior_padding=tuple(interior)
-    )
+    attributes = {
+        "edge_padding_low": tuple(low),
+        "edge_padding_high": tuple(high),
+        "interior_padding": tuple(interior),
+    }
     check(single("STABLEHLO_PAD", [x, value], [(dtype, None)], attributes), [x, value])
 
 
