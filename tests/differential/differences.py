@@ -35,7 +35,17 @@ def _unscaled_int16(model: Model, operation: Operation, inputs: list[NDArray | N
     return given.dtype is DType.INT16 and given.quantization is None
 
 
-KNOWN: Final[dict[str, Predicate]] = {"DIV": _tiny_quotients, "NOT_EQUAL": _unscaled_int16}
+def _empty_padding(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """STABLEHLO_PAD whose result has no elements."""
+    shape = model.operands[operation.outputs[0]].shape
+    return shape is None or 0 in shape
+
+
+KNOWN: Final[dict[str, Predicate]] = {
+    "DIV": _tiny_quotients,
+    "NOT_EQUAL": _unscaled_int16,
+    "STABLEHLO_PAD": _empty_padding,
+}
 
 
 def is_known(model: Model, inputs: tuple[NDArray, ...]) -> bool:

@@ -85,3 +85,21 @@ def test_integers_without_a_scale_are_compared_as_they_are(judge: Judge) -> None
     ours, theirs = outputs(drawn, judge)
     assert ours.tolist() == [False, True, True]
     assert theirs.tolist() != ours.tolist()
+
+
+def test_padding_to_nothing_keeps_the_other_dimensions(judge: Judge) -> None:
+    drawn = single(
+        lambda d: d.operation(
+            "STABLEHLO_PAD",
+            [
+                d.value(DType.FLOAT32, (2, 1), constant=False),
+                d.value(DType.FLOAT32, (), array=np.array(5, np.float32), constant=False),
+            ],
+            [d.output(DType.FLOAT32)],
+            edge_padding_low=(0, -1),
+            edge_padding_high=(0, 0),
+            interior_padding=(0, 0),
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    assert (ours.shape, theirs.shape) == ((2, 0), (0, 0))
