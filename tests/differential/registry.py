@@ -28,6 +28,9 @@ ACCEPTED: Final = Path(__file__).parent / "accepted"
 
 FAMILIES: Final = Path(__file__).parent / "generators"
 
+ATTEMPTS: Final = 20
+"""How often a generator may draw what cannot be."""
+
 SWEPT: Final = tuple(d for d in DType if d not in {DType.RESOURCE, DType.VARIANT})
 
 
@@ -104,9 +107,18 @@ def accepted(family: str) -> dict[str, list[tuple[DType, ...]]]:
 def draw_single(key: str, seed: Sequence[int], types: tuple[DType, ...] | None = None) -> Drawn:
     """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs."""
     case, rng = every_case()[key], np.random.default_rng(seed)
-    draw = Draw(rng, types)
-    if types is None:
-        known = accepted(case.family).get(key) or [()]
+    known = [types] if types else accepted(case.family).get(key) or [()]
+    reason: Exception | None = None
+    for _ in range(ATTEMPTS):
+        draw = Draw(rng)
         draw.types = draw.pick(known)
-    case.generate(draw, key)
-    return draw.finish()
+        try:
+            case.generate(draw, key)
+            return draw.finish()
+        except (
+            ValueError,
+            IndexError,
+            OverflowError,
+        ) as error:  # of no elements, none can be picked
+            reason = error
+    raise ValueError(f"{key} draws no model: {reason}")
