@@ -15,7 +15,8 @@ import numpy as np
 
 INSIDES: Final = re.compile(
     r"\w+\.(cc|h)\b|incompatible function arguments|XNNPack|pywrap|mmap|Mmap"
-    r"|has invalid quantization parameters|shared object|ELF header|file too short"
+    r"|has invalid quantization parameters|opcode_index|builtin_code out of range|out of range buffer"
+    r"|Unsupported data type|shared object|ELF header|file too short"
 )
 """Texts that no program can match on: they name LiteRT's files, functions and libraries, a defect that the
 loaders describe, or the words of the system's linker.

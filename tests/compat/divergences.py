@@ -48,6 +48,12 @@ DIVERGENCES: Final[dict[str, Divergence]] = {
     "details_after_allocation[input_twice]": Divergence(
         "one tensor listed as two inputs is taken for a damaged file", "RuntimeError"
     ),
+    "damaged_content[no_operators]": Divergence(
+        "LiteRT answers an output that no operator writes with whatever lies in its memory", None
+    ),
+    "damaged_content[input_beyond]": Divergence(
+        "LiteRT drops every input where one is no tensor of the file", None
+    ),
     "constant_written": Divergence(
         "LiteRT overwrites the model's own bytes, or ends the process where the file is mapped",
         [

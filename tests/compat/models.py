@@ -37,7 +37,7 @@ class Models:
         self.directory = directory
 
     def __getitem__(self, name: str) -> bytes:
-        return BUILDERS[name]()
+        return (BUILDERS | DAMAGED)[name]()
 
     def __iter__(self) -> Iterator[str]:
         return iter(BUILDERS)
@@ -447,9 +447,60 @@ def _bad_quantization() -> bytes:
     return relu(quantization={"scale": [0.5]}).encode()
 
 
+def _changed(**fields: Any) -> Callable[[], bytes]:
+    """The model `static` with other fields in its operator, its operator code or its root."""
+
+    def build() -> bytes:
+        file = relu()
+        file.graph["operators"][0].update(fields.get("operator", {}))
+        file.codes[0].update(fields.get("code", {}))
+        file.graph.update(fields.get("graph", {}))
+        file.graph["tensors"][0].update(fields.get("tensor", {}))
+        return file.encode(**fields.get("root", {}))
+
+    return build
+
+
+def _second_signature_alone() -> bytes:
+    """A signature on the second subgraph and none on the first."""
+    file = relu([2])
+    file.begin("second")
+    x, y = file.tensor("x", [2]), file.tensor("y", [2])
+    file.operator("NEG", [x], [y], {})
+    file.end([x], [y])
+    return file.encode(
+        signature_defs=[
+            {
+                "signature_key": "negate",
+                "subgraph_index": 1,
+                "inputs": _entries(x=x),
+                "outputs": _entries(y=y),
+            }
+        ]
+    )
+
+
+DAMAGED: Final[dict[str, Callable[[], bytes]]] = {
+    "bad_quantization": _bad_quantization,
+    "buffer_beyond": _changed(tensor={"buffer": 99}),
+    "code_beyond": _changed(operator={"opcode_index": 9}),
+    "custom_options": _changed(operator={"custom_options": b"abc"}),
+    "identifier": lambda: relu().encode().replace(b"TFL3", b"TFL9", 1),
+    "input_beyond": _changed(graph={"inputs": [7]}),
+    "negative_shape": _changed(tensor={"shape": [-2, 4]}),
+    "no_operators": _changed(graph={"operators": []}),
+    "no_subgraphs": _changed(root={"subgraphs": []}),
+    "operand_beyond": _changed(operator={"inputs": [42]}),
+    "output_beyond": _changed(graph={"outputs": [7]}),
+    "too_new": _changed(code={"version": 99}),
+    "unknown_builtin": _changed(code={"builtin_code": 9999, "deprecated_builtin_code": 127}),
+    "unknown_type": _changed(tensor={"type": 100}),
+    "version_2": lambda: relu().encode(version=2),
+}
+"""Files with one defect."""
+
 BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "accumulator": lambda: accumulator().encode(),
-    "bad_quantization": _bad_quantization,
     "branches": _branches,
     "chain": _chain,
     "constant_output": _constant_output,
@@ -472,6 +523,7 @@ BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "no_input": _no_input,
     "per_channel": _per_channel,
     "scalar": _scalar,
+    "second_signature": _second_signature_alone,
     "shared_state": _shared_state,
     "signature": _signature,
     "signatures": _signatures,
@@ -481,7 +533,6 @@ BUILDERS: Final[dict[str, Callable[[], bytes]]] = {
     "svdf": lambda: svdf().encode(),
     "two": _two,
     "two_names": _two_names_for_one,
-    "version_2": lambda: relu().encode(version=2),
     "unranked": _unranked,
     "where": _where,
     "where_signature": _where_signature,

@@ -65,7 +65,16 @@ def attempt(function: Callable[..., object], *args: Any, **keywords: Any) -> obj
     try:
         return function(*args, **keywords)
     except Exception as error:  # noqa: BLE001 - whatever it raises is what is observed
-        return Raised(error.with_traceback(None))  # its frames would keep what they hold alive
+        return Raised(_without_frames(error))
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The same without tracebacks, whose frames would keep alive what they hold."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def opened(tflite: Any, models: Models, name: str, **keywords: Any) -> Any:

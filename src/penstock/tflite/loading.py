@@ -14,7 +14,7 @@ from penstock.ir.model import ConstantPool
 from penstock.loaders import tflite
 from penstock.loaders.tflite.catalog import Catalog, read_catalog
 from penstock.memory import sealed_file
-from penstock.tflite import texts
+from penstock.tflite import texts, versions
 
 NULL_MODEL: Final = "The model allocation is null/empty"
 
@@ -26,6 +26,7 @@ class LoadedFile:
         self.pool = ConstantPool(content.view, content)
         self.owner = owner
         self.catalog: Catalog = read_catalog(self.pool)
+        versions.check(self.catalog.codes)
         self._lock = threading.Lock()
         self._model: Model | ModelError | None = None
 

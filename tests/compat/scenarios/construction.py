@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.compat.models import Models
+from tests.compat.models import DAMAGED, Models
 from tests.compat.observe import attempt, each, opened, ready, results, scenario
 
 X = np.array([[-1, 0, 2, 3]], np.float32)
@@ -147,17 +147,21 @@ def junk_with_the_identifier(tflite: Any, models: Models) -> object:
     return tflite.Interpreter(model_content=b"\x08\0\0\0TFL3" + bytes(56))
 
 
-@scenario
-def another_schema_version(tflite: Any, models: Models) -> object:
-    return [
-        attempt(tflite.Interpreter, model_content=models["version_2"]),
-        attempt(tflite.Interpreter, model_path=str(models.file("version_2"))),
-    ]
+@each(sorted(DAMAGED))
+def damaged_content(tflite: Any, models: Models, name: str) -> object:
+    return _as_far_as_it_goes(tflite, model_content=models[name])
 
 
-@scenario
-def scale_without_a_zero_point(tflite: Any, models: Models) -> object:
-    return tflite.Interpreter(model_content=models["bad_quantization"])
+@each(["identifier", "too_new", "version_2"])
+def damaged_file(tflite: Any, models: Models, name: str) -> object:
+    return _as_far_as_it_goes(tflite, model_path=str(models.file(name)))
+
+
+def _as_far_as_it_goes(tflite: Any, **model: Any) -> object:
+    made: Any = attempt(tflite.Interpreter, **model)
+    if not hasattr(made, "allocate_tensors"):
+        return made
+    return [attempt(made.get_input_details), attempt(made.allocate_tensors)]
 
 
 @each([0.1, 0.5, 0.9])

@@ -9,11 +9,10 @@ import numpy as np
 from tests.compat.models import BUILDERS, Models
 from tests.compat.observe import attempt, each, opened, ready, scenario
 
-REFUSED = {"bad_quantization", "version_2"}
-UNSUPPORTED = {"flex", "custom", *REFUSED}
+UNSUPPORTED = {"flex", "custom"}
 
 
-@each(sorted(BUILDERS.keys() - REFUSED))
+@each(sorted(BUILDERS))
 def input_and_output_details(tflite: Any, models: Models, name: str) -> object:
     interpreter = tflite.Interpreter(model_content=models[name])
     return [interpreter.get_input_details(), interpreter.get_output_details()]
@@ -25,7 +24,7 @@ def details_after_allocation(tflite: Any, models: Models, name: str) -> object:
     return [interpreter.get_input_details(), interpreter.get_output_details()]
 
 
-@each(sorted(BUILDERS.keys() - REFUSED))
+@each(sorted(BUILDERS))
 def every_tensors_details(tflite: Any, models: Models, name: str) -> object:
     return tflite.Interpreter(model_content=models[name]).get_tensor_details()
 

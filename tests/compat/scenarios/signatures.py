@@ -16,7 +16,7 @@ def _interpreter(tflite: Any, models: Models, name: str) -> Any:
     return tflite.Interpreter(model_content=models[name])
 
 
-@each(["static", "signature", "signatures"])
+@each(["static", "signature", "signatures", "second_signature", "shared_state"])
 def signature_list(tflite: Any, models: Models, name: str) -> object:
     return _interpreter(tflite, models, name).get_signature_list()
 
@@ -339,3 +339,12 @@ def same_signature_by_two_runners(tflite: Any, models: Models) -> object:
 def attributes_of_a_runner(tflite: Any, models: Models) -> object:
     runner = _interpreter(tflite, models, "signature").get_signature_runner()
     return [callable(runner), type(runner).__name__, attempt(lambda: runner.invoke)]
+
+
+@scenario
+def only_signature_on_the_second_subgraph(tflite: Any, models: Models) -> object:
+    interpreter = _interpreter(tflite, models, "second_signature")
+    return [
+        interpreter.get_signature_runner()(x=np.array([1, -2], np.float32)),
+        interpreter.get_input_details(),
+    ]

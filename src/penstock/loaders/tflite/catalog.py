@@ -129,6 +129,7 @@ class Catalog:
     pool: ConstantPool
     subgraphs: tuple[SubgraphEntry, ...]
     signatures: Mapping[str, SignatureEntry]
+    codes: tuple[OperatorCode, ...]
 
 
 def read_catalog(pool: ConstantPool) -> Catalog:
@@ -145,7 +146,7 @@ def read_catalog(pool: ConstantPool) -> Catalog:
         raise IndexOutOfRange("the file has no subgraph")
     codes = read_codes(file)
     subgraphs = tuple(_subgraph(file, codes, i, table) for i, table in enumerate(tables))
-    return Catalog(pool, subgraphs, _signatures(file, subgraphs))
+    return Catalog(pool, subgraphs, _signatures(file, subgraphs), tuple(codes))
 
 
 def _subgraph(file: File, codes: list[OperatorCode], index: int, table: Values) -> SubgraphEntry:
