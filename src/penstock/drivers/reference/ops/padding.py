@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.ir import Attributes, NDArray
+
+MAX_PADDED_BYTES: Final = 1 << 28
+MAX_GROWTH: Final = 64
+"""Images that padding makes larger than both are refused: windows of such holes are an attack, no network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,17 @@ class Axis:
     def reach(self) -> int:
         """Elements that one window spans."""
         return (self.extent - 1) * self.dilation + 1
+
+    def trimmed(self) -> Axis:
+        """The same without what lies in the padding for every window, of windows without holes."""
+        front = max(0, self.before - (self.outputs - 1) * self.stride)
+        back = max(0, self.extent - self.before - self.size)
+        return replace(
+            self,
+            extent=self.extent - front - back,
+            before=self.before - front,
+            after=self.after - back,
+        )
 
 
 def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> Axis:
@@ -94,6 +110,9 @@ def pad(image: NDArray, rows: Axis, columns: Axis, value: float) -> NDArray:
     if not (top or bottom or left or right):
         return image
     batch, height, width, depth = image.shape
+    nbytes = batch * (top + height + bottom) * (left + width + right) * depth * image.itemsize
+    if nbytes > max(MAX_PADDED_BYTES, MAX_GROWTH * image.nbytes):
+        raise MemoryError(f"padding would make an image of {image.nbytes} bytes one of {nbytes}")
     padded = np.empty((batch, top + height + bottom, left + width + right, depth), image.dtype)
     padded[:, :top] = value
     padded[:, top + height :] = value

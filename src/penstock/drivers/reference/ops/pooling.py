@@ -55,7 +55,8 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         image = given(inputs[0])
-        axes = steps.over(image.shape, extents)
+        rows, columns = steps.over(image.shape, extents)
+        axes = rows.trimmed(), columns.trimmed()
         if not (axes[0].outputs and axes[1].outputs):
             shape = len(image), axes[0].outputs, axes[1].outputs, image.shape[3]
             return (np.empty(shape, dtype.numpy),)
