@@ -120,6 +120,9 @@ def logical_not(site: Site) -> None:
 @lowers("SELECT", level=3, form="condition:b8 a:T b:T -> result:T", T="f16 f32 i32 q8 q8s@4")
 def select(site: Site) -> None:
     """Condition and values have one shape. Quantised values take the result's scale first."""
+    shapes = [site.shape(site.tensor(name)) for name in ("condition", "a", "b")]
+    known = {s for s in shapes if s is not None and None not in s}
+    site.require(len(known) <= 1, "condition and values have one shape")
     result = site.result_type()
     values = [site.requantized(site.tensor(name), result) for name in ("a", "b")]
     site.finish("SELECT", [site.tensor("condition"), *values])

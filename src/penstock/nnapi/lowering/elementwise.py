@@ -15,8 +15,18 @@ from penstock.nnapi.lowering.windows import signed, signed_type
 UNARY: Final = "x:T -> y:T"
 
 
+OLD: Final = {"FLOOR", "TANH", "LOGISTIC", "RELU", "RELU1", "RELU6", "DEQUANTIZE"}
+"""Operations for tensors of rank 4 and less."""
+
+
+def _input(site: Site) -> int:
+    if site.type in OLD:
+        site.require_rank("x", 1, 4)
+    return site.tensor("x")
+
+
 def _unary(site: Site) -> None:
-    site.finish(site.type, [site.tensor("x")])
+    site.finish(site.type, [_input(site)])
 
 
 for _name, _level, _types in (
@@ -46,18 +56,18 @@ def rsqrt(site: Site) -> None:
 @lowers("TANH", level=1, form=UNARY, T="f32 q8@3 f16@3 q8s@4")
 def tanh(site: Site) -> None:
     site.require_quantization("y", 1 / 128, 0 if site.types["T"].dtype is DType.INT8 else 128)
-    site.finish("TANH", [site.tensor("x")])
+    site.finish("TANH", [_input(site)])
 
 
 @lowers("LOGISTIC", level=1, form=UNARY, T="f32 q8 f16@3 q8s@4")
 def logistic(site: Site) -> None:
     site.require_quantization("y", 1 / 256, -128 if site.types["T"].dtype is DType.INT8 else 0)
-    site.finish("LOGISTIC", [site.tensor("x")])
+    site.finish("LOGISTIC", [_input(site)])
 
 
 def _relu(site: Site) -> None:
     site.require_same_quantization("x", "y")
-    site.finish("RELU_N1_TO_1" if site.type == "RELU1" else site.type, [site.tensor("x")])
+    site.finish("RELU_N1_TO_1" if site.type == "RELU1" else site.type, [_input(site)])
 
 
 for _name in ("RELU", "RELU1", "RELU6"):
@@ -83,7 +93,7 @@ def quantize(site: Site) -> None:
 
 @lowers("DEQUANTIZE", level=1, form="x:S -> y:T", S="q8 q8y@3 pc@3 q8s@4", T="f32 f16@3")
 def dequantize(site: Site) -> None:
-    site.finish("DEQUANTIZE", [site.tensor("x")])
+    site.finish("DEQUANTIZE", [_input(site)])
 
 
 @lowers(

@@ -18,6 +18,7 @@ OLD = "f32 q8 f16@3 q8s@4"
 @lowers("RESHAPE", level=1, form="x:T shape:i32 -> y:T", T="f32 q8 f16@3 q8s@4 i32@6")
 def reshape(site: Site) -> None:
     site.require_same_quantization("x", "y")
+    site.require_rank("x", 1, 4)
     site.require_rank("shape", 1)
     value = site.constant("shape")
     known = () if value is None else tuple(value.reshape(-1).tolist())
@@ -30,6 +31,7 @@ def reshape(site: Site) -> None:
 def squeeze(site: Site) -> None:
     """The IR's dimensions are an attribute: where they come with a run, the declared shape is taken instead."""
     site.require_same_quantization("x", "y")
+    site.require_rank("x", 1, 4)
     x, dims = site.tensor("x"), site.constant("dims")
     if site.given("dims") and dims is None:
         site.bind(0, _declared_reshape(site, x))
@@ -61,7 +63,7 @@ def transpose(site: Site) -> None:
     site.require_rank("x", 1, 4)
     x = site.tensor("x")
     if site.given("order"):
-        site.require_rank("order", 1)
+        site.require_numbers("order", "x")
         site.finish("TRANSPOSE", [x, site.tensor("order")])
         return
     site.finish("TRANSPOSE", [x, site.integers(range(site.known_rank(x))[::-1])])
@@ -70,6 +72,7 @@ def transpose(site: Site) -> None:
 @lowers("PAD", level=2, form="x:T paddings:i32 -> y:T", T=OLD)
 def pad(site: Site) -> None:
     site.require_same_quantization("x", "y")
+    site.require_rank("x", 1, 4)
     _check_paddings(site)
     site.finish("PAD", [site.tensor("x"), site.tensor("paddings")])
 
@@ -166,6 +169,8 @@ def depth_to_space(site: Site) -> None:
 @lowers("SLICE", level=3, form="x:T begin:i32 size:i32 -> y:T", T=MANY)
 def slice_(site: Site) -> None:
     site.require_same_quantization("x", "y")
+    for name in ("begin", "size"):
+        site.require_numbers(name, "x")
     site.finish("SLICE", [site.tensor(name) for name in ("x", "begin", "size")])
 
 
@@ -191,6 +196,8 @@ def strided_slice(site: Site) -> None:
 
 def _check_strides(site: Site) -> None:
     """Strides are not 0; a dimension that is dropped has one element, and a stride above 0."""
+    for name in ("begin", "end", "strides"):
+        site.require_numbers(name, "x")
     shape, mask = site.shape(site.tensor("x")), site.integer("shrink_mask")
     begin, end, strides = (site.constant(n) for n in ("begin", "end", "strides"))
     if strides is None:
@@ -254,13 +261,14 @@ def pack(site: Site) -> None:
     site.require_same_quantization("parts", "y")
     rank = site.rank(parts[0])
     if rank is not None:
-        axis = site.axis(axis, rank + 1)
+        axis = site.axis(axis, rank + 1, negative=False)
     site.finish("PACK", parts, values_count=len(parts), axis=axis)
 
 
 @lowers("TILE", level=3, form="x:T multiples:i32 -> y:T", T=MANY)
 def tile(site: Site) -> None:
     site.require_same_quantization("x", "y")
+    site.require_numbers("multiples", "x")
     site.finish("TILE", [site.tensor("x"), site.tensor("multiples")])
 
 
@@ -278,6 +286,11 @@ def gather(site: Site) -> None:
 def reverse(site: Site) -> None:
     site.require_same_quantization("x", "y")
     site.require_rank("x", 1, 8)
+    site.require_rank("axis", 1)
+    axis, rank = site.constant("axis"), site.rank(site.tensor("x"))
+    if axis is not None and rank is not None:
+        site.require(axis.size == 1, f"{axis.size} axes, where one is reversed")
+        site.axis(int(axis[0]), rank, negative=False)
     site.finish("REVERSE_V2", [site.tensor("x"), site.tensor("axis")])
 
 

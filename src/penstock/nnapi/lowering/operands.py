@@ -61,6 +61,8 @@ def _check_dimensions(operand: NnapiOperand, feature_level: int) -> None:
         if feature_level < 3:
             raise InvalidOperand("an unknown rank needs feature level 3")
         return
+    if operand.type.is_tensor and not dimensions and operand.lifetime is not NnapiLifetime.NO_VALUE:
+        raise InvalidOperand(f"a {operand.type.name} has dimensions, or an unknown rank")
     if not operand.type.is_tensor and dimensions:
         raise InvalidOperand(f"a {operand.type.name} has no dimensions, not {dimensions}")
     if len(dimensions) > MAX_RANK:

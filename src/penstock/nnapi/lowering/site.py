@@ -212,6 +212,15 @@ class Site:
             wanted = str(low) if low == high else f"{low} to {high}"
             raise ShapeMismatch(f"{name} of {self.type} has rank {rank}, where {wanted} is needed")
 
+    def require_numbers(self, name: str, of: str) -> None:
+        """An input is a vector of one number for each dimension of input *of*, where both are known."""
+        self.require_rank(name, 1)
+        shape, rank = self.shape(self.tensor(name)), self.rank(self.tensor(of))
+        if shape is not None and rank is not None and shape[0] not in {None, rank}:
+            raise ShapeMismatch(
+                f"{name} of {self.type} has {shape[0]} numbers for an operand of rank {rank}"
+            )
+
     def require_same_quantization(self, *names: str) -> None:
         """Inputs and outputs of these names have one scale and zero point, where their type has any."""
         found = [self._any_operand(n) for n in names]
