@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock import loaders
-from penstock.errors import NotExportable
+from penstock.errors import InvalidOperation, NotExportable
 from penstock.export.tflite import write
 from penstock.ir import DType, Model
 from penstock.ir.operation import Attributes
@@ -58,14 +58,60 @@ def test_each_generator_has_a_position_of_its_own() -> None:
         assert operation.outputs[1:] == (port.output,)
 
 
-def test_a_loop_carries_the_position() -> None:
+def test_a_loop_carries_the_position_from_its_beginning() -> None:
     model = load(in_a_loop())
     (loop,) = model.operations
-    (port,) = model.entry.states
-    assert loop.inputs[-1] == port.input
-    assert loop.outputs[-1] == port.output
+    assert not model.variables
+    assert model.constant(model.operands[loop.inputs[-1]]).item() == 0
     body = model.subgraphs[loop.attributes.integer("body_subgraph_index")]
     assert body.operations[0].inputs[-1] == body.inputs[-1]
+    assert body.operations[0].outputs[-1] == body.outputs[-1]
+
+
+def in_a_branch() -> FileBuilder:
+    """IF c: y = x + a number of one sequence, else y = x + a number of another."""
+    file = FileBuilder()
+    c, x, y = file.tensor("c", [], "BOOL"), file.tensor("x", [2]), file.tensor("y", [2])
+    file.operator("IF", [c, x], [y], {"then_subgraph_index": 1, "else_subgraph_index": 2})
+    file.end([c, x], [y])
+    for seed in (1, 2):
+        file.begin()
+        x, drawn, y = (file.tensor(n, [2]) for n in ("x", "drawn", "y"))
+        shape = file.tensor("shape", [1], "INT32", np.array([2], np.int32))
+        file.operator("RANDOM_UNIFORM", [shape], [drawn], {"seed": seed, "seed2": 0})
+        file.operator("ADD", [x, drawn], [y])
+        file.end([x], [y])
+    return file
+
+
+def test_a_branch_begins_its_sequence_anew() -> None:
+    model = load(in_a_branch())
+    assert not model.variables
+    assert [len(s.operations[0].inputs) for s in model.subgraphs[1:]] == [1, 1]
+    assert loaders.load(write(model)) == model
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_only_numbers_without_seeds_decide_on_another_round(seed: int) -> None:
+    file = FileBuilder()
+    x, y = file.tensor("x", [1]), file.tensor("y", [1])
+    file.operator("WHILE", [x], [y], {"cond_subgraph_index": 1, "body_subgraph_index": 2})
+    file.end([x], [y])
+    file.begin("cond")
+    x, drawn, less = file.tensor("x", [1]), file.tensor("drawn", [1]), file.tensor("l", [1], "BOOL")
+    shape = file.tensor("shape", [1], "INT32", np.array([1], np.int32))
+    file.operator("RANDOM_UNIFORM", [shape], [drawn], {"seed": seed, "seed2": 0})
+    file.operator("LESS", [x, drawn], [less])
+    file.end([x], [less])
+    file.begin("body")
+    x, y = file.tensor("x", [1]), file.tensor("y", [1])
+    file.operator("NEG", [x], [y])
+    file.end([x], [y])
+    if seed:
+        with pytest.raises(InvalidOperation, match="seeded sequence in the condition"):
+            load(file)
+    else:
+        assert len(load(file).subgraphs[1].operations[0].inputs) == 1
 
 
 def test_the_writer_leaves_the_position_to_tflite() -> None:

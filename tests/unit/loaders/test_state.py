@@ -448,3 +448,51 @@ def test_an_int8_variable_tensor_of_unknown_size_starts_empty() -> None:
     file.graph["inputs"] = [0, 2, 3]
     state["quantization"], state["shape_signature"] = quantization([0.5], [-3]), [-1, 12]
     assert load(file).variables[0].value is None
+
+
+def test_branches_take_and_give_their_variables_in_one_order() -> None:
+    file = FileBuilder()
+    c, x, y = file.tensor("c", [], "BOOL"), file.tensor("x", [2]), file.tensor("y", [2])
+    file.operator("IF", [c, x], [y], {"then_subgraph_index": 1, "else_subgraph_index": 2})
+    file.end([c, x], [y])
+    for names in (("a", "b"), ("b", "a")):
+        file.begin()
+        x, y = file.tensor("x", [2]), file.tensor("y", [2])
+        for name in names:
+            handle = file.tensor(name, [], "RESOURCE")
+            file.operator("VAR_HANDLE", [], [handle], {"container": "", "shared_name": name})
+            file.operator("ASSIGN_VARIABLE", [handle, x], [])
+        file.operator("NEG", [x], [y])
+        file.end([x], [y])
+    file.subgraphs[1]["operators"][3]["inputs"][1] = file.subgraphs[1]["outputs"][0]
+    file.subgraphs[1]["operators"].insert(0, file.subgraphs[1]["operators"].pop())
+    model = load(file)
+    assert [v.name for v in model.variables] == ["a", "b"]
+    then, otherwise = model.subgraphs[1:3]
+    # The then branch gives x to a and -x to b, the other one x to both.
+    x, negated = then.inputs[0], then.outputs[0]
+    assert then.outputs == (negated, x, negated)
+    assert otherwise.outputs[1:] == (otherwise.inputs[0],) * 2
+
+
+def test_state_inside_a_composite_is_carried_through_it() -> None:
+    file = accumulator()
+    file.subgraphs.insert(0, {"tensors": [], "operators": [], "name": "main"})
+    for subgraph in file.subgraphs[1:]:
+        for operator in subgraph["operators"]:
+            if "init_subgraph_index" in operator.get("builtin_options", {}):
+                operator["builtin_options"]["init_subgraph_index"] = 2
+    main = file.subgraphs.pop(0)
+    file.subgraphs.append(main)
+    x, y = file.tensor("x", [2]), file.tensor("y", [2])
+    options = {"name": "sum", "decomposition_subgraph_index": 1, "version": 1}
+    file.operator("STABLEHLO_COMPOSITE", [x], [y], options)
+    file.end([x], [y])
+    file.subgraphs.insert(0, file.subgraphs.pop())
+    model = load(file)
+    (composite,) = model.operations
+    ports = model.entry.states
+    assert {model.variables[p.variable].dtype for p in ports} == {DType.FLOAT32, DType.BOOL}
+    assert composite.inputs[1:] == tuple(p.input for p in ports)
+    assert composite.outputs[1:] == tuple(p.output for p in ports)
+    assert [o.type for o in model.subgraphs[1].operations] == ["IF", "ADD"]

@@ -31,6 +31,9 @@ class Key(NamedTuple):
     number: int = -1
 
 
+CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
+"""Operators that enter one subgraph, once."""
+
 RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
 MAX_PASSES: Final = 64
@@ -153,17 +156,21 @@ def table_state(table: Key) -> tuple[Key, Key, Key]:
 
 @dataclass(slots=True)
 class StateUse:
-    """The state each subgraph touches and changes, itself or through what it enters, in order of first use."""
+    """The state each subgraph touches and changes, itself or through what it enters, all in one order."""
 
     touched: list[dict[Key, None]]
     written: list[dict[Key, None]]
+    restarted: frozenset[int]
+    """The subgraphs whose random operators begin anew whenever they are entered. Those of a loop's body go on
+    from round to round, those of an entry from run to run.
+    """
 
 
 def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
     """Who uses what. Subgraphs that one operation enters side by side share what they use."""
-    use = StateUse([{} for _ in subgraphs], [{} for _ in subgraphs])
+    use = StateUse([{} for _ in subgraphs], [{} for _ in subgraphs], _restarted(subgraphs))
     for subgraph in subgraphs:
-        _local(subgraph, use.touched[subgraph.index], use.written[subgraph.index])
+        _local(subgraph, use)
     if not any(use.touched):
         return use
     allowed = STATE_ALLOWANCE + STATE_PER_OPERAND * sum(len(s.operands) for s in subgraphs)
@@ -180,15 +187,37 @@ def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
                             where=operator.place,
                         )
         if before == sum(map(len, use.touched)) + sum(map(len, use.written)):
+            _put_in_order(use)
             return use
     raise LimitExceeded(
         f"network state passes through more than {MAX_PASSES} levels of shared subgraphs"
     )
 
 
-def _local(subgraph: RawSubgraph, touched: dict[Key, None], written: dict[Key, None]) -> None:
+def _restarted(subgraphs: list[RawSubgraph]) -> frozenset[int]:
+    entered: set[int] = set()
+    for subgraph in subgraphs:
+        for operator in subgraph.operators:
+            entered.update(operator.targets[:1] if operator.type == "WHILE" else operator.targets)
+    return frozenset(entered)
+
+
+def _put_in_order(use: StateUse) -> None:
+    """Subgraphs that one operation enters must take and give their state in the same order."""
+    places: dict[Key, int] = {}
+    for touched in use.touched:
+        for key in touched:
+            places.setdefault(key, len(places))
+    for keys in (use.touched, use.written):
+        keys[:] = [dict.fromkeys(sorted(k, key=places.__getitem__)) for k in keys]
+
+
+def _local(subgraph: RawSubgraph, use: StateUse) -> None:
+    touched, written = use.touched[subgraph.index], use.written[subgraph.index]
     for operator in subgraph.operators:
         reads, changes = _state_of(subgraph, operator)
+        if operator.type in RANDOM_OPERATORS and subgraph.index not in use.restarted:
+            changes = (random_state(subgraph.index, operator),)
         touched.update(dict.fromkeys((*reads, *changes)))
         written.update(dict.fromkeys(changes))
         if not subgraph.variables:
@@ -211,7 +240,7 @@ def _local(subgraph: RawSubgraph, touched: dict[Key, None], written: dict[Key, N
 def _state_of(
     subgraph: RawSubgraph, operator: RawOperator
 ) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-    """The state that *operator* reads, and what it changes, apart from variable tensors."""
+    """The variables and tables that *operator* reads, and those it changes, apart from variable tensors."""
     match operator.type:
         case "READ_VARIABLE":
             return (handle_of(subgraph, operator),), ()
@@ -222,8 +251,6 @@ def _state_of(
         case "HASHTABLE_FIND" | "HASHTABLE_SIZE" if _asks_a_table(subgraph, operator):
             keys, values, _ = table_state(handle_of(subgraph, operator))
             return ((keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)), ()
-        case kind if kind in RANDOM_OPERATORS:
-            return (), (random_state(subgraph.index, operator),)
     return (), ()
 
 
@@ -255,12 +282,12 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
             once = Key("once", subgraph=operator.targets[0])
             touched[once] = None
             written[once] = None
-    elif touched:
+    elif touched and operator.type not in CALLS:
         raise InvalidOperation(
             "network state inside what it calls cannot be lowered", where=operator.place
         )
-    use.touched[caller] |= touched
-    use.written[caller] |= written
+    for keys, own in ((touched, use.touched[caller]), (written, use.written[caller])):
+        own.update((k, None) for k in keys if k.kind != "random")
     return len(touched)
 
 

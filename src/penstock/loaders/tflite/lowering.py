@@ -4,7 +4,7 @@
   value; an entry subgraph takes the first value as a state input and gives the last as a state output.
 - A variable tensor is the state input of its subgraph; the recurrent operation that changes it gives the new
   value as an extra output, after its own, in the order of its state inputs.
-- IF and WHILE pass what their subgraphs touch as extra inputs and outputs, after their own.
+- IF, WHILE and composites pass what their subgraphs touch as extra inputs and outputs, after their own.
 - CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any other becomes an
   IF on a boolean variable.
 - HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds already.
@@ -32,6 +32,7 @@ from penstock.ir.operand import OMITTED, Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.calls import (
+    CALLS,
     RANDOM_OPERATORS,
     Key,
     RawSubgraph,
@@ -53,6 +54,8 @@ RESOURCE_OPERATORS: Final = frozenset(
     {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
     | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
 )
+
+CONTROL_FLOW: Final = CALLS | {"IF", "WHILE"}
 
 
 @dataclass(slots=True)
@@ -103,7 +106,7 @@ class _Lowering:
     def _assign_passed_on(self, subgraphs: list[Subgraph]) -> None:
         """Gives zeros to unassigned variables that control flow takes: it may not read them at all."""
         for subgraph in subgraphs:
-            taken = {i for o in subgraph.operations if o.type in ("IF", "WHILE") for i in o.inputs}
+            taken = {i for o in subgraph.operations if o.type in CONTROL_FLOW for i in o.inputs}
             for port in subgraph.states:
                 if port.input in taken:
                     variable = self.variables[port.variable]
@@ -171,7 +174,7 @@ class _Lowering:
         return bytes([zero_point]) * size
 
     def _find_roles(self) -> list[str]:
-        """How each subgraph is entered: entry, branch, cond, body or once. State needs one role each."""
+        """How each subgraph is entered: entry, branch, cond, body, called or once. State needs one role each."""
         roles = ["entry"] * len(self.raw)
         for subgraph in self.raw:
             for operator in subgraph.operators:
@@ -179,6 +182,7 @@ class _Lowering:
                     "IF": ("branch", "branch"),
                     "WHILE": ("cond", "body"),
                     "CALL_ONCE": ("once",),
+                    **dict.fromkeys(CALLS, ("called",)),
                 }
                 for target, role in zip(
                     operator.targets, names.get(operator.type, ()), strict=False
@@ -380,14 +384,26 @@ class _Body:
         inputs = [self.read(i) for i in operator.inputs if i not in self.raw.handles]
         after = [operator.inputs[i] for i in state_inputs(operator)]
         carried: list[Key] = []
-        if operator.type in ("IF", "WHILE"):
+        if operator.type in CONTROL_FLOW:
             target = operator.targets[-1]
-            inputs += [self.value(k) for k in self.lowering.use.touched[target]]
+            inputs += [self.entering(k) for k in self.lowering.use.touched[target]]
             carried = self.carried(target, "body" if operator.type == "WHILE" else "branch")
         outputs = [self.write(o, operator) for o in operator.outputs if o not in self.raw.handles]
-        outputs += [self.update(key) for key in carried]
+        outputs += [self.leaving(key) for key in carried]
         outputs += [self.next_state(tensor) for tensor in after]
         self.emit(operator.type, inputs, outputs, operator)
+
+    def entering(self, key: Key) -> int:
+        """What brings *key* to a subgraph: its value; for a generator the beginning of its sequence."""
+        if key.kind == "random":
+            return self.add(Operand(DType.INT64, (), Lifetime.CONSTANT_COPY, value=bytes(8)))
+        return self.value(key)
+
+    def leaving(self, key: Key) -> int:
+        """What takes *key* from a subgraph; nobody reads how far a generator came."""
+        if key.kind == "random":
+            return self.add(self.lowering.state_operand(key))
+        return self.update(key)
 
     def emit(self, kind: str, inputs: list[int], outputs: list[int], operator: RawOperator) -> None:
         attributes = Attributes(operator.attributes)
@@ -421,10 +437,18 @@ class _Body:
         self.set_true(filled)
 
     def random(self, operator: RawOperator) -> None:
-        """A random operator with its generator's position before and after it."""
+        """A random operator with its generator's position before and after it, where that is kept."""
         key = random_state(self.raw.index, operator)
         inputs = [self.read(i) for i in operator.inputs]
         outputs = [self.write(o, operator) for o in operator.outputs]
+        if self.raw.index in self.lowering.use.restarted:
+            role = self.lowering.roles[self.raw.index]
+            if role == "cond" and any(operator.attributes[k] for k in ("seed", "seed2")):
+                raise InvalidOperation(
+                    "draws from a seeded sequence in the condition of a loop", where=operator.place
+                )
+            self.emit(operator.type, inputs, outputs, operator)
+            return
         self.emit(operator.type, [*inputs, self.value(key)], [*outputs, self.update(key)], operator)
 
     def set_true(self, key: Key) -> None:
