@@ -41,10 +41,17 @@ def _empty_padding(model: Model, operation: Operation, inputs: list[NDArray | No
     return shape is None or 0 in shape
 
 
+def _one_selected(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """SELECT_V2 whose result has one element."""
+    shape = model.operands[operation.outputs[0]].shape
+    return shape is None or all(d in {1, None} for d in shape)
+
+
 KNOWN: Final[dict[str, Predicate]] = {
     "DIV": _tiny_quotients,
     "NOT_EQUAL": _unscaled_int16,
     "STABLEHLO_PAD": _empty_padding,
+    "SELECT_V2": _one_selected,
 }
 
 

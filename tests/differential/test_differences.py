@@ -12,7 +12,7 @@ pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not 
 import penstock
 from penstock.ir import DType, NDArray, Quantization
 from tests.differential.draw import Draw, Drawn
-from tests.differential.judge import Judge
+from tests.differential.judge import DEFAULT, Judge
 from tests.differential.trial import run
 
 
@@ -103,3 +103,39 @@ def test_padding_to_nothing_keeps_the_other_dimensions(judge: Judge) -> None:
     )
     ours, theirs = outputs(drawn, judge)
     assert (ours.shape, theirs.shape) == ((2, 0), (0, 0))
+
+
+def test_single_elements_keep_their_rank(judge: Judge) -> None:
+    drawn = single(
+        lambda d: d.operation(
+            "SELECT_V2",
+            [
+                d.value(dtype, shape, constant=False)
+                for dtype, shape in (
+                    (DType.BOOL, (1, 1)),
+                    (DType.FLOAT32, (1,)),
+                    (DType.FLOAT32, ()),
+                )
+            ],
+            [d.output(DType.FLOAT32)],
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    assert (ours.shape, theirs.shape) == ((1, 1), ())
+
+
+def test_softmax_heeds_the_scale_of_its_output(judge: Judge) -> None:
+    x = np.array([[1, 2, 3, 40]], np.int8)
+    drawn = single(
+        lambda d: d.operation(
+            "SOFTMAX",
+            [d.value(DType.INT8, x.shape, q(0.1, 0), array=x, constant=False)],
+            [d.output(DType.INT16, q(1 / 32768, 0))],
+            beta=1.0,
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    default = judge.ask(drawn.file, drawn.inputs, DEFAULT)
+    assert not isinstance(default, str), default
+    np.testing.assert_array_equal(ours, default[0])
+    assert theirs.tolist() != ours.tolist()

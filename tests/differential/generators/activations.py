@@ -84,7 +84,8 @@ def softmax(draw: Draw, kind: str) -> None:
     if kind == "SOFTMAX":
         attributes = {"beta": draw.pick((1.0, draw.real(0.1, 2.0)))}
     if dtype.is_integer and made is DType.INT16:
-        quantization = draw.quantization(made, 1 / 32768, 0)
+        wide = dtype is not made and draw.chance(0.5)
+        quantization = draw.quantization(made, *((1 / 65536, -32768) if wide else (1 / 32768, 0)))
     else:
         quantization = output_quantization(draw, kind, made)
     draw.operation(kind, [x], [draw.output(made, quantization)], **attributes)

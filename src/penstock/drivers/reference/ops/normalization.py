@@ -72,6 +72,8 @@ def local_response_normalization(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x = np.asarray(inputs[0])
         depth = x.shape[-1]
+        if depth == 0:
+            return (x,)
         reach = min(radius, depth)
         squares = np.pad(np.square(x), [*[(0, 0)] * (x.ndim - 1), (reach, reach)])
         windows = np.lib.stride_tricks.sliding_window_view(squares, 2 * reach + 1, axis=-1)

@@ -34,16 +34,20 @@ from penstock.drivers.reference.ops.tables import (
     interpolate,
     interpolation_table,
 )
-from penstock.ir import DType, NDArray
+from penstock.ir import DType, NDArray, Quantization
 
 DISTANCES: Final = np.arange(256)
 """How far under its row's greatest an 8-bit value can lie."""
 
 
+WIDE: Final = Quantization((2.0**-16,), (-(2**15),))
+"""What an int16 result of 8-bit values has where fixed-point arithmetic computes it."""
+
+
 @kernel("SOFTMAX")
 def softmax(site: Site) -> Kernel:
     """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768), uint8 ones
-    whatever their scale is said to be.
+    whatever their scale is said to be; 8 bits become int16 of any scale.
     """
     given, made = site.input(0).dtype, site.output().dtype
     beta = site.attributes.number("beta")
@@ -131,6 +135,8 @@ def _softmax_8(site: Site, beta: float) -> Kernel:
         target = tensor_quantization(site.output(), "the output")
         require(target.zero_point == integer_range(made)[0], "SOFTMAX with this output zero point")
         require(abs(target.scale * 256 - 1) <= 1e-3, "SOFTMAX to another scale than 1/256")
+    if made is DType.INT16 and site.output().quantization != WIDE:
+        return _softmax_8_to(site, beta)
     powers = _powers(_scaling(beta, given.scale))
     summands = rounding_divide_by_pot(powers, 12)
     least, greatest = integer_range(made)
@@ -143,6 +149,24 @@ def _softmax_8(site: Site, beta: float) -> Kernel:
         products = saturating_rounding_doubling_high_mul(powers[distances], inverse)
         results = rounding_divide_by_pot(products, shift + 31 - (made.bits or 8)) + least
         clamped: NDArray = np.clip(results, least, greatest).astype(made.numpy)
+        return clamped
+
+    return _rows(compute)
+
+
+def _softmax_8_to(site: Site, beta: float) -> Kernel:
+    """8 bits to int16 of any scale and zero point, in float32."""
+    given = tensor_quantization(site.input(0), "the input")
+    made = tensor_quantization(site.output(), "the output")
+    powers = np.exp(DISTANCES.astype(np.float32) * np.float32(-beta * given.scale))
+    inverse = np.float32(1) / np.float32(made.scale)
+
+    def compute(x: NDArray) -> NDArray:
+        wide = x.astype(np.int64)
+        terms = powers[wide.max(axis=-1, keepdims=True) - wide]
+        shares = terms / terms.sum(axis=-1, keepdims=True)
+        results = np.rint(shares * inverse) + made.zero_point
+        clamped: NDArray = np.clip(results, *integer_range(DType.INT16)).astype(np.int16)
         return clamped
 
     return _rows(compute)
