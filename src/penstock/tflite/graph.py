@@ -189,7 +189,7 @@ class Graph:
         if memory is None:
             memory = self._held(index)
         if memory is None and 0 in self.shapes[index]:
-            return blank(tensor.dtype, self.shapes[index])
+            memory = _empty(tensor.dtype, self.shapes[index])
         if memory is None:
             outer = index in self.catalog.inputs or index in self.catalog.outputs
             raise ValueError(NOT_KEPT if self._ready and not outer else texts.NO_DATA)
@@ -299,3 +299,11 @@ class Graph:
         if isinstance(error, texts.INCONSISTENCIES):
             return f"{texts.INCONSISTENT}\n{text}"
         return text
+
+
+def _empty(dtype: DType, shape: Sequence[int]) -> NDArray | None:
+    """A value of no elements; None where not even that can have the shape."""
+    try:
+        return blank(dtype, shape)
+    except MemoryError:
+        return None

@@ -268,6 +268,15 @@ class TestShapes:
             np.testing.assert_array_equal(run(interpreter, np.array(held, bool))[0], rows)
             assert interpreter.get_output_details()[0]["shape"].tolist() == list(np.shape(rows))
 
+    def test_a_shape_that_no_array_has_is_shown_and_has_no_value(self) -> None:
+        huge = [0, *[2**31 - 1] * 3]
+        interpreter = tflite.Interpreter(model_content=relu(shape=huge).encode())
+        assert interpreter.get_input_details()[0]["shape"].tolist() == huge
+        with pytest.raises(ValueError, match="Tensor data is null"):
+            interpreter.get_tensor(0)
+        with pytest.raises(RuntimeError):
+            interpreter.allocate_tensors()
+
     def test_memory_beyond_all_bounds_is_an_error_of_allocation(self) -> None:
         interpreter = opened(models.chain())
         interpreter.resize_tensor_input(0, [2**31 - 1, 2**31 - 1])
