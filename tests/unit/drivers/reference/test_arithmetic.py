@@ -171,3 +171,10 @@ def test_scalars_are_rescaled() -> None:
     a, b = np.array(7, np.int8), np.array(-3, np.int8)
     given = [Given(a, q(0.5)), Given(b, q(0.25))]
     assert_agrees(run_alone("ADD", given, [Wanted(DType.INT8, q(0.1))]))
+
+
+def test_a_scalar_is_requantised_to_a_scalar() -> None:
+    given = Given(np.array(200, np.uint8), q(0.5, 3))
+    recorded = run_alone("QUANTIZE", [given], [Wanted(DType.INT8, q(0.25, -7))])
+    assert_agrees(recorded)
+    assert recorded.run()[0].shape == ()

@@ -157,4 +157,4 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
     if source.dtype not in TABLED:
         return lambda inputs: (convert(given(inputs[0])),)
     table = convert(np.arange(256, dtype=np.uint8).view(source.dtype.numpy))
-    return lambda inputs: (table[np.ascontiguousarray(given(inputs[0])).view(np.uint8)],)
+    return lambda inputs: (table[np.asarray(given(inputs[0]), order="C").view(np.uint8)],)
