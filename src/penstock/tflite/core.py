@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ class Core:
         self._entered: dict[int, int] = {}
         self._busy = threading.Lock()
         self._closed = False
+        # A program written for LiteRT closes nothing: drivers' models go with the last reference.
+        weakref.finalize(self, _close, self._graphs).atexit = False
 
     @property
     def guests(self) -> Guests:
@@ -130,5 +133,9 @@ class Core:
             return
         with self:
             self._closed = True
-            for graph in self._graphs.values():
-                graph.close()
+            _close(self._graphs)
+
+
+def _close(graphs: Mapping[int, Graph]) -> None:
+    for graph in graphs.values():
+        graph.close()

@@ -38,9 +38,11 @@ class LoadedFile:
                 try:
                     self._model = tflite.load(self.pool)
                 except ModelError as error:
-                    self._model = error
+                    self._model = error.with_traceback(None)
         if isinstance(self._model, ModelError):
-            raise self._model.with_traceback(None)
+            defect = self._model
+            # A new one each time: what is raised holds on to all that its frames refer to.
+            raise type(defect)(defect.message, where=defect.where, offset=defect.offset)
         return self._model
 
 

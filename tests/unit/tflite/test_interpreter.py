@@ -458,6 +458,16 @@ class TestLife:
             with pytest.raises(ClosedError):
                 call()
 
+    def test_what_was_compiled_is_closed_with_the_last_reference(self) -> None:
+        device = NumpyDevice()
+        interpreter = opened(relu().encode(), devices=[device])
+        twin, view = copy.copy(interpreter), interpreter.tensor(0)
+        del interpreter, twin
+        assert [p.closed for p in device.prepared] == [0]
+        assert view().shape == (1, 4)
+        del view
+        assert [p.closed for p in device.prepared] == [1]
+
     def test_two_threads_at_once_are_told(self) -> None:
         running, go_on = threading.Event(), threading.Event()
 
