@@ -40,6 +40,7 @@ def while_loop(site: Site) -> None:
     site.require_takes("condition", arguments)
     site.require_takes("body", arguments)
     site.require_gives("body", arguments[: len(given)])
+    site.require_gives("body", outputs)
     values = site.tensors("arguments")
     results = site.emit_many(
         "WHILE",

@@ -186,10 +186,8 @@ def _check_kind(
     types: dict[str, OperandType],
     depth: int,
 ) -> None:
-    if operand.lifetime is NnapiLifetime.NO_VALUE:
-        if not argument.optional:
-            raise Misfit(f"{what} has no value, and must have one", depth)
-        return
+    if operand.lifetime is NnapiLifetime.NO_VALUE and not argument.optional:
+        raise Misfit(f"{what} has no value, and must have one", depth)
     kind, found = argument.kind, operand.type
     if kind == EVERY:
         return

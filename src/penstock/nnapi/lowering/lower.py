@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Final
 
 from penstock.errors import IndexOutOfRange, InvalidOperation, ModelError
@@ -14,7 +15,6 @@ from penstock.nnapi.description import (
     NnapiOperand,
     NnapiOperation,
     NnapiSubgraph,
-    OperandType,
 )
 from penstock.nnapi.lowering.graph import Assembly, Graph
 from penstock.nnapi.lowering.operands import ir_operand
@@ -101,7 +101,12 @@ class SubgraphLowering:
     def _lower(self, operation: NnapiOperation) -> None:
         rule = rule_of(operation.type)
         operands = self._source.operands
-        inputs = [OMITTED if self.is_omitted(i) else operands[i] for i in operation.inputs]
+        inputs = [
+            replace(operands[i], lifetime=NnapiLifetime.NO_VALUE)
+            if self.is_omitted(i)
+            else operands[i]
+            for i in operation.inputs
+        ]
         match = rule.match(inputs, [operands[i] for i in operation.outputs], self.feature_level)
         site = Site(self, operation, match)
         rule.lower(site)
@@ -126,8 +131,11 @@ class SubgraphLowering:
         return self._values[index]
 
     def bind(self, index: int, result: int) -> None:
-        """NNAPI operand *index* is IR operand *result*, of the shape that both say."""
+        """NNAPI operand *index* is IR operand *result*, of the type and shape that both say."""
         source = self._source.operands[index]
+        made = self.graph.operands[result].dtype
+        if made is not source.type.dtype:
+            raise InvalidOperation(f"an output of type {source.type.name} is {made.value}")
         self.graph.refine(result, source.dimensions, source.name)
         self._values[index] = result
 
@@ -143,5 +151,3 @@ class SubgraphLowering:
             raise InvalidOperation("a SUBGRAPH operand names no subgraph")
         return self._whole.subgraph(index, passed)
 
-
-OMITTED: Final = NnapiOperand(OperandType.TENSOR_FLOAT32, lifetime=NnapiLifetime.NO_VALUE)

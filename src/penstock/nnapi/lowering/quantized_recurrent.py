@@ -10,6 +10,7 @@ from penstock.nnapi.lowering.recurrent import (
     NORMS,
     PARAMETERS,
     check_parameters,
+    check_states,
     parameters,
     tensors,
 )
@@ -31,7 +32,7 @@ BIASES: Final = tuple(f"{gate}_bias" for gate in GATES)
     " cell_state:q16y output_state:q8 -> new_cell_state:q16y output:q8",
 )
 def quantized_16bit_lstm(site: Site) -> None:
-    site.require_rank("input", 2)
+    check_states(site, "input", "output_state", "cell_state")
     for name in ("cell_state", "new_cell_state"):
         site.require_quantization(name, CELL_SCALE, 0)
     for name in ("input", "output_state", "output"):
@@ -78,6 +79,7 @@ _SCALES: Final = tuple(f"{gate}_intermediate_scale" for gate in GATES)
 def quantized_lstm(site: Site) -> None:
     site.require_rank("input", 2)
     check_parameters(site)
+    check_states(site, "output_state", "cell_state")
     site.require_same_quantization("output_state", "new_output_state")
     site.require_same_quantization("cell_state", "new_cell_state")
     for name in ("cell_clip", "proj_clip"):

@@ -88,6 +88,12 @@ def check_parameters(site: Site, prefix: str = "") -> None:
         )
 
 
+def check_states(site: Site, *names: str) -> None:
+    """States are batches of vectors."""
+    for name in names:
+        site.require_rank(name, 2)
+
+
 def parameters(site: Site, prefix: str = "") -> list[int]:
     """The IR operands of one direction's weights and biases; without an input gate nothing peeps into it."""
     found = tensors(site, PARAMETERS, prefix)
@@ -99,6 +105,7 @@ def parameters(site: Site, prefix: str = "") -> list[int]:
 def _finish_lstm(site: Site, kind: str, **attributes: bool | str) -> list[int]:
     """The operation over the arguments that LSTM and its sequence form share: its three results."""
     check_parameters(site)
+    check_states(site, "output_state", "cell_state")
     inputs = [site.tensor("input"), *parameters(site)]
     states = [site.tensor("output_state"), site.tensor("cell_state")]
     output = site.result_type("output")
@@ -185,6 +192,7 @@ def bidirectional_sequence_lstm(site: Site) -> None:
     merged = _check_merging(site)
     for direction in DIRECTIONS:
         check_parameters(site, direction)
+    check_states(site, *_LSTM_STATES)
     inputs = [site.tensor("input")]
     for direction in DIRECTIONS:
         inputs += parameters(site, direction)
@@ -297,6 +305,7 @@ _NEW_HIDDEN_STATES: Final = " ".join(f"new_{d}hidden_state:T@4" for d in DIRECTI
 def bidirectional_sequence_rnn(site: Site) -> None:
     site.require_rank("input", 3)
     merged = _check_merging(site)
+    check_states(site, *(f"{d}hidden_state" for d in DIRECTIONS))
     auxiliary = ("auxiliary", "forward_auxiliary_weights", "backward_auxiliary_weights")
     weighted = [site.given(n) for n in auxiliary[1:]]
     site.require(

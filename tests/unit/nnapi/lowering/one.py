@@ -24,10 +24,6 @@ from penstock.nnapi.description import (
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.lowering.forms import KINDS
 
-NOTHING: Final = NnapiOperand(
-    OperandType.TENSOR_FLOAT32, (0,), NnapiLifetime.NO_VALUE, name="nothing"
-)
-
 Arguments: TypeAlias = Mapping[str, NnapiOperand]
 
 
@@ -37,6 +33,14 @@ def t(kind: str, *shape: int | None, scale: float = 0.0, zero: int = 0) -> Nnapi
     if known.is_quantized and scale == 0.0:
         scale = 0.5
     return NnapiOperand(known, shape, scale=scale, zero_point=zero)
+
+
+def nothing(kind: str = "f32") -> NnapiOperand:
+    """An optional tensor that is left out."""
+    return NnapiOperand(KINDS[kind], (0,), NnapiLifetime.NO_VALUE, name="nothing")
+
+
+NOTHING: Final = nothing()
 
 
 def channels(*shape: int, axis: int = 0, count: int | None = None) -> NnapiOperand:
@@ -62,7 +66,7 @@ def h(value: float) -> NnapiOperand:
     return _scalar(OperandType.FLOAT16, value)
 
 
-def constant(kind: str, values: Sequence[int] | NDArray) -> NnapiOperand:
+def constant(kind: str, values: Sequence[float] | NDArray) -> NnapiOperand:
     """A constant tensor."""
     array = np.asarray(values, KINDS[kind].dtype.numpy)
     return NnapiOperand(

@@ -1,13 +1,23 @@
-"""Numbers that no image has: they are refused before anything is made of them."""
+"""Numbers that no image has, and outputs of other types than their operations give: both are refused."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from penstock.errors import InvalidAttribute, ShapeOverflow
-from tests.unit.nnapi.lowering.one import b, f, lowered, t
+from penstock.errors import InvalidAttribute, InvalidOperation, ShapeOverflow
+from penstock.nnapi.description import (
+    NnapiLifetime,
+    NnapiModel,
+    NnapiOperand,
+    NnapiOperation,
+    NnapiSubgraph,
+    OperandType,
+)
+from penstock.nnapi.lowering import lower
+from tests.unit.nnapi.lowering.one import b, constant, f, i, lowered, t
 
 
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 0.0, -1.0])
@@ -22,3 +32,42 @@ def test_sizes_beyond_32_bits(name: str) -> None:
     given = [t("f32", 1, 4, 4, 1), f(1e30), f(1.0), b(False)]
     with pytest.raises(ShapeOverflow, match=f"{name} needs sizes beyond 32 bits"):
         lowered(name, given, [t("f32", 1, None, None, 1)])
+
+
+def test_an_output_of_a_loop_has_the_type_that_its_body_gives() -> None:
+    x = NnapiOperand(OperandType.TENSOR_FLOAT32, (1,))
+    small = constant("f32", [1.0])
+    scalar = i(0)
+    body = subgraph([x], NnapiOperation("ADD", (0, 1, 2), (3,)), [small, scalar, x], 1)
+    test = NnapiOperand(OperandType.TENSOR_BOOL8, (1,))
+    condition = subgraph([x], NnapiOperation("LESS", (0, 1), (2,)), [small, test], 1)
+    for kind, good in (
+        (OperandType.TENSOR_FLOAT32, True),
+        (OperandType.TENSOR_INT32, False),
+        (OperandType.TENSOR_FLOAT16, False),
+    ):
+        calls = [
+            NnapiOperand(OperandType.SUBGRAPH, (), NnapiLifetime.SUBGRAPH, subgraph=at)
+            for at in (0, 1)
+        ]
+        loop = NnapiOperation("WHILE", (1, 2, 0), (3,))
+        main = subgraph([x], loop, [*calls, NnapiOperand(kind, (1,))], 1)
+        model = NnapiModel(main, (condition, body))
+        if good:
+            assert lower(model, 4).operations
+            continue
+        with pytest.raises(InvalidOperation, match="of another type"):
+            lower(model, 4)
+
+
+def subgraph(
+    given: list[NnapiOperand], operation: NnapiOperation, rest: list[NnapiOperand], made: int
+) -> NnapiSubgraph:
+    """A subgraph of one operation, whose last *made* operands are its outputs."""
+    count = len(given) + len(rest)
+    inputs = [replace(o, lifetime=NnapiLifetime.SUBGRAPH_INPUT) for o in given]
+    outputs = [replace(o, lifetime=NnapiLifetime.SUBGRAPH_OUTPUT) for o in rest[-made:]]
+    operands = (*inputs, *rest[:-made], *outputs)
+    return NnapiSubgraph(
+        operands, (operation,), tuple(range(len(given))), tuple(range(count - made, count))
+    )

@@ -10,7 +10,6 @@ import pytest
 from penstock.errors import ModelError
 from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand
 from tests.unit.nnapi.lowering.one import (
-    NOTHING,
     b,
     channels,
     constant,
@@ -19,6 +18,7 @@ from tests.unit.nnapi.lowering.one import (
     i,
     lowered,
     model_of,
+    nothing,
     run,
     t,
 )
@@ -152,11 +152,11 @@ def sparse(**changed: NnapiOperand) -> Case:
     given = {
         "values": t("f32", 2),
         "order": constant("i32", [0, 1]),
-        "blocks": NOTHING,
+        "blocks": nothing("i32"),
         "formats": constant("i32", [0, 1]),
         "sizes": constant("i32", [2, 3]),
-        "segments_0": NOTHING,
-        "indices_0": NOTHING,
+        "segments_0": nothing("i32"),
+        "indices_0": nothing("i32"),
         "segments_1": constant("i32", [0, 1, 2]),
         "indices_1": constant("i32", [2, 0]),
     }
@@ -185,6 +185,7 @@ def test_sparse_tensors(constants: bool) -> None:
         ({"sizes": constant("i32", [2, 4])}, "an output is declared"),
         ({"values": t("f32", 2, 1)}, "has rank 2"),
         ({"order": t("f32", 2)}, "where a TENSOR_INT32 is needed"),
+        ({"blocks": nothing("f32")}, "where a TENSOR_INT32 is needed"),
     ],
 )
 def test_sparse_tensors_that_are_refused(changed: dict[str, NnapiOperand], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ModelError, NotLowerable
 from penstock.nnapi.description import NnapiOperand
-from tests.unit.nnapi.lowering.one import NOTHING, b, constant, f, h, i, lowered, run, t
+from tests.unit.nnapi.lowering.one import b, constant, f, h, i, lowered, nothing, run, t
 
 Case = tuple[dict[str, NnapiOperand], list[NnapiOperand]]
 GATES = ("input", "forget", "cell", "output")
@@ -60,8 +60,10 @@ def both_ways(kind: str = "f32") -> Case:
         given |= parameters(kind, prefix)
     for prefix in ("forward_", "backward_"):
         given |= states(kind, prefix)
-    given["auxiliary"] = NOTHING
-    given |= {f"{d}_auxiliary_to_{g}": NOTHING for d in ("forward", "backward") for g in GATES}
+    given["auxiliary"] = nothing(kind)
+    given |= {
+        f"{d}_auxiliary_to_{g}": nothing(kind) for d in ("forward", "backward") for g in GATES
+    }
     given |= {**limits(kind), "merge_outputs": b(False), "time_major": b(True)}
     for prefix in ("forward_", "backward_"):
         given |= norms(kind, prefix)
@@ -92,7 +94,7 @@ def cells_both_ways(kind: str = "f32") -> Case:
     given = {"input": t(kind, BATCH, 6, DEPTH)}
     given |= {f"{d}_{n}": one[n] for d in ("forward", "backward") for n in four}
     given |= dict.fromkeys(
-        ("auxiliary", "forward_auxiliary_weights", "backward_auxiliary_weights"), NOTHING
+        ("auxiliary", "forward_auxiliary_weights", "backward_auxiliary_weights"), nothing(kind)
     )
     given |= {"activation": i(1), "time_major": b(False), "merge_outputs": b(False)}
     return given, [t(kind, BATCH, 6, CELLS)] * 2
@@ -103,7 +105,7 @@ def svdf(kind: str = "f32") -> Case:
         "input": t(kind, BATCH, DEPTH),
         "weights_feature": t(kind, 4, DEPTH),
         "weights_time": t(kind, 4, 3),
-        "bias": NOTHING,
+        "bias": nothing(kind),
         "state": t(kind, BATCH, 12),
         "rank": i(2),
         "activation": i(0),
@@ -230,42 +232,51 @@ def test_both_directions_of_a_basic_cell() -> None:
 
 
 NO_GATE = dict.fromkeys(
-    ("input_to_input", "recurrent_to_input", "cell_to_input", "input_bias"), NOTHING
+    ("input_to_input", "recurrent_to_input", "cell_to_input", "input_bias"), nothing()
 )
-NO_PEEPHOLE = dict.fromkeys(("cell_to_input", "cell_to_forget", "cell_to_output"), NOTHING)
+NO_PEEPHOLE = dict.fromkeys(("cell_to_input", "cell_to_forget", "cell_to_output"), nothing())
 BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
     ("LSTM", lstm(), {"activation": i(2)}, "activation 2 of LSTM"),
     ("LSTM", lstm(), {"cell_clip": f(-1)}, "cell_clip of LSTM is -1"),
     ("LSTM", lstm(), {"proj_clip": f(float("nan"))}, "proj_clip of LSTM is nan"),
-    ("LSTM", lstm(), {"input_to_input": NOTHING}, "given or left out together"),
-    ("LSTM", lstm(), {"cell_to_output": NOTHING}, "given or left out together"),
-    ("LSTM", lstm(), {"cell_to_input": NOTHING}, "cell_to_input must be given"),
+    ("LSTM", lstm(), {"input_to_input": nothing()}, "given or left out together"),
+    ("LSTM", lstm(), {"cell_to_output": nothing()}, "given or left out together"),
+    ("LSTM", lstm(), {"cell_to_input": nothing()}, "cell_to_input must be given"),
     (
         "LSTM",
         lstm(),
         {**NO_GATE, **NO_PEEPHOLE, "cell_to_input": t("f32", 4)},
         "cell_to_input must be given",
     ),
-    ("LSTM", lstm(), {"projection": NOTHING}, "bias without its weights"),
-    ("LSTM", lstm(), {"forget_bias": NOTHING}, "has no value, and must have one"),
+    ("LSTM", lstm(), {"projection": nothing()}, "bias without its weights"),
+    ("LSTM", lstm(), {"projection_bias": nothing("i32")}, "cannot be a TENSOR_INT32"),
+    ("LSTM", lstm(), {"projection_bias": nothing("f16")}, "where a TENSOR_FLOAT32 is needed"),
+    ("LSTM", lstm(), {"output_state": t("f32", BATCH, OUTPUTS, 1)}, "has rank 3"),
+    ("LSTM", lstm(), {"forget_bias": nothing()}, "has no value, and must have one"),
     ("LSTM", lstm(), {"input_to_cell": t("f32", CELLS, 7)}, "columns of the input weights"),
     ("LSTM", lstm(), {"input": t("f32", DEPTH)}, "has rank 1"),
     ("LSTM", lstm(), {"recurrent_to_cell": t("f32", CELLS)}, "has rank 1, where 2 is needed"),
     ("QUANTIZED_LSTM", integer(), {"recurrent_to_cell": t("q8y", CELLS)}, "has rank 1"),
     ("QUANTIZED_LSTM", integer(), {"cell_norm": t("q16y", CELLS, 1)}, "has rank 2"),
     ("LSTM", lstm(), {"cell_state": t("f32", BATCH, 9)}, "elements of state"),
-    ("UNIDIRECTIONAL_SEQUENCE_LSTM", sequence(), {"cell_norm": NOTHING}, "together"),
-    ("UNIDIRECTIONAL_SEQUENCE_LSTM", sequence(), {"input_norm": NOTHING}, "input_norm must"),
+    ("UNIDIRECTIONAL_SEQUENCE_LSTM", sequence(), {"cell_norm": nothing()}, "together"),
+    ("UNIDIRECTIONAL_SEQUENCE_LSTM", sequence(), {"input_norm": nothing()}, "input_norm must"),
     ("UNIDIRECTIONAL_SEQUENCE_LSTM", sequence(), {"time_major": i(0)}, "BOOL is needed"),
     (
         "BIDIRECTIONAL_SEQUENCE_LSTM",
         both_ways(),
-        {"backward_input_bias": NOTHING},
+        {"backward_input_bias": nothing()},
         "given or left out together",
     ),
     ("RNN", cell(), {"activation": i(4)}, "fuse code 4"),
     ("RNN", cell(), {"bias": t("f32", CELLS + 1)}, "bias and units"),
     ("UNIDIRECTIONAL_SEQUENCE_RNN", cells(), {"time_major": i(2)}, "neither 0 nor 1"),
+    (
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        cells_both_ways(),
+        {"forward_hidden_state": t("f32", BATCH, CELLS, 1)},
+        "has rank 3",
+    ),
     ("SVDF", svdf(), {"rank": i(3)}, "not a multiple of rank 3"),
     ("SVDF", svdf(), {"rank": i(0)}, "rank of SVDF must be above 0"),
     ("SVDF", svdf(), {"state": t("f32", BATCH, 11)}, "."),
@@ -290,7 +301,7 @@ BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
         "needs one scale",
     ),
     ("QUANTIZED_LSTM", integer(), {"cell_clip": f(-1)}, "cell_clip is -1"),
-    ("QUANTIZED_LSTM", integer(), {"projection": NOTHING}, "bias without its weights"),
+    ("QUANTIZED_LSTM", integer(), {"projection": nothing("q8y")}, "bias without its weights"),
     ("QUANTIZED_LSTM", integer(), {"output_state": t("q8s", 2, 5, zero=3)}, "needs one scale"),
 ]
 
@@ -311,7 +322,7 @@ def test_lstm_without_an_input_gate_has_a_smaller_scratch_buffer() -> None:
     fed = [
         np.zeros(tuple(d or 0 for d in o.dimensions or ()), np.float32)
         for o in changed.values()
-        if o.value is None and o is not NOTHING
+        if o.value is None and o.name != "nothing"
     ]
     assert [a.shape for a in run(model, fed)] == [(2, 12), (2, 5), (2, 4), (2, 5)]
     with pytest.raises(ModelError, match="an output is declared"):
@@ -331,7 +342,7 @@ def test_the_state_of_svdf_makes_room_after_a_run() -> None:
         "input": t("f32", 1, 1),
         "weights_feature": constant("f32", np.array([[2.0]])),
         "weights_time": constant("f32", np.array([[1.0, 10.0, 100.0]])),
-        "bias": NOTHING,
+        "bias": nothing(),
         "state": t("f32", 1, 3),
         "rank": i(1),
         "activation": i(0),
