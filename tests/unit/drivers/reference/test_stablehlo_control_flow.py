@@ -101,6 +101,12 @@ def test_composites_within_composites_beside_litert() -> None:
     np.testing.assert_array_equal(computed(model, [feed])[0], 2 * feed * feed)
 
 
+def test_a_call_runs_its_subgraph() -> None:
+    x = np.array([1, -2, 3], np.int32)
+    model = single("CALL", [x], [(INT, (3,))], subgraph=branch(1))
+    np.testing.assert_array_equal(computed(model, [x])[0], x * x * x)
+
+
 def comparing(kind: str, dtype: DType) -> Body:
     return _comparison(kind, [dtype])
 
