@@ -164,6 +164,7 @@ def _full_extent(site: Site, data: int, weights: int, strides: tuple[int, int]) 
 
 def _target_shape(site: Site) -> tuple[int, ...] | None:
     """The output's NHWC shape, where it is known; in the operation's layout it stands in the argument."""
+    site.require_rank("output_shape", 1)
     value = site.constant("output_shape")
     if value is None:
         if site.flag("nchw"):

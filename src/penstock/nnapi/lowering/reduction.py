@@ -30,6 +30,7 @@ def bind_with_rank(site: Site, result: int, output: int = 0) -> None:
 def _reduce(site: Site, keep: bool) -> None:
     x, axes = site.tensor("x"), site.constant("axes")
     site.require_rank("x", 0, MAX_RANK)
+    site.require_rank("axes", 1)
     rank = site.rank(x)
     if axes is not None and rank is not None:
         for axis in axes.reshape(-1).tolist():

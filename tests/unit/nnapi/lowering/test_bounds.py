@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from penstock.errors import InvalidAttribute, InvalidOperation, ShapeOverflow
+from penstock.errors import InvalidAttribute, InvalidOperation, ShapeMismatch, ShapeOverflow
 from penstock.nnapi.description import (
     NnapiLifetime,
     NnapiModel,
@@ -32,6 +33,17 @@ def test_sizes_beyond_32_bits(name: str) -> None:
     given = [t("f32", 1, 4, 4, 1), f(1e30), f(1.0), b(False)]
     with pytest.raises(ShapeOverflow, match=f"{name} needs sizes beyond 32 bits"):
         lowered(name, given, [t("f32", 1, None, None, 1)])
+
+
+def test_vectors_have_one_dimension() -> None:
+    axes = constant("i32", np.zeros((1, 1), np.int32))
+    with pytest.raises(ShapeMismatch, match="axes of REDUCE_SUM has rank 2"):
+        lowered("REDUCE_SUM", [t("f32", 2, 3), axes, b(True)], [t("f32", 1, 3)])
+    given = [t("f32", 1, 2, 2, 1), t("f32", 1, 3, 3, 1), t("f32", 1)]
+    size = constant("i32", np.array([[1, 4, 4, 1]], np.int32))
+    rest = [i(1), i(2), i(2), i(0), b(False)]
+    with pytest.raises(ShapeMismatch, match="output_shape of TRANSPOSE_CONV_2D has rank 2"):
+        lowered("TRANSPOSE_CONV_2D", [*given, size, *rest], [t("f32", 1, 4, 4, 1)])
 
 
 def test_an_output_of_a_loop_has_the_type_that_its_body_gives() -> None:
