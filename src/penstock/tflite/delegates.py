@@ -11,17 +11,17 @@ from penstock.errors import NotAvailable
 LATER = "delegates are not available yet; choose engines with devices= instead"
 
 
-class DelegateNotLoaded(ValueError, OSError):
-    """The library of a delegate cannot be loaded: a ValueError, as LiteRT documents it, and the OSError that
-    LiteRT raises.
+class DelegateNotLoaded(NotAvailable, ValueError, OSError):
+    """A delegate's library cannot be loaded: a `ValueError`, as LiteRT documents it, and an `OSError`, which LiteRT
+    raises for a missing one. Programs that catch either go on without a delegate.
     """
 
 
 class Delegate:
     """A TFLite delegate in a shared library. Not available yet.
 
-    Raises `DelegateNotLoaded` (ValueError and OSError) for a library that cannot be loaded, `AttributeError` for
-    one that makes no delegate, else `NotAvailable`.
+    Raises `DelegateNotLoaded` for a library that cannot be loaded, and for a delegate: it works on a graph of
+    TFLite's own, which Penstock does not have. `AttributeError` for a library that makes no delegate.
     """
 
     def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
@@ -30,7 +30,7 @@ class Delegate:
         except OSError as error:
             raise DelegateNotLoaded(f"{error}\nFailed to load delegate from {library}") from error
         _ = loaded.tflite_plugin_create_delegate
-        refuse()
+        raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{LATER}")
 
 
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:

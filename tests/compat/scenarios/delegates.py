@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.compat.models import Models
 from tests.compat.observe import attempt, each, results, scenario
+
+COMPILER = shutil.which("cc")
+
+FAILING = """
+void* tflite_plugin_create_delegate(char** k, char** v, unsigned long n, void (*report)(const char*)) {
+    report("no such device on the bus");
+    return 0;
+}
+void tflite_plugin_destroy_delegate(void* delegate) {}
+"""
+
+WORKING = """
+static long delegate[64];
+void* tflite_plugin_create_delegate(char** k, char** v, unsigned long n, void (*report)(const char*)) {
+    return delegate;
+}
+void tflite_plugin_destroy_delegate(void* delegate) {}
+"""
 
 NO_DELEGATE = "libc.so.6"
 """A library that is certainly there and exports no delegate."""
@@ -117,3 +138,21 @@ def fall_back_as_the_documentation_has_it(tflite: Any, models: Models) -> object
     )
     interpreter.allocate_tensors()
     return interpreter.get_input_details()
+
+
+def _compiled(models: Models, source: str) -> Path:
+    code = models.write("delegate.c", source.encode())
+    library = models.directory / "libdelegate.so"
+    command = [str(COMPILER), "-shared", "-fPIC", "-o", str(library), str(code)]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+@each(["load_delegate", "Delegate"] if COMPILER else [])
+def delegate_that_fails(tflite: Any, models: Models, maker: str) -> object:
+    return getattr(tflite, maker)(str(_compiled(models, FAILING)), {"device": "usb:0"})
+
+
+@each(["load_delegate", "Delegate"] if COMPILER else [])
+def delegate_that_works(tflite: Any, models: Models, maker: str) -> object:
+    return getattr(tflite, maker)(str(_compiled(models, WORKING)))
