@@ -7,79 +7,35 @@ import pytest
 
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import kernel_of, q, refusal
-from tests.unit.drivers.reference.support_recurrent import (
-    Case,
-    Constant,
-    State,
-    Tensor,
-    compare,
-    run_reference,
+from tests.unit.drivers.reference.support_cells import (
+    ACTIVATION,
+    BASIC,
+    CELL,
+    INT16,
+    UINT8,
+    integer_basic_case,
+    real_basic_case,
 )
-
-REAL, UINT8, INT16 = DType.FLOAT32, DType.UINT8, DType.INT16
-ACTIVATION, CELL = q(1 / 128, 128), q(2.0**-11)
-BASIC = {"kernel_type": "BASIC", "fused_activation_function": "TANH"}
-
-
-def real_case(rng: np.random.Generator, batch: int, size: int, cells: int) -> Case:
-    def constant(*shape: int) -> Constant:
-        return Constant(rng.uniform(-1, 1, shape).astype(np.float32))
-
-    state = State(REAL, (batch, cells))
-    return Case(
-        "LSTM",
-        [
-            Tensor(REAL, (batch, size)),
-            state,
-            constant(4 * cells, size + cells),
-            constant(4 * cells),
-            state,
-        ],
-        [Tensor(REAL, (batch, n)) for n in (cells, cells, size + cells, 4 * cells)],
-        dict(BASIC),
-    )
-
-
-def integer_case(rng: np.random.Generator, batch: int, size: int, cells: int) -> Case:
-    scale = float(rng.uniform(0.002, 0.03))
-    weights = rng.integers(0, 256, (4 * cells, size + cells)).astype(np.uint8)
-    biases = rng.integers(-5000, 5000, 4 * cells).astype(np.int32)
-    return Case(
-        "LSTM",
-        [
-            Tensor(UINT8, (batch, size), ACTIVATION),
-            State(UINT8, (batch, cells), ACTIVATION),
-            Constant(weights, q(scale, int(rng.integers(0, 256)))),
-            Constant(biases, q(scale / 128)),
-            State(INT16, (batch, cells), CELL),
-        ],
-        [
-            Tensor(UINT8, (batch, cells), ACTIVATION),
-            Tensor(INT16, (batch, cells), CELL),
-            Tensor(UINT8, (batch, size + cells), ACTIVATION),
-            Tensor(INT16, (batch, 4 * cells), q(2.0**-12)),
-        ],
-        dict(BASIC),
-    )
+from tests.unit.drivers.reference.support_recurrent import Constant, compare, run_reference
 
 
 @pytest.mark.parametrize(("batch", "cells"), [(1, 4), (2, 5), (3, 16)])
 def test_floats(batch: int, cells: int) -> None:
     rng = np.random.default_rng(1)
-    case = real_case(rng, batch, 3, cells)
+    case = real_basic_case(rng, batch, 3, cells)
     compare(case, case.feeds(rng, 4))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_integers_with_every_intermediate_result(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    case = integer_case(rng, 1 + seed % 3, 3, 1 + seed)
+    case = integer_basic_case(rng, 1 + seed % 3, 3, 1 + seed)
     compare(case, case.feeds(rng, 6))
 
 
 def test_weights_that_come_at_run_time() -> None:
     rng = np.random.default_rng(2)
-    case = integer_case(rng, 2, 3, 4)
+    case = integer_basic_case(rng, 2, 3, 4)
     (feed,) = case.feeds(rng, 1)
     (wanted,) = run_reference(case.model(), [feed])
     inputs = case.quantized_operands()
@@ -96,7 +52,7 @@ def test_weights_that_come_at_run_time() -> None:
 
 
 def test_other_scales_and_types_are_refused() -> None:
-    inputs = integer_case(np.random.default_rng(3), 1, 2, 3).quantized_operands()
+    inputs = integer_basic_case(np.random.default_rng(3), 1, 2, 3).quantized_operands()
     cell = Operand(INT16, (1, 3), quantization=q(2.0**-10))
     assert "2**-11" in refusal("LSTM", inputs, [inputs[1], cell], **BASIC)
     inputs[0] = Operand(DType.INT8, (1, 2), quantization=q(1 / 128))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.ir import DType, NDArray
+from tests.unit.drivers.reference.support_cells import SIZES, both_case
 from tests.unit.drivers.reference.support_lstm import (
     Form,
     bidirectional_case,
@@ -25,9 +26,9 @@ from tests.unit.drivers.reference.support_recurrent import (
     run_litert,
     run_reference,
 )
-from tests.unit.drivers.reference.test_rnn import SIZE, both_case
 
 REAL, INT8 = DType.FLOAT32, DType.INT8
+SIZE = SIZES.size
 
 
 def sides(case: Case, runs: int = 1) -> tuple[list[NDArray], list[NDArray]]:

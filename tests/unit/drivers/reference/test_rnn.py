@@ -7,13 +7,17 @@ import pytest
 
 from penstock.ir import DType, Operand
 from penstock.ir.operand import OMITTED
-from penstock.ir.operation import AttributeValue
-from tests.support_litert import kernel_of, q, refusal
+from tests.support_litert import kernel_of, refusal
+from tests.unit.drivers.reference.support_cells import (
+    REAL,
+    SIZES,
+    Sizes,
+    both_case,
+    sequence_case,
+    step_case,
+)
 from tests.unit.drivers.reference.support_recurrent import (
     Case,
-    Constant,
-    Item,
-    State,
     Tensor,
     compare,
     run_reference,
@@ -21,71 +25,8 @@ from tests.unit.drivers.reference.support_recurrent import (
     values,
 )
 
-REAL = DType.FLOAT32
 WEIGHTS = [(REAL, False), (DType.INT8, False), (DType.INT8, True), (DType.UINT8, True)]
-BATCH, STEPS, SIZE, UNITS, BACKWARD = 2, 4, 4, 5, 3
-
-
-def matrix(rng: np.random.Generator, weights: DType, *shape: int) -> Constant:
-    if weights.is_float:
-        return Constant(rng.uniform(-0.5, 0.5, shape).astype(np.float32))
-    stored = rng.integers(-127, 128, shape).astype(np.int8).view(weights.numpy)
-    return Constant(stored, q(0.005))
-
-
-def cell(rng: np.random.Generator, weights: DType, units: int) -> list[Item]:
-    bias = Constant(rng.uniform(-0.5, 0.5, units).astype(np.float32))
-    return [
-        matrix(rng, weights, units, SIZE),
-        matrix(rng, weights, units, units),
-        bias,
-        State(REAL, (BATCH, units)),
-    ]
-
-
-def over_time(size: int, *, time_major: bool, steps: int = STEPS) -> Tensor:
-    return Tensor(REAL, (steps, BATCH, size) if time_major else (BATCH, steps, size))
-
-
-def sequence_case(
-    rng: np.random.Generator, weights: DType, *, time_major: bool, **more: AttributeValue
-) -> Case:
-    return Case(
-        "UNIDIRECTIONAL_SEQUENCE_RNN",
-        [over_time(SIZE, time_major=time_major), *cell(rng, weights, UNITS)],
-        [over_time(UNITS, time_major=time_major)],
-        {"time_major": time_major, **more},
-    )
-
-
-def both_case(
-    rng: np.random.Generator,
-    weights: DType,
-    *,
-    time_major: bool,
-    merge: bool = False,
-    auxiliary: int = 0,
-    linked: bool = False,
-    steps: int = STEPS,
-    **more: AttributeValue,
-) -> Case:
-    sizes = [UNITS + BACKWARD] if merge else [UNITS, BACKWARD]
-    extra: list[Item] = [None] * 3
-    if auxiliary:
-        extra[0] = over_time(auxiliary, time_major=time_major, steps=steps)
-    if auxiliary and not linked:
-        extra[1:] = [matrix(rng, weights, n, auxiliary) for n in (UNITS, BACKWARD)]
-    return Case(
-        "BIDIRECTIONAL_SEQUENCE_RNN",
-        [
-            over_time(SIZE, time_major=time_major, steps=steps),
-            *cell(rng, weights, UNITS),
-            *cell(rng, weights, BACKWARD),
-            *extra,
-        ],
-        [over_time(n, time_major=time_major, steps=steps) for n in sizes],
-        {"time_major": time_major, "merge_outputs": merge, **more},
-    )
+SIZE, STEPS = SIZES.size, SIZES.steps
 
 
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
@@ -94,11 +35,11 @@ def both_case(
 )
 def test_one_step(activation: str, weights: DType, asymmetric: bool) -> None:
     rng = np.random.default_rng(1)
-    case = Case(
-        "RNN",
-        [Tensor(REAL, (BATCH, SIZE)), *cell(rng, weights, UNITS)],
-        [Tensor(REAL, (BATCH, UNITS))],
-        {"fused_activation_function": activation, "asymmetric_quantize_inputs": asymmetric},
+    case = step_case(
+        rng,
+        weights,
+        fused_activation_function=activation,
+        asymmetric_quantize_inputs=asymmetric,
     )
     compare(case, case.feeds(rng, 4, reach=2.0))
 
@@ -141,11 +82,11 @@ def test_both_directions(
     case = both_case(
         rng,
         weights,
+        Sizes(steps=steps),
         time_major=time_major,
         merge=merge,
         auxiliary=auxiliary,
         linked=linked,
-        steps=steps,
         fused_activation_function="TANH",
     )
     compare(case, case.feeds(rng, 3, reach=2.0))
@@ -215,7 +156,10 @@ def test_the_order_of_batch_and_time_changes_nothing(
             linked=linked,
             fused_activation_function="TANH",
         )
-        feed = [rng.uniform(-1, 1, (STEPS, BATCH, n)).astype(np.float32) for n in (SIZE, auxiliary)]
+        feed = [
+            rng.uniform(-1, 1, (STEPS, SIZES.batch, n)).astype(np.float32)
+            for n in (SIZE, auxiliary)
+        ]
         if not time_major:
             feed = [np.ascontiguousarray(np.swapaxes(f, 0, 1)) for f in feed]
         (outputs,) = run_reference(case.model(), [feed])
