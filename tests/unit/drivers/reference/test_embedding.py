@@ -1,0 +1,226 @@
+"""Rows picked, combined and found, against LiteRT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from penstock.errors import ShapeMismatch
+from penstock.export.tflite.fields import TFLITE
+from penstock.ir import DType, NDArray, Operand, Quantization
+from penstock.ir.builder import pack
+from tests.support_litert import Given, Wanted, assert_agrees, kernel_of, q, refusal, run_alone
+from tests.support_runs import BUILT_IN, assert_same_runs, strings
+from tests.unit.loaders.files import FileBuilder
+
+F32 = DType.FLOAT32
+IDS = np.array([2, 0, 4, 1], np.int32)
+LIMITS = {DType.INT8: (-128, 128), DType.UINT8: (0, 256), DType.INT4: (-8, 8), DType.INT2: (-2, 2)}
+PER_ROW = Quantization(tuple(float(np.float32(s)) for s in (0.1, 0.2, 0.3, 0.7, 0.9)), (0,) * 5, 0)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        F32,
+        DType.FLOAT16,
+        DType.INT8,
+        DType.UINT8,
+        DType.INT16,
+        DType.INT32,
+        DType.INT64,
+        DType.BOOL,
+        DType.FLOAT64,
+        DType.COMPLEX64,
+    ],
+)
+def test_rows_are_picked(dtype: DType) -> None:
+    table = np.random.default_rng(0).integers(0, 2, (5, 3)).astype(dtype.numpy)
+    for shape in ((5, 3), (5, 3, 1)):
+        picked = [Given(IDS), Given(table.reshape(shape))]
+        assert_agrees(run_alone("EMBEDDING_LOOKUP", picked, [Wanted(dtype)]), 0)
+
+
+@pytest.mark.parametrize("quantization", [q(0.3), PER_ROW])
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_integer_rows_become_real(dtype: DType, quantization: Quantization) -> None:
+    table = np.random.default_rng(1).integers(*LIMITS[dtype], (5, 8)).astype(dtype.numpy)
+    given = [Given(IDS), Given(table, quantization, constant=True, dtype=dtype)]
+    assert_agrees(run_alone("EMBEDDING_LOOKUP", given, [Wanted(F32)]), 0)
+
+
+def test_what_litert_misreads_is_refused() -> None:
+    ids, out = Operand(DType.INT32, (2,)), [Operand(F32, (2, 4))]
+    table = Operand(DType.INT8, (3, 4), quantization=q(0.5, 1))
+    assert "zero point" in refusal("EMBEDDING_LOOKUP", [ids, table], out)
+    wide = Operand(DType.INT16, (3, 4), quantization=q(0.5))
+    assert "int16" in refusal("EMBEDDING_LOOKUP", [ids, wide], out)
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_an_id_outside_the_table_is_an_error(wrong: int) -> None:
+    operands = [Operand(DType.INT32, (1,)), Operand(F32, (3, 2))]
+    run = kernel_of("EMBEDDING_LOOKUP", operands, [Operand(F32, (1, 2))])
+    with pytest.raises(IndexError, match=r"0\.\.2"):
+        run([np.array([wrong], np.int32), np.zeros((3, 2), np.float32)])
+
+
+@pytest.mark.parametrize("dtype", ["INT4", "INT2"])
+@pytest.mark.parametrize("target", ["FLOAT32", "FLOAT16"])
+@pytest.mark.parametrize("size", [4, 16, 48])
+def test_rows_scaled_by_blocks(dtype: str, target: str, size: int) -> None:
+    rng = np.random.default_rng(2)
+    file = FileBuilder()
+    ids, rows = file.tensor("ids", [4], "INT32"), file.tensor("rows", [4, 48], target)
+    table = blockwise(file, rng.integers(*LIMITS[DType[dtype]], (5, 48)), DType[dtype], size, rng)
+    file.operator("EMBEDDING_LOOKUP", [ids, table], [rows])
+    assert_same_runs(file.finish([ids], [rows]), [[IDS]])
+
+
+def blockwise(
+    file: FileBuilder, values: NDArray, dtype: DType, size: int, rng: np.random.Generator
+) -> int:
+    """A matrix in blocks of *size*, with random scales in a tensor of their own."""
+    rows, depth = values.shape
+    scales = (rng.random((rows, depth // size)) + 0.1).astype(np.float16)
+    place = file.tensor("scales", scales.shape, "FLOAT16", scales)
+    kind = TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization")
+    details = {"scales": place, "zero_points": -1, "block_size": size}
+    return file.tensor(
+        "weights",
+        values.shape,
+        dtype.name,
+        pack(values.astype(dtype.numpy), dtype)[0],
+        quantization={"details_type": kind, "details": details},
+    )
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_layer_with_weights_scaled_by_blocks(size: int, biased: bool, keep: bool) -> None:
+    rng = np.random.default_rng(3)
+    shape = [2, 3, 64] if keep else [3, 64]
+    file = FileBuilder()
+    x, y = file.tensor("x", shape), file.tensor("y", [*shape[:-1], 8])
+    weights = blockwise(file, rng.integers(-8, 8, (8, 64)), DType.INT4, size, rng)
+    bias = file.tensor("bias", [8], value=rng.normal(size=8).astype(np.float32)) if biased else -1
+    file.operator("FULLY_CONNECTED", [x, weights, bias], [y], {"keep_num_dims": keep})
+    file.codes[-1]["version"] = 12
+    feed = [rng.normal(size=shape).astype(np.float32)]
+    assert_same_runs(file.finish([x], [y]), [feed], BUILT_IN, 2e-6)
+
+
+PLACES = {
+    "in order": ([[0, 0], [0, 2], [1, 0], [1, 1], [2, 1]], [3, 3]),
+    "out of order": ([[0, 0], [1, 0], [0, 1], [1, 0], [0, 2]], [3, 3]),
+    "three deep": ([[0, 0, 0], [0, 0, 1], [1, 0, 1], [1, 0, 1], [1, 1, 2]], [2, 2, 3]),
+    "one deep": ([[0], [1], [2], [3], [4]], [6]),
+}
+
+
+@pytest.mark.parametrize("combiner", ["SUM", "MEAN", "SQRTN"])
+@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize("weights", [[0.5, -0.25, 2, 1, 3], [0, 0, 1, -1, 2]])
+def test_rows_are_combined(combiner: str, case: str, weights: list[float]) -> None:
+    places, dense = PLACES[case]
+    params = np.random.default_rng(4).normal(size=(6, 3, 2)).astype(np.float32)
+    given = [
+        Given(np.array([1, 3, 0, 5, 5], np.int32)),
+        Given(np.array(places, np.int32)),
+        Given(np.array(dense, np.int32), constant=True),
+        Given(np.array(weights, np.float32)),
+        Given(params, constant=True),
+    ]
+    found = run_alone("EMBEDDING_LOOKUP_SPARSE", given, [Wanted(F32)], combiner=combiner)
+    for got, wanted in zip(found.run(), found.wanted, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def sparse(**changes: Any) -> list[NDArray]:
+    arrays: dict[str, Any] = {
+        "ids": np.array([0, 1], np.int32),
+        "places": np.array([[0, 0], [1, 0]], np.int32),
+        "dense": np.array([2, 2], np.int32),
+        "weights": np.ones(2, np.float32),
+        "params": np.ones((2, 3), np.float32),
+    }
+    return list((arrays | changes).values())
+
+
+def test_no_ids_make_zeros() -> None:
+    (result,) = _combine(
+        sparse(
+            ids=np.zeros(0, np.int32),
+            places=np.zeros((0, 2), np.int32),
+            weights=np.zeros(0, np.float32),
+        )
+    )
+    assert result.tolist() == [[0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"ids": np.array([0, 2], np.int32)}, IndexError),
+        ({"places": np.array([[0, 0], [2, 0]], np.int32)}, IndexError),
+        ({"places": np.array([[0], [1]], np.int32)}, ShapeMismatch),
+        ({"weights": np.ones(3, np.float32)}, ShapeMismatch),
+        ({"dense": np.array([2**30, 2**30, 1], np.int32)}, ShapeMismatch),
+    ],
+)
+def test_broken_combinations_are_errors(
+    changes: dict[str, NDArray], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _combine(sparse(**changes))
+
+
+def _combine(arrays: list[NDArray]) -> list[NDArray]:
+    i32 = Operand(DType.INT32, None)
+    operands = [i32, i32, i32, Operand(F32, None), Operand(F32, None)]
+    return list(kernel_of("EMBEDDING_LOOKUP_SPARSE", operands, [Operand(F32, None)])(arrays))
+
+
+@given(
+    st.lists(st.integers(-5, 5), min_size=1, max_size=9),
+    st.lists(st.integers(-6, 6), min_size=1, max_size=9),
+)
+def test_keys_are_found_as_halving_finds_them(keys: list[int], queries: list[int]) -> None:
+    """Of equal keys, or of unsorted ones, the one that the search comes to."""
+
+    def search(query: int) -> int:
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high) // 2
+            if keys[middle] == query:
+                return middle
+            low, high = (middle + 1, high) if keys[middle] < query else (low, middle)
+        return -1
+
+    i32 = Operand(DType.INT32, None)
+    run = kernel_of("HASHTABLE_LOOKUP", [i32] * 3, [i32, Operand(DType.UINT8, None)])
+    places = [search(query) for query in queries]
+    found, hits = run([np.array(a, np.int32) for a in (queries, keys, range(1, len(keys) + 1))])
+    assert found.tolist() == [p + 1 for p in places]
+    assert hits.tolist() == [p >= 0 for p in places]
+
+
+@pytest.mark.parametrize("keys", [[1, 2, 3, 7], [1, 3, 3, 3], [3, 3, 3, 3], [1, 5, 2, 3]])
+@pytest.mark.parametrize("dtype", [F32, DType.INT32, DType.UINT8, DType.STRING])
+def test_keys_are_looked_up(keys: list[int], dtype: DType) -> None:
+    values: NDArray = np.arange(4).astype(dtype.numpy)
+    if dtype is DType.STRING:
+        values = strings("w", "", "yy", "z")
+    elif dtype is F32:
+        values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    given = [
+        Given(np.array([1, 9, 3, 3, -5], np.int32)),
+        Given(np.array(keys, np.int32), constant=True),
+        Given(values),
+    ]
+    outputs = [Wanted(dtype), Wanted(DType.UINT8)]
+    assert_agrees(run_alone("HASHTABLE_LOOKUP", given, outputs), 0)
