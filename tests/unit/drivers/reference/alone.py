@@ -47,5 +47,6 @@ def alone(
     targets = tuple(Operand(dtype, None, quantization=quant) for dtype, quant in made)
     site = Site(operation, tuple(operands), targets, lambda _: None)
     results = list(build(site)(arrays))
+    assert all(r.flags.c_contiguous for r in results)
     assert [r.dtype for r in results] == [t.dtype.numpy for t in targets]
     return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.drivers.reference.ops.kernel import Site
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
@@ -22,5 +24,5 @@ def to_nhwc(image: NDArray, first: bool) -> NDArray:
 
 
 def from_nhwc(image: NDArray, first: bool) -> NDArray:
-    """The way back."""
-    return image.transpose(0, 3, 1, 2) if first else image
+    """The way back, in memory too."""
+    return np.asarray(image.transpose(0, 3, 1, 2), order="C") if first else image
