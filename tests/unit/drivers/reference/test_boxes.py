@@ -223,9 +223,9 @@ def test_thousands_of_boxes_take_no_time(kind: str) -> None:
     rng = np.random.default_rng(0)
     boxes = np.tile(boxes_of(rng, 4000, 900.0), (1, 2))
     scores = rng.random((4000, 2)).astype(np.float32)
-    began = time.perf_counter()
+    began = time.process_time()
     limited(scores, boxes, np.zeros(4000, np.int32), nms_kernel=kind)
-    assert time.perf_counter() - began < 5.0
+    assert time.process_time() - began < 5.0
 
 
 def test_boxes_are_moved_scaled_and_clipped() -> None:
