@@ -61,14 +61,18 @@ class Assembly:
     ) -> Operand:
         """A constant operand; large ones go to a pool of the model's own."""
         data, kind = pack(value, dtype)
-        if len(data) <= MAX_COPIED_VALUE:
-            return Operand(kind, value.shape, Lifetime.CONSTANT_COPY, name, quantization, data)
-        self._own += bytes(-len(self._own) % ALIGNMENT)
-        place = DataLocation(len(self._pools), len(self._own), len(data))
-        self._own += data
-        return Operand(
-            kind, value.shape, Lifetime.CONSTANT_POOL, name, quantization, location=place
+        return self.settled(
+            Operand(kind, value.shape, Lifetime.CONSTANT_COPY, name, quantization, data)
         )
+
+    def settled(self, operand: Operand) -> Operand:
+        """*operand*, a large value of which moves to a pool of the model's own."""
+        if operand.value is None or len(operand.value) <= MAX_COPIED_VALUE:
+            return operand
+        self._own += bytes(-len(self._own) % ALIGNMENT)
+        place = DataLocation(len(self._pools), len(self._own), len(operand.value))
+        self._own += operand.value
+        return replace(operand, lifetime=Lifetime.CONSTANT_POOL, value=None, location=place)
 
     def array(self, operand: Operand) -> NDArray:
         """The value of a constant operand."""

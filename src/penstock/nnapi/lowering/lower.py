@@ -127,7 +127,8 @@ class SubgraphLowering:
     def value(self, index: int) -> int:
         """The IR operand of NNAPI operand *index*: inputs and constants come into being when first asked for."""
         if index not in self._values:
-            self._values[index] = self.graph.add(ir_operand(self._source.operands[index]))
+            operand = self.graph.assembly.settled(ir_operand(self._source.operands[index]))
+            self._values[index] = self.graph.add(operand)
         return self._values[index]
 
     def bind(self, index: int, result: int) -> None:
@@ -150,4 +151,3 @@ class SubgraphLowering:
         if index is None:
             raise InvalidOperation("a SUBGRAPH operand names no subgraph")
         return self._whole.subgraph(index, passed)
-

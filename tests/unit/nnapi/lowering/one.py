@@ -66,7 +66,9 @@ def h(value: float) -> NnapiOperand:
     return _scalar(OperandType.FLOAT16, value)
 
 
-def constant(kind: str, values: Sequence[float] | NDArray) -> NnapiOperand:
+def constant(
+    kind: str, values: Sequence[float] | Sequence[Sequence[float]] | NDArray
+) -> NnapiOperand:
     """A constant tensor."""
     array = np.asarray(values, KINDS[kind].dtype.numpy)
     return NnapiOperand(
