@@ -43,8 +43,8 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
     """*value* as a C-contiguous array of the operand's dtype whose shape fits the operand's.
 
     Takes NumPy arrays and anything with `__dlpack__`, `__array__` or the buffer protocol. Memory that
-    is not contiguous is copied, and the copy recorded. Strings become an object array of bytes. Raises
-    `InputError` naming the input, what was expected and what was given.
+    is not contiguous is copied, and the copy recorded. Strings, which come in lists too, become an object array
+    of bytes. Raises `InputError` naming the input, what was expected and what was given.
     """
     array = value if type(value) is np.ndarray else _import(value, operand, position)
     if operand.dtype is DType.STRING:
@@ -162,6 +162,8 @@ def _check_channels(
 
 def _import(value: Any, operand: Operand, position: int) -> NDArray:
     try:
+        if operand.dtype is DType.STRING and isinstance(value, list | tuple | str | bytes):
+            return np.array(value, object)
         if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
             return np.asarray(value)
         if hasattr(value, "__dlpack__"):
