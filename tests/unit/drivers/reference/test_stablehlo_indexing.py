@@ -134,6 +134,21 @@ def test_scatters_beside_litert(kind: str, dtype: DType) -> None:
         check(scatter(x, indices, updates, body, **attributes), [x, indices, updates])
 
 
+def test_updates_are_taken_in_their_own_order() -> None:
+    """Slices that overlap, where their dimension stands between those of the indices."""
+    attributes: dict[str, Any] = {
+        "update_window_dims": (1,),
+        "inserted_window_dims": (),
+        "scatter_dims_to_operand_dims": (0,),
+        "index_vector_dim": 0,
+    }
+    x, updates = np.zeros(4, np.int32), np.arange(1, 13, dtype=np.int32).reshape(3, 2, 2)
+    for numbers in ([[1, 1], [0, 1], [0, 1]], [[2, 1], [1, 2], [0, 0]]):
+        indices = np.array([numbers], np.int32)
+        model = scatter(x, indices, updates, replacing(DType.INT32), **attributes)
+        check(model, [x, indices, updates])
+
+
 def test_a_scatter_by_a_region_of_more_than_one_operation() -> None:
     def body(region: SubgraphBuilder) -> Sequence[int]:
         a, b = (region.input(DType.INT32, ()) for _ in range(2))

@@ -137,7 +137,7 @@ def gather(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_SCATTER")
 def scatter(site: Site) -> Kernel:
-    """Updates combined into the operand at index vectors, one after another; elements beyond it are left out."""
+    """Updates combined into the operand at index vectors, in row-major order; elements beyond it are left out."""
     require(
         len(site.inputs) == 3 and len(site.outputs) == 1, "STABLEHLO_SCATTER of several operands"
     )
@@ -166,9 +166,8 @@ def scatter(site: Site) -> Kernel:
             )
         places = slices.places(slices.starts(vectors, result.shape, clamped=False), batch)
         target = (*batch, *slices.kept)
-        flat, inside = _flat(places, result.shape, target)
-        values = updates.transpose(np.argsort(order)).reshape(-1)
-        combine(result.reshape(-1), flat[inside], values[inside])
+        flat, inside = (x.transpose(order).reshape(-1) for x in _flat(places, result.shape, target))
+        combine(result.reshape(-1), flat[inside], updates.reshape(-1)[inside])
         return (result,)
 
     return run
@@ -177,12 +176,12 @@ def scatter(site: Site) -> Kernel:
 def _flat(
     places: list[NDArray], shape: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[NDArray, NDArray]:
-    """Flat indices of elements, and whether each is one."""
+    """Flat indices of elements, and whether each is one, in the shape *target*."""
     flat, inside = np.zeros(target, np.int64), np.ones(target, bool)
     for indices, size, step in zip(places, shape, _steps(shape), strict=True):
         flat += indices * step
         inside &= (indices >= 0) & (indices < size)
-    return flat.reshape(-1), inside.reshape(-1)
+    return flat, inside
 
 
 def _steps(shape: tuple[int, ...]) -> list[int]:
