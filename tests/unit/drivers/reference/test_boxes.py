@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from penstock.drivers.reference.ops import boxes as box_operations
 from penstock.drivers.reference.ops.boxes import overlaps, suppress
 from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.errors import InputError, ShapeMismatch
@@ -70,6 +71,15 @@ def test_suppression_is_greedy(seed: int, count: int, limit: int, iou: float) ->
         if not any(table[index, c] >= np.float32(iou) for c in chosen):
             chosen.append(index)
     np.testing.assert_array_equal(suppress(boxes, limit, iou), chosen)
+
+
+def test_suppression_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = boxes_of(np.random.default_rng(7), 400, 60.0)
+    whole = suppress(boxes, -1, 0.3)
+    assert 20 < len(whole) < 300
+    monkeypatch.setattr(box_operations, "BLOCK", 8)
+    monkeypatch.setattr(box_operations, "PART", 5)
+    np.testing.assert_array_equal(suppress(boxes, -1, 0.3), whole)
 
 
 LIMIT: dict[str, Any] = {

@@ -17,6 +17,10 @@ BLOCK: Final = 128
 """Candidates that are held against each other, and against the boxes chosen before, at a time."""
 
 
+PART: Final = 2048
+"""Boxes chosen before that candidates are held against at a time: their overlaps stay in the cache."""
+
+
 def check_boxes(boxes: NDArray, what: str) -> None:
     """`InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4], which a NaN never fulfils."""
     good = (boxes[..., :2] <= boxes[..., 2:]).all(axis=-1)
@@ -94,8 +98,9 @@ def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
         if len(chosen) >= room:
             break
         block = np.arange(start, min(start + BLOCK, len(boxes)))
-        if chosen.size:
-            block = block[~(overlaps(boxes[chosen], boxes[block]) >= threshold).any(axis=0)]
+        for part in range(0, len(chosen), PART):
+            rivals = boxes[chosen[part : part + PART]]
+            block = block[~(overlaps(rivals, boxes[block]) >= threshold).any(axis=0)]
         shared = overlaps(boxes[block], boxes[block]) >= threshold
         alive = np.ones(len(block), bool)
         for at in range(len(block)):
