@@ -41,7 +41,7 @@ def _slices(
     vectors stand.
     """
     moved, dropped = _split(draw, len(shape))
-    sizes = tuple(1 if at in dropped else draw.integer(1, d) for at, d in enumerate(shape))
+    sizes = tuple(1 if at in dropped else draw.integer(1, max(d, 1)) for at, d in enumerate(shape))
     batch = tuple(draw.integer(1, 4) for _ in range(draw.integer(1, 2)))
     axis = draw.integer(0, len(batch))
     beyond = 1 if draw.chance(0.3) else 0
@@ -49,7 +49,7 @@ def _slices(
         dtype,
         (*batch[:axis], len(moved), *batch[axis:]),
         low=-beyond,
-        high=max(shape) - 1 + beyond,
+        high=max(0, *shape) - 1 + beyond,
     )
     rank = len(batch) + len(shape) - len(dropped)
     places = sorted(draw.rng.permutation(rank)[: len(shape) - len(dropped)].tolist())
@@ -62,6 +62,8 @@ def _slices(
 @cases("STABLEHLO_GATHER", choices=(UNPACKED, INDICES))
 def gather(draw: Draw, kind: str) -> None:
     shape = draw.shape(1, 4)
+    if 0 in shape:
+        raise ValueError("LiteRT gathers from behind an operand without elements")
     indices, sizes, whole, numbers, axis = _slices(draw, shape, draw.type(1))
     draw.operation(
         kind,

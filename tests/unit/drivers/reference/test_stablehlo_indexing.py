@@ -134,6 +134,21 @@ def test_scatters_beside_litert(kind: str, dtype: DType) -> None:
         check(scatter(x, indices, updates, body, **attributes), [x, indices, updates])
 
 
+def test_updates_larger_than_the_operand_lose_what_is_outside() -> None:
+    x = np.zeros((2, 3), np.int32)
+    updates = np.arange(1, 11, dtype=np.int32).reshape(2, 5)
+    for number in (-3, -1, 0, 2):
+        indices = np.array([[number], [1]], np.int32)
+        attributes = {**ROWS, "scatter_dims_to_operand_dims": (1,)}
+        model = scatter(x, indices, updates, combining("STABLEHLO_ADD", DType.INT32), **attributes)
+        check(model, [x, indices, updates])
+    empty, rows = np.zeros((0, 3), np.int32), updates[:, :3].copy()
+    indices = np.array([[0], [1]], np.int32)
+    model = scatter(empty, indices, rows, replacing(DType.INT32), **ROWS)
+    (got,) = computed(model, [empty, indices, rows])
+    assert got.shape == (0, 3)
+
+
 def test_updates_are_taken_in_their_own_order() -> None:
     """Slices that overlap, where their dimension stands between those of the indices."""
     attributes: dict[str, Any] = {

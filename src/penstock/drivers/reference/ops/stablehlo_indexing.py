@@ -52,10 +52,13 @@ class Slices:
     moved: tuple[int, ...]
     dropped: tuple[int, ...]
 
-    def check(self, shape: tuple[int, ...], length: int) -> None:
-        """`ShapeMismatch` unless slices and index vectors of *length* are those of an operand of *shape*."""
+    def check(self, shape: tuple[int, ...], length: int, *, inside: bool) -> None:
+        """`ShapeMismatch` unless slices and index vectors of *length* are those of an operand of *shape*,
+        and fit into it where they must lie *inside*.
+        """
         if len(shape) != len(self.sizes) or any(
-            not 0 <= size <= whole for size, whole in zip(self.sizes, shape, strict=True)
+            size < 0 or (inside and size > whole)
+            for size, whole in zip(self.sizes, shape, strict=True)
         ):
             raise ShapeMismatch(f"slices of {self.sizes} of an operand of shape {shape}")
         _distinct(self.moved, len(shape), "indexed dimensions")
@@ -78,7 +81,7 @@ class Slices:
         """
         found: list[Any] = [0] * len(shape)
         for at, axis in enumerate(self.moved):
-            low = 0 if clamped else -shape[axis] - 1
+            low = 0 if clamped else -self.sizes[axis]
             high = shape[axis] - self.sizes[axis] if clamped else shape[axis]
             indices = vectors[..., at]
             if indices.dtype.kind == "u":
@@ -122,7 +125,7 @@ def gather(site: Site) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x, vectors = given(inputs[0]), index_vectors(given(inputs[1]), axis)
-        slices.check(x.shape, vectors.shape[-1])
+        slices.check(x.shape, vectors.shape[-1], inside=True)
         batch = vectors.shape[:-1]
         shape = checked((*batch, *slices.kept), "a gather")
         if len(offsets) != len(slices.kept):
@@ -158,7 +161,7 @@ def scatter(site: Site) -> Kernel:
         extents = iter([updates.shape[at] for at in windows])
         sizes = tuple(1 if at in inserted else next(extents, -1) for at in range(result.ndim))
         slices = Slices(sizes, moved, inserted)
-        slices.check(result.shape, vectors.shape[-1])
+        slices.check(result.shape, vectors.shape[-1], inside=False)
         order = _interleaved(len(batch), windows, len(batch) + len(windows))
         if tuple(updates.shape) != tuple((*batch, *slices.kept)[at] for at in order):
             raise ShapeMismatch(
