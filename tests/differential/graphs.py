@@ -49,6 +49,7 @@ class Graph:
         case, types = self._case(dtype)
         builder = draw.builder
         before = len(builder._operations), len(builder._inputs), len(draw.feeds)
+        states = len(builder._states)
         step = Draw(self.rng, types, None, False, self.made, builder, draw.feeds)
         try:
             case.generate(step, case.key)
@@ -57,11 +58,13 @@ class Graph:
             del builder._operations[before[0] :]
             del builder._inputs[before[1] :]
             del draw.feeds[before[2] :]
+            del builder._states[states:]
 
     def finish(self) -> Drawn:
         """The model: its outputs are all that nobody reads, and some of the others."""
         read = {i for o in self.draw.builder._operations for i in o.inputs}
-        made = [i for o in self.draw.builder._operations for i in o.outputs]
+        kept = {new for _, _, new in self.draw.builder._states}
+        made = [i for o in self.draw.builder._operations for i in o.outputs if i not in kept]
         outputs = [i for i in made if i not in read or self.draw.chance(0.2)]
         return self.draw.finish(outputs)
 
