@@ -229,9 +229,11 @@ class Draw:
         low: float | None = None,
         high: float | None = None,
         constant: bool | None = None,
+        static: bool = False,
     ) -> Value:
         """An operand with random values (or *array*'s): an input, now and then a constant, and in a model of
-        several operations often an earlier result of that type and shape.
+        several operations often an earlier result of that type and shape. A *static* input declares its
+        whole shape.
         """
         shape = tuple(shape)
         if (
@@ -246,7 +248,7 @@ class Draw:
         if constant if constant is not None else self.chance(CONSTANT_SHARE):
             return self.constant(value, quantization, dtype)
         declared: tuple[int | None, ...] = shape
-        if self.chance(0.08):
+        if not static and self.chance(0.08):
             declared = tuple(None if self.chance(0.5) else d for d in shape)
         index = self.builder.input(dtype, declared, f"x{len(self.feeds)}", quantization)
         self.feeds.append(value)

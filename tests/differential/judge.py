@@ -20,7 +20,11 @@ PATIENCE: Final = 20.0
 """Seconds that LiteRT may take for one small model."""
 
 REFERENCE, DEFAULT = RESOLVERS
+DELEGATED: Final = "BUILTIN"
+"""The default kernels and XNNPACK."""
+
 MISSING: Final = "Didn't find op"
+UNRESOLVED: Final = "unresolved custom op"
 
 
 class Crashed(Exception):

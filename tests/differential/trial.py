@@ -14,7 +14,15 @@ from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import PACKED, dtype_of
 from tests.differential.differences import is_known
 from tests.differential.draw import Drawn
-from tests.differential.judge import DEFAULT, MISSING, REFERENCE, Crashed, Judge
+from tests.differential.judge import (
+    DEFAULT,
+    DELEGATED,
+    MISSING,
+    REFERENCE,
+    UNRESOLVED,
+    Crashed,
+    Judge,
+)
 from tests.differential.worker import Answer, plain
 from tests.golden import comparison
 
@@ -70,7 +78,8 @@ def examine(drawn: Drawn, judge: Judge) -> Verdict:
 
 def ask(drawn: Drawn, judge: Judge) -> tuple[Answer, Answer]:
     """LiteRT's answers: that of its reference kernels, where they run the model, and that of its default
-    ones. A crash of the default kernels leaves the reference kernels' word.
+    ones. A crash of the default kernels leaves the reference kernels' word. Custom operators that have no kernel
+    at all may be XNNPACK's.
     """
     reference = judge.ask(drawn.file, drawn.inputs, REFERENCE)
     try:
@@ -79,6 +88,8 @@ def ask(drawn: Drawn, judge: Judge) -> tuple[Answer, Answer]:
         if isinstance(reference, str):
             raise
         return reference, reference
+    if isinstance(default, str) and UNRESOLVED in default:
+        reference = default = judge.ask(drawn.file, drawn.inputs, DELEGATED)
     if isinstance(reference, str) and (MISSING in reference or not isinstance(default, str)):
         return default, default
     return reference, default
