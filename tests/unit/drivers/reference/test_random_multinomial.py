@@ -36,6 +36,13 @@ def test_the_same_seeds_draw_the_same() -> None:
         assert (drawn(LOGITS, 1000, *other) != once).any()
 
 
+@pytest.mark.parametrize("seeds", [(37, 42), (-5, 0), (0, -(2**31))])
+def test_the_classes_are_those_of_multinomial(seeds: tuple[int, int]) -> None:
+    inputs = [LOGITS, np.array(500, np.int32)]
+    (same, *_) = alone("MULTINOMIAL", inputs, [DType.INT32], seed=seeds[0], seed2=seeds[1])
+    np.testing.assert_array_equal(drawn(LOGITS, 500, *seeds), same)
+
+
 def test_without_seeds_each_run_differs() -> None:
     assert (drawn(LOGITS, 1000, 0, 0) != drawn(LOGITS, 1000, 0, 0)).any()
 
