@@ -17,6 +17,7 @@ from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
 from penstock.tflite import texts
 from penstock.tflite.details import shown_type, tensor_details
 from penstock.tflite.program import Program
+from penstock.tflite.reasons import reason
 from penstock.tflite.session import Session
 from penstock.tflite.values import blank, handed_out, readable
 
@@ -156,6 +157,8 @@ class Graph:
         memory = self._memory(index)
         if memory is None and tensor.dtype is DType.STRING and index in self.catalog.inputs:
             memory = self._sized(index, self.shapes[index])
+        if memory is None and array.size == 0:
+            return
         if memory is None:
             raise ValueError(texts.UNALLOCATED)
         np.copyto(memory, array, casting="unsafe")
@@ -288,17 +291,7 @@ class Graph:
         return known
 
     def _reason(self, error: Exception) -> str:
-        """LiteRT's words where they are known: an operator without a kernel, or one that cannot be prepared; a
-        graph that contradicts itself. Then Penstock's.
-        """
-        text = str(error)
-        if isinstance(error, PlacementError | ModelError):
-            for index, operator in enumerate(self.catalog.operators):
-                if operator.custom and f"CUSTOM:{operator.name}" in text:
-                    return f"{texts.unresolved(operator.name, index)}\n{text}"
-        if isinstance(error, texts.INCONSISTENCIES):
-            return f"{texts.INCONSISTENT}\n{text}"
-        return text
+        return reason(error, self.catalog, self._index, self._session.file)
 
 
 def _empty(dtype: DType, shape: Sequence[int]) -> NDArray | None:

@@ -76,7 +76,12 @@ _REFUSALS: Final[tuple[tuple[tuple[type[ModelError], ...], str], ...]] = (
 def unresolved(name: str, index: int) -> str:
     """What LiteRT says of operator *index*, a custom operator without a kernel."""
     words = FLEX if name.startswith(FLEX_PREFIX) else UNRESOLVED.format(name=name)
-    return f"{words}Node number {index} ({name}) failed to prepare."
+    return words + unprepared(name, index)
+
+
+def unprepared(name: str, index: int) -> str:
+    """What LiteRT says of operator *index* when it cannot be prepared."""
+    return f"Node number {index} ({name}) failed to prepare."
 
 
 _QUANTIZATIONS: Final = (

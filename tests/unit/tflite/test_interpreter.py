@@ -234,7 +234,8 @@ class TestShapes:
     def test_shapes_that_do_not_fit_fail_at_allocation_and_can_be_undone(self) -> None:
         interpreter = opened(models.per_channel())
         interpreter.resize_tensor_input(0, [1, 7])
-        with pytest.raises(RuntimeError) as caught:
+        words = r"Node number 0 \(FULLY_CONNECTED\) failed to prepare"
+        with pytest.raises(RuntimeError, match=words) as caught:
             interpreter.allocate_tensors()
         assert isinstance(caught.value.__cause__, ModelError | PlacementError)
         with pytest.raises(RuntimeError, match="not ready"):
