@@ -23,7 +23,7 @@ def reason(error: Exception, catalog: SubgraphEntry, subgraph: int, file: Loaded
     text = str(error)
     if isinstance(error, PlacementError | ModelError):
         for index, operator in enumerate(catalog.operators):
-            if operator.custom and f"CUSTOM:{operator.name}" in text:
+            if operator.custom and re.search(rf"CUSTOM:{re.escape(operator.name)}(?!\w)", text):
                 return f"{texts.unresolved(operator.name, index)}\n{text}"
     if isinstance(error, texts.INCONSISTENCIES):
         return f"{texts.INCONSISTENT}\n{text}"
