@@ -47,11 +47,17 @@ def _one_selected(model: Model, operation: Operation, inputs: list[NDArray | Non
     return shape is None or all(d in {1, None} for d in shape)
 
 
+def _length_one(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """RFFT2D of length 1 along the last dimension."""
+    return inputs[1] is None or int(inputs[1].reshape(-1)[-1]) == 1
+
+
 KNOWN: Final[dict[str, Predicate]] = {
     "DIV": _tiny_quotients,
     "NOT_EQUAL": _unscaled_int16,
     "STABLEHLO_PAD": _empty_padding,
     "SELECT_V2": _one_selected,
+    "RFFT2D": _length_one,
 }
 
 

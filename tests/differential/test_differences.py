@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
+from flatbuffers import flexbuffers
+
 import penstock
 from penstock.ir import DType, NDArray, Quantization
 from tests.differential.draw import Draw, Drawn
-from tests.differential.judge import DEFAULT, Judge
+from tests.differential.judge import DEFAULT, DELEGATED, Judge
 from tests.differential.trial import run
 
 
@@ -139,3 +141,41 @@ def test_softmax_heeds_the_scale_of_its_output(judge: Judge) -> None:
     assert not isinstance(default, str), default
     np.testing.assert_array_equal(ours, default[0])
     assert theirs.tolist() != ours.tolist()
+
+
+def test_transforms_of_length_one(judge: Judge) -> None:
+    x = np.array([[1], [2]], np.float32)
+    drawn = single(
+        lambda d: d.operation(
+            "RFFT2D",
+            [d.value(DType.FLOAT32, x.shape, array=x, constant=False), d.integers(2, 1)],
+            [d.output(DType.COMPLEX64)],
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    np.testing.assert_allclose(ours, np.fft.rfft2(x, (2, 1)).astype(np.complex64))
+    assert not np.allclose(theirs, ours)
+
+
+def test_a_vector_is_turned_like_a_row(judge: Judge) -> None:
+    x = np.arange(16, dtype=np.float32)
+    turned = []
+    for shape in ((16,), (1, 16)):
+        drawn = single(
+            lambda d, shape=shape: d.operation(  # type: ignore[misc]  # bound by its default
+                "CUSTOM:aeq.hadamard_rotation",
+                [
+                    d.value(
+                        DType.FLOAT32, shape, array=x.reshape(shape), constant=False, static=True
+                    )
+                ],
+                [d.output(DType.FLOAT32, None, shape)],
+                custom_options=bytes(flexbuffers.Dumps({"hadamard_size": 8})),
+            )
+        )
+        answer = judge.ask(drawn.file, drawn.inputs, DELEGATED)
+        assert not isinstance(answer, str), answer
+        turned += [run(penstock.load(drawn.file), drawn)[0].reshape(-1), answer[0].reshape(-1)]
+    np.testing.assert_allclose(turned[0], turned[2])
+    np.testing.assert_allclose(turned[2], turned[3], atol=1e-5)
+    assert not np.allclose(turned[1], turned[3])

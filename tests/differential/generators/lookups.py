@@ -141,7 +141,7 @@ def verification(draw: Draw, kind: str) -> None:
 @cases("CUSTOM:aeq.hadamard_rotation", choices=[[DType.FLOAT32]])
 def rotation(draw: Draw, kind: str) -> None:
     size = draw.pick((2, 4, 8))
-    shape = (*draw.shape(0, 2, 3), size * draw.integer(1, 2))
+    shape = (*draw.shape(1, 2, 3), size * draw.integer(1, 2))
     x = draw.value(DType.FLOAT32, shape, static=True)
     settings = options(hadamard_size=size)
     made = draw.output(DType.FLOAT32, None, shape)
