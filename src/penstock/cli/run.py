@@ -171,9 +171,7 @@ def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
     if _takes_arrays(path):
         names = [o.name for o in results.operands]
         keys = [n if n and names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
-        if any(a.dtype.hasobject for a in results.arrays):
-            raise OutputError(path, "outputs of strings have no form in an .npz file")
-        named = dict(zip(keys, results.arrays, strict=True))
+        named = {k: _plain(path, a) for k, a in zip(keys, results.arrays, strict=True)}
         # Given a name, NumPy adds ".npz" to one that ends in ".NPZ".
         writing.write(path, lambda: _save(path, named))
         return
@@ -185,6 +183,18 @@ def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
             "ends in .npz takes the outputs of any model",
         )
     writing.write(path, lambda: drawn.save(path))
+
+
+def _plain(path: Path, array: NDArray) -> NDArray:
+    """*array* in a form that needs no pickling: strings as bytes of one length."""
+    import numpy as np
+
+    if not array.dtype.hasobject:
+        return array
+    items = array.reshape(-1).tolist()
+    if any(item.endswith(b"\0") for item in items):
+        raise OutputError(path, "strings that end in a zero byte have no form in an .npz file")
+    return np.array(items, "S").reshape(array.shape)
 
 
 def write_trace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
 
 
+SHOWN: Final = 8
+"""How many strings of an output are shown, and in how many characters each."""
+
+LONGEST: Final = 60
+
+
 class Summary:
-    """Least, mean and greatest value of each output, in real values."""
+    """Least, mean and greatest value of each output, in real values; of strings the first few."""
 
     task = "outputs"
 
@@ -29,7 +35,12 @@ class Summary:
                 for i, (o, a) in enumerate(zip(results.operands, results.arrays, strict=True))
             ]
         }
-        self.notes: Sequence[str] = []
+        self.notes: Sequence[str] = [
+            f"{v['name']} holds {', '.join(map(repr, v['strings']))}"
+            + (", ..." if np.prod(v["shape"]) > SHOWN else "")
+            for v in self.data["values"]
+            if v.get("strings")
+        ]
 
     def show(self, output: Output) -> None:
         rows = [
@@ -46,8 +57,11 @@ class Summary:
         return None
 
 
-def _statistics(results: Results, position: int) -> dict[str, float | None]:
+def _statistics(results: Results, position: int) -> dict[str, Any]:
     values = results.real(position)
+    if values.dtype.kind == "O":
+        first = [bytes(s).decode("utf-8", "replace") for s in values.reshape(-1)[:SHOWN].tolist()]
+        return {"min": None, "mean": None, "max": None, "strings": [s[:LONGEST] for s in first]}
     if values.dtype.kind in "OSUc" or values.size == 0:
         return {"min": None, "mean": None, "max": None}
     real = np.asarray(values, np.float64)
