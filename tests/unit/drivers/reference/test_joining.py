@@ -84,3 +84,11 @@ def test_parts_that_do_not_fit_fail() -> None:
     for sizes in ([1, 2], [-1, -1], [9, -1], [1, 2, 3]):
         with pytest.raises(ShapeMismatch, match="SPLIT_V"):
             split_v([value, np.array(sizes), np.array([1])])
+
+
+def test_int16_of_another_scale_keeps_its_stored_values() -> None:
+    a, b = np.array([10, -20], np.int16), np.array([7], np.int16)
+    given = [Given(a, q(0.1)), Given(b, q(0.2))]
+    recorded = run_alone("CONCATENATION", given, [Wanted(DType.INT16, q(0.4))], axis=0)
+    assert_agrees(recorded)
+    np.testing.assert_array_equal(recorded.run()[0], [10, -20, 7])

@@ -27,7 +27,9 @@ from penstock.ir import DType, NDArray, Quantization
 
 @kernel("CONCATENATION")
 def concatenation(site: Site) -> Kernel:
-    """The inputs one after another along an axis; uint8 ones are brought to the output's scale."""
+    """The inputs one after another along an axis; uint8 ones are brought to the output's scale, int16 ones
+    keep their stored values, as TFLite has it.
+    """
     axis = site.attributes.integer("axis")
     activation = site.attributes.text("fused_activation_function")
     require(activation == "NONE", f"CONCATENATION with {activation}")
@@ -50,7 +52,7 @@ def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
     """What brings an input to the output's scale and zero point; None where nothing does."""
     given, made = site.input(index).quantization, site.output().quantization
     dtype = site.output().dtype
-    if dtype not in {DType.UINT8, DType.INT8, DType.INT16} or given == made:
+    if dtype not in {DType.UINT8, DType.INT8} or given == made:
         return None
     given = tensor_quantization(site.input(index), f"input {index}")
     made = tensor_quantization(site.output(), "the output")
