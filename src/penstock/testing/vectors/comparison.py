@@ -23,7 +23,7 @@ def difference(run: Run, outputs: list[NDArray]) -> str | None:
 
 
 def _near(expected: Expected, got: NDArray) -> str | None:
-    """|got - want| <= atol + rtol * |want|, shapes equal."""
+    """|got - want| <= atol + rtol * |want|, shapes equal; what is infinite or no number is that."""
     want, entry = expected.values, expected.entry
     if want is None:
         return None
@@ -35,7 +35,8 @@ def _near(expected: Expected, got: NDArray) -> str | None:
     a = got.astype(np.float64).reshape(want.shape)
     b = want.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        good = (np.abs(a - b) <= entry.atol + entry.rtol * np.abs(b)) | (a == b)
+        close = np.abs(a - b) <= entry.atol + entry.rtol * np.abs(b)
+    good = (close & np.isfinite(b)) | (a == b)
     good |= np.isnan(a) & np.isnan(b)
     if good.all():
         return None
