@@ -9,12 +9,16 @@ import pytest
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
+from tests.differential.graphs import draw_graph
 from tests.differential.judge import Judge
 from tests.differential.registry import draw_single, every_case
 from tests.differential.trial import Outcome, examine
 
-MODELS = 4
-"""Of each operation; scripts/soak draws a hundred times as many."""
+MODELS = 3
+"""Of each operation; scripts/soak draws many more."""
+
+GRAPHS = 20
+"""In each of several tests."""
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +38,16 @@ def test_single_operations(key: str, judge: Judge) -> None:
         )
         outcomes[verdict.outcome] += 1
     assert outcomes[Outcome.AGREE], outcomes
+
+
+@pytest.mark.parametrize("first", range(0, 6 * GRAPHS, GRAPHS))
+def test_small_graphs(first: int, judge: Judge) -> None:
+    outcomes: Counter[Outcome] = Counter()
+    for seed in range(first, first + GRAPHS):
+        drawn = draw_graph([seed])
+        verdict = examine(drawn, judge)
+        assert not verdict.failed, (
+            f"seed {seed}: {verdict.outcome.value}\n{drawn.listing}\n{verdict.reason}"
+        )
+        outcomes[verdict.outcome] += 1
+    assert outcomes[Outcome.AGREE] > GRAPHS // 2, outcomes
