@@ -11,6 +11,7 @@ TOPICS = (
     "lifetime",
     "resizing",
     "running",
+    "sequences",
     "signatures",
     "values",
     "views",
