@@ -31,6 +31,9 @@ class Key(NamedTuple):
     number: int = -1
 
 
+BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
+"""Operators that enter one of several subgraphs, by their first input."""
+
 CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 """Operators that enter one subgraph, once."""
 
@@ -113,7 +116,7 @@ def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
                 key = Key("table", number=number if isinstance(number, int) else 0)
                 _bind(subgraph, operator, operator.outputs, [key])
             elif operator.targets and operator.type != "CALL_ONCE":
-                arguments = operator.inputs[1:] if operator.type == "IF" else operator.inputs
+                arguments = operator.inputs[1:] if operator.type in BRANCHES else operator.inputs
                 keys = [subgraph.handles.get(i) for i in arguments]
                 if any(k is not None for k in keys):
                     for target in operator.targets:
@@ -266,7 +269,7 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
     for target in operator.targets:
         touched |= use.touched[target]
         written |= use.written[target]
-    if operator.type == "IF":
+    if operator.type in BRANCHES:
         for target in operator.targets:
             use.touched[target] |= touched
             use.written[target] |= written

@@ -4,7 +4,7 @@
   value; an entry subgraph takes the first value as a state input and gives the last as a state output.
 - A variable tensor is the state input of its subgraph; the recurrent operation that changes it gives the new
   value as an extra output, after its own, in the order of its state inputs.
-- IF, WHILE and composites pass what their subgraphs touch as extra inputs and outputs, after their own.
+- Branches, loops and composites pass what their subgraphs touch as extra inputs and outputs, after their own.
 - CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any other becomes an
   IF on a boolean variable.
 - HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds already.
@@ -32,6 +32,7 @@ from penstock.ir.operand import OMITTED, Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.calls import (
+    BRANCHES,
     CALLS,
     RANDOM_OPERATORS,
     Key,
@@ -55,7 +56,7 @@ RESOURCE_OPERATORS: Final = frozenset(
     | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
 )
 
-CONTROL_FLOW: Final = CALLS | {"IF", "WHILE"}
+CONTROL_FLOW: Final = CALLS | BRANCHES | {"WHILE"}
 
 
 @dataclass(slots=True)
@@ -179,10 +180,10 @@ class _Lowering:
         for subgraph in self.raw:
             for operator in subgraph.operators:
                 names = {
-                    "IF": ("branch", "branch"),
                     "WHILE": ("cond", "body"),
                     "CALL_ONCE": ("once",),
                     **dict.fromkeys(CALLS, ("called",)),
+                    **dict.fromkeys(BRANCHES, ("branch",) * len(operator.targets)),
                 }
                 for target, role in zip(
                     operator.targets, names.get(operator.type, ()), strict=False
