@@ -122,7 +122,7 @@ class Graph:
         except COMPILE_ERRORS as error:
             raise RuntimeError(self._reason(error)) from error
         self._program, self._ready = program, True
-        self._session.reset(program.variables.values())
+        self._session.reset((*program.variables.values(), *program.generators))
 
     def invoke(self) -> None:
         """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run fails."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import InvalidOperand
 from penstock.execution import CompiledModel
+from penstock.export.tflite.state import RANDOM_INPUTS
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.loaders.tflite.catalog import SubgraphEntry
@@ -51,6 +52,7 @@ class Program:
             static_shape(o.shape) if o.dtype is not DType.STRING else None for o in model.outputs
         ]
         self.variables = _variables(model, catalog, subgraph)
+        self.generators = _generators(model)
         self._subgraph = subgraph
         self.shapes, self.types = _found(model, subgraph)
         for tensor, operand in zip(own, model.outputs, strict=False):
@@ -91,6 +93,17 @@ def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int,
         if tensor is not None and catalog.tensors[tensor].is_variable:
             found[tensor] = port.variable
     return found
+
+
+def _generators(model: Model) -> tuple[int, ...]:
+    """The variables in which random operations keep their place, which LiteRT forgets when it prepares them."""
+    positions = {
+        i
+        for o in model.operations
+        if o.type in RANDOM_INPUTS
+        for i in o.inputs[RANDOM_INPUTS[o.type] :]
+    }
+    return tuple(p.variable for p in model.entry.states if p.input in positions)
 
 
 def _before(model: Model, found: Holders) -> dict[int, int]:
