@@ -122,8 +122,10 @@ class SubgraphWriter:
         weights, scales = (operation.inputs[i] for i in (1, position))
         shapes = [self.subgraph.operands[i].shape for i in (weights, scales)]
         depth, blocks = (s[1] if s is not None and len(s) == 2 else None for s in shapes)
-        if not depth or not blocks:
-            raise NotExportable("weights or scales of blocks have no known shape", where=where)
+        if not depth or not blocks or not self.subgraph.operands[scales].is_constant:
+            raise NotExportable(
+                "TFLite's scales of blocks are constants, of weights of known shape", where=where
+            )
         table = self.tensors[self.tensor_of(weights)]
         table["quantization"] = blockwise(self.tensor_of(scales), depth // blocks)
 
