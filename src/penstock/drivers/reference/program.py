@@ -98,8 +98,8 @@ def _examine(site: Site) -> Kernel | str:
         return build(site)
     except Unsupported as refusal:
         return str(refusal)
-    except PenstockError as error:
-        return f"not computable as it stands: {error}"
+    except (PenstockError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        return f"not computable as it stands: {str(error)[:MAX_MESSAGE]}"
 
 
 def _check_size(output: Operand, site: Site) -> None:
