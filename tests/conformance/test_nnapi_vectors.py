@@ -7,6 +7,7 @@ reason. It speaks of the set in the corpus alone.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from penstock.hal import Device
 from penstock.runtime.discovery import manager
 from penstock.testing.loopback import LoopbackDevice
 from penstock.testing.vectors import Case, Report, load_directory, run_vectors
+from penstock.testing.vectors.derive import Run, dynamic_output_shape, plain_run
+from penstock.testing.vectors.runner import run_one
 
 RATCHET: dict[str, Any] = json.loads((Path(__file__).parent / "ratchet.json").read_text("utf-8"))
 SHARE = 23
-"""Of the cases, one in this many is run over the wire, and with memory in pools."""
+"""Of the cases, one in this many is run over the wire, and with dimensions that only the run tells."""
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +77,22 @@ def test_messages_and_pools_change_nothing(cases: list[Case], reference: Device)
     found = run_vectors(cases[::SHARE], LoopbackDevice(reference), pools=True)
     assert [f"{r.case} ({r.run}): {r.message}" for r in found.failures] == []
     assert found.passed == len(cases[::SHARE])
+
+
+def test_unknown_dimensions_change_nothing(cases: list[Case], reference: Device) -> None:
+    """The dimensions of tensors that come with a run, and of outputs, are unknown when the model is lowered."""
+    for case in cases[1::SHARE]:
+        if not case.entry.expect_failure:
+            result = run_one(_opened(dynamic_output_shape(plain_run(case))), reference)
+            assert result.outcome != "failed", f"{case.name}: {result.message}"
+
+
+def _opened(run: Run) -> Run:
+    main = run.model.main
+    operands = tuple(
+        replace(o, dimensions=(None,) * len(o.dimensions))
+        if at in main.inputs and o.dimensions and o.channel_quantization is None
+        else o
+        for at, o in enumerate(main.operands)
+    )
+    return replace(run, model=replace(run.model, main=replace(main, operands=operands)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from penstock.errors import InvalidAttribute, NotLowerable, ShapeMismatch
-from penstock.ir import DType
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.windows import (
@@ -152,11 +151,7 @@ def _full_extent(site: Site, data: int, weights: int, strides: tuple[int, int]) 
     if None in filters:
         raise NotLowerable("explicit padding of a TRANSPOSE_CONV_2D whose filter only a run tells")
     outputs, height, width = (d or 0 for d in filters)
-    whole = site.compute("SHAPE", [data], (DType.INT32, None), out_type="INT32")
-    image_ = site.compute(
-        "STRIDED_SLICE", [whole, *map(site.integers, ((0,), (3,), (1,)))], (DType.INT32, None)
-    )
-    scaled = site.compute("MUL", [image_, site.integers((1, *strides))])
+    scaled = site.compute("MUL", [site.sizes(data, 0, 3), site.integers((1, *strides))])
     more = (0, height - strides[0], width - strides[1])
     spatial = site.compute("ADD", [scaled, site.integers(more)])
     return site.compute("CONCATENATION", [spatial, site.integers((outputs,))], axis=0)

@@ -115,10 +115,8 @@ def _share(site: Site, data: int, padding: Padding, steps: Steps) -> int:
     if shape is not None and shape[1] is not None and shape[2] is not None:
         ones = site.graph.constant(np.ones((1, shape[1], shape[2], 1), dtype.numpy))
     else:
-        whole = site.compute("SHAPE", [data], (DType.INT32, None), out_type="INT32")
-        spatial = site.emit("STRIDED_SLICE", [whole, *map(site.integers, ((1,), (3,), (1,)))])
         one = site.integers((1,))
-        target = site.emit("CONCATENATION", [one, spatial, one], axis=0)
+        target = site.emit("CONCATENATION", [one, site.sizes(data, 1, 3), one], axis=0)
         ones = site.emit("FILL", [target, site.number(1, data)], (dtype, None))
     return _pool(site, "AVERAGE_POOL_2D", padded(site, ones, padding.sides), steps)
 

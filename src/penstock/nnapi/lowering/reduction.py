@@ -91,13 +91,14 @@ def top_k(site: Site) -> None:
     and the indices count from its end.
     """
     site.require_same_quantization("x", "values")
-    x = site.tensor("x")
-    shape = site.shape(x)
-    if shape is None or not shape or shape[-1] is None:
-        raise NotLowerable("TOPK_V2 along a dimension that only a run tells")
-    last, types = shape[-1], site.result_types()
-    site.require(0 < site.integer("k") <= last, f"k is not in [1, {last}]")
-    mirrored = site.emit("REVERSE_V2", [x, site.integers((len(shape) - 1,))])
+    x, types = site.tensor("x"), site.result_types()
+    axis = site.known_rank(x) - 1
+    site.require(axis >= 0, "the input has a dimension at least")
+    last = (site.shape(x) or (None,))[-1]
+    k = site.integer("k")
+    site.require(k > 0 and (last is None or k <= last), f"k is not in [1, {last or 'size'}]")
+    mirrored = site.emit("REVERSE_V2", [x, site.integers((axis,))])
     values, indices = site.emit_many("TOPK_V2", [mirrored, site.tensor("k")], types)
     site.bind("values", values)
-    site.bind("indices", site.emit("SUB", [site.number(last - 1, indices), indices]))
+    greatest = site.compute("SUB", [site.sizes(x, axis, axis + 1), site.integers((1,))])
+    site.bind("indices", site.emit("SUB", [greatest, indices]))

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from penstock.errors import InvalidAttribute, NotLowerable
+from penstock.errors import InvalidAttribute
+from penstock.ir import DType
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.windows import bind_image, image
@@ -15,21 +16,30 @@ BILINEAR = "[nchw:b@3 [align:b@4 half:b@4]] -> y:T"
 NEAREST = "nchw:b [align:b@4 half:b@4] -> y:T"
 
 
-def _size(site: Site, data: int) -> tuple[int, int]:
-    """(height, width): as given, or the image's times the scales, rounded down."""
+def _size(site: Site, data: int) -> int:
+    """[height, width]: as given, or the image's times the scales, rounded down."""
     if "width" in site.match.inputs:
-        return site.positive("height"), site.positive("width")
+        return site.integers((site.positive("height"), site.positive("width")))
     scales = site.real("scale_h"), site.real("scale_w")
     if not all(0 < s < math.inf for s in scales):
         raise InvalidAttribute(f"a scale of {site.type} is not above 0, or infinite: {scales}")
     shape = site.shape(data)
     if shape is None or shape[1] is None or shape[2] is None:
-        raise NotLowerable(f"{site.type} by a scale of an image whose size only a run tells")
+        return _scaled_size(site, data, scales)
     height, width = (
         int(np.float32(n) * np.float32(s)) for n, s in zip(shape[1:3], scales, strict=True)
     )
     site.require(height > 0 and width > 0, f"the scales {scales} leave no pixel of {shape[1:3]}")
-    return height, width
+    return site.integers((height, width))
+
+
+def _scaled_size(site: Site, data: int, scales: tuple[float, float]) -> int:
+    """The same for an image whose size only a run tells."""
+    real = (DType.FLOAT32, None)
+    given = site.emit("CAST", [site.sizes(data, 1, 3)], real, out_data_type="FLOAT32")
+    factors = site.graph.constant(np.array(scales, np.float32))
+    scaled = site.emit("MUL", [given, factors])
+    return site.emit("CAST", [scaled], (DType.INT32, None), out_data_type="INT32")
 
 
 def _resize(site: Site) -> None:
@@ -39,7 +49,7 @@ def _resize(site: Site) -> None:
     data = image(site, "x")
     result = site.emit(
         site.type,
-        [data, site.integers(_size(site, data))],
+        [data, _size(site, data)],
         align_corners=align,
         half_pixel_centers=half,
     )

@@ -349,6 +349,15 @@ class Site:
         """A constant scalar of the element type of *like* (not quantised)."""
         return self.graph.constant(np.array(value, self.dtype(like).numpy))
 
+    def sizes(self, index: int, first: int, last: int) -> int:
+        """The dimensions *first* to *last* (excluded) of an operand as an int32 vector: a constant where they are known."""
+        shape = self.shape(index)
+        known = None if shape is None else shape[first:last]
+        if known is not None and None not in known:
+            return self.integers([d or 0 for d in known])
+        whole = self.emit("SHAPE", [index], (DType.INT32, None), out_type="INT32")
+        return self.emit("STRIDED_SLICE", [whole, *map(self.integers, ((first,), (last,), (1,)))])
+
     def requantized(self, index: int, kind: ValueType) -> int:
         """Quantised values as those of another scale and zero point; others as they are."""
         if self.value_type(index) == kind or kind[1] is None:

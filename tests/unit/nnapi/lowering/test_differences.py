@@ -270,6 +270,20 @@ def test_sizes_by_scale_are_rounded_down() -> None:
     assert model.outputs[0].shape == (1, 2, 7, 1)
 
 
+def test_sizes_by_scale_wait_for_the_image() -> None:
+    inputs = [t("f32", 1, None, None, 1), f(1.5), f(0.7), b(False)]
+    model = lowered("RESIZE_NEAREST_NEIGHBOR", inputs, [t("f32", 1, None, None, 1)])
+    x = np.arange(15, dtype=np.float32).reshape(1, 3, 5, 1)
+    assert run(model, [x])[0].shape == (1, 2, 7, 1)
+
+
+def test_indices_count_from_an_end_that_only_a_run_tells() -> None:
+    x = np.array([[3, 1, 3, 2]], np.int32)
+    unknown = t("i32", None, None)
+    model = lowered("TOPK_V2", [unknown, i(2)], [unknown, unknown])
+    assert [a.tolist() for a in run(model, [x])] == [[[3, 3]], [[2, 0]]]
+
+
 def test_dropped_dimensions_have_one_element() -> None:
     def slices(begin: list[int], end: list[int], strides: list[int]) -> list[NnapiOperand]:
         vectors = [constant("i32", v) for v in (begin, end, strides)]
