@@ -16,7 +16,8 @@ def test_damaged_files_load_or_are_refused_by_name() -> None:
     outcomes = Counter(trial(mutate(seeds, seed)) for seed in range(COUNT))
     assert outcomes.total() == COUNT
     assert len(outcomes) > 10
-    assert 0.05 * COUNT < outcomes["loads"] < 0.8 * COUNT
+    loaded = sum(n for outcome, n in outcomes.items() if outcome.startswith("loads"))
+    assert 0.05 * COUNT < loaded < 0.8 * COUNT
 
 
 def test_mutations_are_reproducible() -> None:
