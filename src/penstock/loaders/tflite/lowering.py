@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -179,15 +179,7 @@ class _Lowering:
         roles = ["entry"] * len(self.raw)
         for subgraph in self.raw:
             for operator in subgraph.operators:
-                names = {
-                    "WHILE": ("cond", "body"),
-                    "CALL_ONCE": ("once",),
-                    **dict.fromkeys(CALLS, ("called",)),
-                    **dict.fromkeys(BRANCHES, ("branch",) * len(operator.targets)),
-                }
-                for target, role in zip(
-                    operator.targets, names.get(operator.type, ()), strict=False
-                ):
+                for target, role in zip(operator.targets, _roles_of(operator), strict=False):
                     if roles[target] not in ("entry", role) and self.use.touched[target]:
                         raise InvalidOperation(
                             f"subgraph {target} has network state and is used both as {roles[target]} and as {role}",
@@ -255,6 +247,15 @@ class _Lowering:
             given = (2, 3) if second else (0, 1)
             self.extra.append(Subgraph(operands, (), (0, 1, 2, 3), given))
         return known
+
+
+def _roles_of(operator: RawOperator) -> Sequence[str]:
+    """How *operator* enters each of its subgraphs."""
+    if operator.type in BRANCHES:
+        return ("branch",) * len(operator.targets)
+    if operator.type in CALLS:
+        return ("called",)
+    return {"WHILE": ("cond", "body"), "CALL_ONCE": ("once",)}.get(operator.type, ())
 
 
 def _constants_assigned(subgraph: RawSubgraph) -> dict[Key, Operand] | None:
