@@ -47,6 +47,12 @@ def _one_selected(model: Model, operation: Operation, inputs: list[NDArray | Non
     return shape is None or all(d in {1, None} for d in shape)
 
 
+def _softmax_to_int16(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """SOFTMAX of 8 bits to int16."""
+    given, made = (model.operands[i].dtype for i in (*operation.inputs, *operation.outputs))
+    return made is DType.INT16 is not given
+
+
 def _length_one(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
     """RFFT2D of length 1 along the last dimension."""
     return inputs[1] is None or int(inputs[1].reshape(-1)[-1]) == 1
@@ -58,6 +64,7 @@ KNOWN: Final[dict[str, Predicate]] = {
     "STABLEHLO_PAD": _empty_padding,
     "SELECT_V2": _one_selected,
     "RFFT2D": _length_one,
+    "SOFTMAX": _softmax_to_int16,
 }
 
 

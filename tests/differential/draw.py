@@ -346,6 +346,7 @@ class Draw:
             if v.dtype is dtype
             and v.shape == shape
             and (v.quantization is None) == (quantization is None)
+            and (v.quantization is None or not v.quantization.per_channel)
         ]
         return self.pick(fitting) if fitting else None
 

@@ -16,12 +16,18 @@ from tests.differential.registry import Case, accepted, every_case
 
 ATTEMPTS: Final = 12
 NO_REFERENCE: Final = frozenset(
-    {"ELU", "CEIL", "ROUND", "SEGMENT_SUM", "STABLEHLO_AND", "STABLEHLO_SHIFT_LEFT"}
+    {"ELU", "CEIL", "ROUND", "SEGMENT_SUM", "HASHTABLE_FIND"}
+    | {"STABLEHLO_AND", "STABLEHLO_SHIFT_LEFT", "STABLEHLO_CASE"}
     | {"CUSTOM:aeq.hadamard_rotation", "CUSTOM:odml.scaled_dot_product_attention"}
     | {"CUSTOM:MaxPoolingWithArgmax2D", "CUSTOM:MaxUnpooling2D"}
     | {"CUSTOM:Convolution2DTransposeBias"}
 )
 """What LiteRT's reference kernels lack: a graph with one of them could be judged by other kernels alone."""
+
+UNSETTLED: Final = frozenset({"BITCAST", "CUSTOM:TFLite_Detection_PostProcess"})
+"""Not in graphs either: BITCAST makes much of the last bit of a float, and LiteRT's detections leave behind the last one
+what lay in memory.
+"""
 
 COMMON: Final = (DType.FLOAT32, DType.FLOAT32, DType.INT8, DType.INT16, DType.INT32, DType.UINT8)
 
@@ -73,7 +79,7 @@ class Graph:
 
     def _case(self, dtype: DType) -> tuple[Case, tuple[DType, ...]]:
         """A generator with types, the first one *dtype* if there is such an assignment."""
-        cases = [c for key, c in every_case().items() if key not in NO_REFERENCE]
+        cases = [c for key, c in every_case().items() if key not in NO_REFERENCE | UNSETTLED]
         while True:
             case = self.draw.pick(cases)
             known = accepted(case.family).get(case.key) or [()]

@@ -58,12 +58,15 @@ def examine(drawn: Drawn, judge: Judge) -> Verdict:
         theirs, default = ask(drawn, judge)
     except Crashed as crash:
         return Verdict(Outcome.CRASH, str(crash))
+    model = None
     try:
         model = penstock.load(drawn.file)
         ours = run(model, drawn)
     except PenstockError as error:
         if isinstance(theirs, str):
             return Verdict(Outcome.BOTH_REFUSE, f"{error} / {theirs}")
+        if model is not None and len(model.operations) > 1 and is_known(model, drawn.inputs):
+            return Verdict(Outcome.KNOWN, str(error))
         return Verdict(Outcome.GAP, f"{type(error).__name__}: {error}")
     if isinstance(theirs, str):
         return Verdict(Outcome.ALLOWED, theirs)

@@ -109,7 +109,9 @@ def detections(draw: Draw, kind: str) -> None:
         draw.value(
             dtype,
             shape,
-            draw.quantization(dtype, 1 / 64, 128 if index == 0 else 0),
+            draw.quantization(dtype, 1 / 64, 128 if index == 0 else 0)
+            if dtype.is_integer
+            else None,
             low=low,
             high=high,
             constant=False,
@@ -125,7 +127,7 @@ def detections(draw: Draw, kind: str) -> None:
     anchors = draw.value(
         dtype,
         (places, 4),
-        draw.quantization(dtype, 1 / 128, 0),
+        draw.quantization(dtype, 1 / 128, 0) if dtype.is_integer else None,
         array=_stored(corners, dtype),
         constant=True,
     )
