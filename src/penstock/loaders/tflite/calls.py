@@ -34,6 +34,9 @@ class Key(NamedTuple):
 BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
 """Operators that enter one of several subgraphs, by their first input."""
 
+LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
+"""Operators that enter a condition and a body in turn."""
+
 CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 """Operators that enter one subgraph, once."""
 
@@ -90,7 +93,7 @@ def _check_work(subgraphs: list[RawSubgraph], callees_first: list[int]) -> None:
         for operator in subgraphs[index].operators:
             for target in operator.targets:
                 depth[index] = max(depth[index], depth[target] + 1)
-                steps[index] += steps[target] * (LOOP_ROUNDS if operator.type == "WHILE" else 1)
+                steps[index] += steps[target] * (LOOP_ROUNDS if operator.type in LOOPS else 1)
         if depth[index] > MAX_DEPTH:
             raise LimitExceeded(
                 f"subgraphs enter each other more than {MAX_DEPTH} deep", where=f"subgraph {index}"
@@ -121,7 +124,7 @@ def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
                 if any(k is not None for k in keys):
                     for target in operator.targets:
                         _bind(subgraphs[target], operator, subgraphs[target].inputs, keys)
-                    if operator.type == "WHILE":
+                    if operator.type in LOOPS:
                         _bind(subgraph, operator, operator.outputs, keys)
 
 
@@ -201,7 +204,7 @@ def _restarted(subgraphs: list[RawSubgraph]) -> frozenset[int]:
     entered: set[int] = set()
     for subgraph in subgraphs:
         for operator in subgraph.operators:
-            entered.update(operator.targets[:1] if operator.type == "WHILE" else operator.targets)
+            entered.update(operator.targets[:1] if operator.type in LOOPS else operator.targets)
     return frozenset(entered)
 
 
@@ -273,7 +276,7 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
         for target in operator.targets:
             use.touched[target] |= touched
             use.written[target] |= written
-    elif operator.type == "WHILE":
+    elif operator.type in LOOPS:
         for target in operator.targets:
             use.touched[target] |= touched
         if use.written[operator.targets[0]]:

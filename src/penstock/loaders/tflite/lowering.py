@@ -34,6 +34,7 @@ from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.calls import (
     BRANCHES,
     CALLS,
+    LOOPS,
     RANDOM_OPERATORS,
     Key,
     RawSubgraph,
@@ -56,7 +57,7 @@ RESOURCE_OPERATORS: Final = frozenset(
     | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
 )
 
-CONTROL_FLOW: Final = CALLS | BRANCHES | {"WHILE"}
+CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS
 
 
 @dataclass(slots=True)
@@ -255,7 +256,9 @@ def _roles_of(operator: RawOperator) -> Sequence[str]:
         return ("branch",) * len(operator.targets)
     if operator.type in CALLS:
         return ("called",)
-    return {"WHILE": ("cond", "body"), "CALL_ONCE": ("once",)}.get(operator.type, ())
+    if operator.type in LOOPS:
+        return ("cond", "body")
+    return ("once",) if operator.type == "CALL_ONCE" else ()
 
 
 def _constants_assigned(subgraph: RawSubgraph) -> dict[Key, Operand] | None:
@@ -389,7 +392,7 @@ class _Body:
         if operator.type in CONTROL_FLOW:
             target = operator.targets[-1]
             inputs += [self.entering(k) for k in self.lowering.use.touched[target]]
-            carried = self.carried(target, "body" if operator.type == "WHILE" else "branch")
+            carried = self.carried(target, "body" if operator.type in LOOPS else "branch")
         outputs = [self.write(o, operator) for o in operator.outputs if o not in self.raw.handles]
         outputs += [self.leaving(key) for key in carried]
         outputs += [self.next_state(tensor) for tensor in after]

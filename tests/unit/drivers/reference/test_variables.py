@@ -11,7 +11,7 @@ import penstock
 from penstock import loaders
 from penstock.errors import NotExportable
 from penstock.export.tflite import write
-from tests.support_runs import assert_same_runs, flexible, litert
+from tests.support_runs import assert_same_runs, flexible, litert, penstock_runs
 from tests.unit.loaders.files import FileBuilder, accumulator
 
 X = np.array([1, 2], np.float32)
@@ -133,6 +133,41 @@ def test_what_is_written_goes_on_as_what_was_read(make: Any) -> None:
     second = assert_same_runs(again, [[X]] * 3)
     for a, b in zip(first, second, strict=True):
         assert a[0].tolist() == b[0].tolist()
+
+
+def counting(kind: str) -> bytes:
+    """A loop whose body adds its counter to a variable."""
+    file = FileBuilder()
+    file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 3})
+    i, n, total = (file.tensor(name, [], "INT32") for name in ("i", "n", "total"))
+    file.operator(kind, [i], [n], {"cond_subgraph_index": 1, "body_subgraph_index": 2})
+    file.operator("READ_VARIABLE", [handle(file)], [total])
+    file.end([i], [n, total])
+    file.begin("cond")
+    i, less = file.tensor("i", [], "INT32"), file.tensor("less", [], "BOOL")
+    file.operator("LESS", [i, file.tensor("limit", [], "INT32", np.int32(5))], [less])
+    file.end([i], [less])
+    file.begin("body")
+    i, j, before, after = (file.tensor(n, [], "INT32") for n in ("i", "j", "before", "after"))
+    v, one = handle(file), file.tensor("one", [], "INT32", np.int32(1))
+    file.operator("READ_VARIABLE", [v], [before])
+    file.operator("ADD", [before, i], [after])
+    file.operator("ASSIGN_VARIABLE", [v, after], [])
+    file.operator("ADD", [i, one], [j])
+    file.end([i], [j])
+    file.begin("init")
+    v, initial = handle(file), file.tensor("initial", [], "INT32", np.int32(100))
+    file.operator("ASSIGN_VARIABLE", [v, initial], [])
+    file.end([], [])
+    return file.encode()
+
+
+def test_loops_carry_state() -> None:
+    feeds = [[np.array(2, np.int32)]] * 2
+    runs = assert_same_runs(counting("WHILE"), feeds)
+    assert runs[1][1] == 118
+    # LiteRT has no kernel of StableHLO's loop, which is the same.
+    assert penstock_runs(counting("STABLEHLO_WHILE"), feeds) == runs
 
 
 def test_a_set_and_a_get_signature_share_a_variable() -> None:

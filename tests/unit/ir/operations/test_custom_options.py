@@ -21,6 +21,8 @@ PARSERS = (
     options.audio_spectrogram,
     options.mfcc,
     options.numeric_verify,
+    options.hadamard_size,
+    options.dot_product_attention,
 )
 DETECTION: dict[str, Any] = {
     "max_detections": 10,
