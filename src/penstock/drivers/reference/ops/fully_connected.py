@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.drivers.reference.ops.activation_range import activation_bounds
+from penstock.drivers.reference.ops.activation_range import activation_bounds, clamp_in_place
 from penstock.drivers.reference.ops.block_scaled import block_scaled
 from penstock.drivers.reference.ops.convolution import float_finish
 from penstock.drivers.reference.ops.hybrid import (
-    MAGNITUDE,
     NARROW,
-    HybridFinish,
-    quantize_rows,
+    centred_rows,
+    reach_of,
     weight_scales,
     weight_values,
 )
@@ -110,19 +109,24 @@ def _hybrid_layer(site: Site) -> Prepare:
     scaling = weight_scales(operand, axis=0)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
-        units, depth = weights.shape
-        columns = Columns(weight_values(weights, operand), 2 * MAGNITUDE)
+        depth = weights.shape[1]
+        reach = reach_of(asymmetric=asymmetric)
+        columns = Columns(weight_values(weights, operand), reach).values
+        offset = None if bias is None else bias.reshape(-1)
 
         def layer(source: NDArray) -> NDArray:
             out = _output(source, weights, site)
             if not out.size:
                 return out
-            rows = quantize_rows(source.reshape(-1, depth), asymmetric=asymmetric)
-            sums = np.matmul(rows.values.astype(columns.values.dtype), columns.values.T)
-            finish = HybridFinish(
-                columns.sums, scaling, bias, activation, rows.scales, rows.offsets
+            rows, steps = centred_rows(source.reshape(-1, depth), asymmetric=asymmetric)
+            sums = np.matmul(rows.astype(columns.dtype, copy=False), columns.T)
+            real = np.multiply(
+                sums.astype(np.float32, copy=False), scaling, out=out.reshape(sums.shape)
             )
-            finish(sums, out.reshape(-1, units))
+            real *= steps
+            if offset is not None:
+                real += offset
+            clamp_in_place(real, activation)
             if unclamped:
                 out[...] = np.tanh(out) if activation == "TANH" else np.signbit(out)
             return out

@@ -7,18 +7,29 @@ utilities).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import clamp_in_place
-from penstock.drivers.reference.ops.fixed_point import round_half_away_from_zero
+from penstock.drivers.reference.ops.fixed_point import (
+    round_half_away,
+    round_half_away_from_zero,
+)
 from penstock.drivers.reference.ops.weights import channel_scales
 from penstock.ir import DType, NDArray, Operand
 
 MAGNITUDE: Final = 128
 """Greatest magnitude of a row's quantised values."""
+
+LEAST: Final = np.float32(-128)
+GREATEST: Final = np.float32(127)
+HALF: Final = np.float32(0.5)
+NO_OFFSET: Final = np.zeros((1, 1), np.float32)
+FEW: Final = 4
+"""Rows up to which plain numbers are faster than arrays."""
 
 NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
 """Types of weights that a hybrid layer may have."""
@@ -35,25 +46,65 @@ class Rows:
 
 def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
     """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has scale 1."""
+    ranges = _ranges(rows, asymmetric=asymmetric)
+    values = _round(rows * ranges.inverse)
+    if asymmetric:
+        values += ranges.offsets
+    _limit(values, -128 if asymmetric else -127, 127)
+    offsets = np.broadcast_to(ranges.offsets, ranges.scales.shape).astype(np.int64)
+    return Rows(values.astype(np.int8), ranges.scales.reshape(-1), offsets.reshape(-1))
+
+
+def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, NDArray]:
+    """The values of `quantize_rows` less their row's offset, as float32, and the scales [rows, 1].
+
+    Their magnitude is at most `reach_of` the mode.
+    """
+    ranges = _ranges(rows, asymmetric=asymmetric)
+    values = _round(rows * ranges.inverse)
+    if asymmetric:
+        _limit(values, LEAST - ranges.offsets, GREATEST - ranges.offsets)
+    else:
+        _limit(values, -GREATEST, GREATEST)
+    return values, ranges.scales
+
+
+def reach_of(*, asymmetric: bool) -> int:
+    """The greatest magnitude of a quantised value less its offset."""
+    return 255 if asymmetric else 127
+
+
+class _Ranges(NamedTuple):
+    """Of each row, all [rows, 1] float32: the size of a step, its inverse, and the offset."""
+
+    scales: NDArray
+    inverse: NDArray
+    offsets: NDArray
+
+
+def _ranges(rows: NDArray, *, asymmetric: bool) -> _Ranges:
     if not rows.shape[1]:
-        count = len(rows)
-        return Rows(np.zeros(rows.shape, np.int8), np.ones(count, np.float32), np.zeros(count, int))
-    least, greatest = rows.min(axis=1), rows.max(axis=1)
-    return _asymmetric(rows, least, greatest) if asymmetric else _symmetric(rows, least, greatest)
+        ones = np.ones((len(rows), 1), np.float32)
+        return _Ranges(ones, ones, np.zeros_like(ones))
+    if not asymmetric:
+        return _symmetric(rows)
+    least = np.minimum.reduce(rows, axis=1, keepdims=True)
+    greatest = np.maximum.reduce(rows, axis=1, keepdims=True)
+    if len(rows) <= FEW:
+        found = [_asymmetric_row(*r) for r in zip(least.flat, greatest.flat, strict=True)]
+        if None not in found:
+            return _Ranges(*np.array(found, np.float32).T[:, :, None])
+    return _asymmetric(least, greatest)
 
 
-def _symmetric(rows: NDArray, least: NDArray, greatest: NDArray) -> Rows:
-    reach = np.maximum(np.abs(least), np.abs(greatest))
-    empty = reach == 0
-    reach = np.where(empty, np.float32(127), reach)
-    inverse = np.float32(127) / reach
-    values = _round(rows * inverse[:, None])
-    np.clip(values, -127, 127, out=values)
-    offsets = np.zeros(len(rows), np.int64)
-    return Rows(values.astype(np.int8), reach / np.float32(127), offsets)
+def _symmetric(rows: NDArray) -> _Ranges:
+    reach = np.maximum.reduce(np.abs(rows), axis=1, keepdims=True)
+    if not reach.all():
+        reach[reach == 0] = GREATEST
+    return _Ranges(reach / GREATEST, GREATEST / reach, NO_OFFSET)
 
 
-def _asymmetric(rows: NDArray, least: NDArray, greatest: NDArray) -> Rows:
+def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
     """The range is a float32, everything up to the offset a float64."""
     low, high = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
     empty = low == high
@@ -64,10 +115,23 @@ def _asymmetric(rows: NDArray, least: NDArray, greatest: NDArray) -> Rows:
     offsets = np.where(empty, 0.0, round_half_away_from_zero(offsets))
     scales = steps.astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
-    values = _round(rows * inverse[:, None])
-    values += offsets.astype(np.float32)[:, None]
-    np.clip(values, -128, 127, out=values)
-    return Rows(values.astype(np.int8), scales, offsets.astype(np.int64))
+    return _Ranges(scales, inverse, offsets.astype(np.float32))
+
+
+def _asymmetric_row(
+    least: np.float32, greatest: np.float32
+) -> tuple[np.float32, np.float32, float] | None:
+    """`_asymmetric` of one row, faster than arrays of one element; None for what is not finite."""
+    low, high = min(float(least), 0.0), max(float(greatest), 0.0)
+    if low == high:
+        return np.float32(1), np.float32(1), 0.0
+    steps = float(np.float32(high - low)) / 255.0
+    scale = np.float32(steps)
+    if not (math.isfinite(steps) and scale):
+        return None
+    below, above = low / steps, high / steps
+    offset = -128.0 - below if 128.0 - below < 127.0 + above else 127.0 - above
+    return scale, np.float32(1) / scale, round_half_away(min(max(offset, -128.0), 127.0))
 
 
 def _round(values: NDArray) -> NDArray:
@@ -75,8 +139,15 @@ def _round(values: NDArray) -> NDArray:
 
     0.49999997 becomes 1: its sum with one half is rounded before the fraction is cut off.
     """
-    values += np.copysign(np.float32(0.5), values)
+    values += np.copysign(HALF, values)
     return np.trunc(values, out=values)
+
+
+def _limit(
+    values: NDArray, low: NDArray | np.float32 | int, high: NDArray | np.float32 | int
+) -> None:
+    np.maximum(values, low, out=values)
+    np.minimum(values, high, out=values)
 
 
 def weight_values(values: NDArray, operand: Operand) -> NDArray:

@@ -8,9 +8,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.ops.hybrid import (
-    MAGNITUDE,
-    Rows,
-    quantize_rows,
+    centred_rows,
+    reach_of,
     weight_scales,
     weight_values,
 )
@@ -123,7 +122,8 @@ def _diagonal(weights: NDArray) -> Product:
 def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
     """Rows are quantised as they come; sums get the row's scale times the weights' in one factor."""
     values = [weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
-    columns = Columns(np.concatenate(values), 2 * MAGNITUDE)
+    columns = Columns(np.concatenate(values), reach_of(asymmetric=asymmetric)).values
+    across = np.ascontiguousarray(columns.T)
     scales = np.concatenate(
         [
             np.broadcast_to(weight_scales(o, 0), len(w))
@@ -132,12 +132,10 @@ def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -
     )
 
     def product(vectors: NDArray) -> NDArray:
-        rows: Rows = quantize_rows(vectors, asymmetric=asymmetric)
-        sums = np.matmul(rows.values.astype(columns.values.dtype), columns.values.T)
-        if asymmetric:
-            sums -= (columns.sums * rows.offsets[:, None]).astype(sums.dtype)
+        rows, steps = centred_rows(vectors, asymmetric=asymmetric)
+        sums = np.matmul(rows.astype(across.dtype, copy=False), across)
         real: NDArray = sums.astype(np.float32, copy=False)
-        real *= rows.scales[:, None] * scales
+        real *= steps * scales
         return real
 
     return product
