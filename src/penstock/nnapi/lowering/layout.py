@@ -243,6 +243,7 @@ def concatenation(site: Site) -> None:
 
 @lowers("SPLIT", level=3, form="x:T axis:i count:i -> parts:T+", T=MANY)
 def split(site: Site) -> None:
+    site.require_same_quantization("x", "parts")
     x, count, axis = site.tensor("x"), site.positive("count"), site.integer("axis")
     site.require(
         count == len(site.operation.outputs),

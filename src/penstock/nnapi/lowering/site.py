@@ -2,278 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import (
-    InvalidAttribute,
-    InvalidOperation,
-    InvalidQuantization,
-    NotLowerable,
-    ShapeMismatch,
-    ShapeOverflow,
-)
-from penstock.ir import AttributeValue, DType, NDArray, Operand, Quantization
-from penstock.ir.model import constant_array
-from penstock.ir.types import Shape
-from penstock.nnapi.description import NnapiOperand, NnapiOperation, OperandType
-from penstock.nnapi.lowering.graph import Graph, ValueType, show
-from penstock.nnapi.lowering.operands import ir_operand, value_type
+from penstock.errors import ShapeOverflow
+from penstock.ir import AttributeValue, DType, NDArray, Quantization
+from penstock.nnapi.description import NnapiOperation
+from penstock.nnapi.lowering.arguments import Arguments
+from penstock.nnapi.lowering.graph import ValueType
 
 if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
     from penstock.nnapi.lowering.lower import SubgraphLowering
 
-ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
-"""Fuse codes by number (NNAPI section 1.1)."""
 
-PADDINGS: Final[Mapping[int, Literal["SAME", "VALID"]]] = {1: "SAME", 2: "VALID"}
-"""Implicit padding schemes by number."""
-
-
-class Site:
-    """One NNAPI operation being lowered.
-
-    Arguments are asked for by the names of its form. IR operands are the indexes of `graph`.
-    """
+class Site(Arguments):
+    """One NNAPI operation being lowered: its arguments, and the IR operations it is written with."""
 
     def __init__(self, lowering: SubgraphLowering, operation: NnapiOperation, match: Match) -> None:
-        self._lowering, self.operation, self.match = lowering, operation, match
-        self.graph: Graph = lowering.graph
-        self.type = operation.type
-        self.feature_level = lowering.feature_level
+        super().__init__(lowering, operation, match)
         self._bound: set[int] = set()
-
-    @property
-    def types(self) -> Mapping[str, OperandType]:
-        """The operand types of the form's variables."""
-        return self.match.types
-
-    # Arguments
-
-    def given(self, name: str) -> bool:
-        """Whether the argument is there and not omitted."""
-        place = self.match.inputs.get(name)
-        return place is not None and not self._lowering.is_omitted(self.operation.inputs[place])
-
-    def operand(self, name: str) -> NnapiOperand:
-        """The NNAPI operand of an input that is given."""
-        return self._lowering.operand(self.operation.inputs[self.match.inputs[name]])
-
-    def tensor(self, name: str) -> int:
-        """The IR operand of an input, a scalar as one without dimensions; that of omission where it is not given."""
-        if not self.given(name):
-            return self.graph.omitted()
-        return self._lowering.value(self.operation.inputs[self.match.inputs[name]])
-
-    def tensors(self, name: str) -> list[int]:
-        """The IR operands of a repeated argument."""
-        first = self.match.inputs.get(name)
-        if first is None:
-            return []
-        places = range(first, first + self.match.repeats)
-        return [self._lowering.value(self.operation.inputs[p]) for p in places]
-
-    def constant(self, name: str) -> NDArray | None:
-        """The value of an input where it is known before running."""
-        return self.graph.value(self.tensor(name)) if self.given(name) else None
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """The value of an INT32 scalar."""
-        return int(self._scalar(name, default))
-
-    def flag(self, name: str, default: bool | None = None) -> bool:
-        """The value of a BOOL scalar."""
-        return bool(self._scalar(name, default))
-
-    def real(self, name: str, default: float | None = None) -> float:
-        """The value of a FLOAT32 or FLOAT16 scalar."""
-        return float(self._scalar(name, default))
-
-    def _scalar(self, name: str, default: float | None) -> float:
-        if default is not None and not self.given(name):
-            return default
-        operand = self.operand(name)
-        if not operand.lifetime.is_constant:
-            raise NotLowerable(f"{name} of {self.type} is known only when the model runs")
-        value = constant_array(self._lowering.pools, ir_operand(operand)).reshape(-1)[0]
-        number: float = value.item()
-        return number
-
-    def positive(self, name: str, default: int | None = None) -> int:
-        """An INT32 scalar that must be above 0."""
-        value = self.integer(name, default)
-        if value <= 0:
-            raise InvalidAttribute(f"{name} of {self.type} must be above 0, not {value}")
-        return value
-
-    def activation(self, name: str = "activation") -> str:
-        """The fused activation function of a fuse code."""
-        code = self.integer(name)
-        if not 0 <= code < len(ACTIVATIONS):
-            raise InvalidAttribute(f"fuse code {code} of {self.type} is not in [0, 3]")
-        return ACTIVATIONS[code]
-
-    def padding(self, name: str = "padding") -> Literal["SAME", "VALID"]:
-        """The implicit padding scheme of its code."""
-        code = self.integer(name)
-        if code not in PADDINGS:
-            raise InvalidAttribute(
-                f"padding scheme {code} of {self.type} is neither 1 (SAME) nor 2 (VALID)"
-            )
-        return PADDINGS[code]
-
-    def axis(self, axis: int, rank: int, *, negative: bool = True) -> int:
-        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0 unless *negative*."""
-        if not (-rank if negative else 0) <= axis < rank:
-            raise InvalidAttribute(f"axis {axis} of {self.type} for an operand of rank {rank}")
-        return axis % rank
-
-    # Subgraphs
-
-    def arguments(self, name: str) -> list[NnapiOperand]:
-        """The NNAPI operands of a repeated argument."""
-        first = self.match.inputs.get(name, 0)
-        count = self.match.repeats
-        return [self._lowering.operand(i) for i in self.operation.inputs[first : first + count]]
-
-    def interface(self, name: str) -> tuple[list[NnapiOperand], list[NnapiOperand]]:
-        """Inputs and outputs of the subgraph that a SUBGRAPH argument names."""
-        target = self._lowering.referenced(self.operand(name).subgraph)
-        return (
-            [target.operands[i] for i in target.inputs],
-            [target.operands[i] for i in target.outputs],
-        )
-
-    def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
-        """The subgraph's inputs are of the arguments' types, quantisation and, where known, dimensions."""
-        self._require_alike(name, "takes", self.interface(name)[0], arguments)
-
-    def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
-        """As `require_takes`, of the subgraph's first outputs."""
-        self._require_alike(name, "gives", self.interface(name)[1][: len(results)], results)
-
-    def _require_alike(
-        self, name: str, verb: str, theirs: Sequence[NnapiOperand], ours: Sequence[NnapiOperand]
-    ) -> None:
-        self.require(
-            len(theirs) == len(ours), f"{name} {verb} {len(theirs)} operands, not {len(ours)}"
-        )
-        for place, (a, b) in enumerate(zip(theirs, ours, strict=True)):
-            alike = a.type is b.type and (a.scale, a.zero_point) == (b.scale, b.zero_point)
-            if alike and a.dimensions is not None and b.dimensions is not None:
-                alike = len(a.dimensions) == len(b.dimensions) and all(
-                    x is None or y is None or x == y
-                    for x, y in zip(a.dimensions, b.dimensions, strict=True)
-                )
-            self.require(alike, f"operand {place} that {name} {verb} is of another type")
-
-    # What is known of IR operands
-
-    def shape(self, index: int) -> Shape:
-        return self.graph.operands[index].shape
-
-    def rank(self, index: int) -> int | None:
-        shape = self.shape(index)
-        return None if shape is None else len(shape)
-
-    def known_rank(self, index: int) -> int:
-        """The rank of an operand; `NotLowerable` where only a run tells it."""
-        rank = self.rank(index)
-        if rank is None:
-            raise NotLowerable(
-                f"the rank of an input of {self.type} is known only when the model runs"
-            )
-        return rank
-
-    def ir(self, index: int) -> Operand:
-        return self.graph.operands[index]
-
-    def dtype(self, index: int) -> DType:
-        return self.graph.operands[index].dtype
-
-    def value_type(self, index: int) -> ValueType:
-        operand = self.graph.operands[index]
-        return operand.dtype, operand.quantization
-
-    # Rules
-
-    def require(self, condition: bool, reason: str) -> None:
-        """Raises `InvalidOperation` with *reason* unless *condition* holds."""
-        if not condition:
-            raise InvalidOperation(f"{self.type}: {reason}")
-
-    def require_rank(self, name: str, low: int, high: int | None = None) -> None:
-        """The rank of an input, where it is known, is *low*, or between *low* and *high*."""
-        rank, high = self.rank(self.tensor(name)), low if high is None else high
-        if rank is not None and not low <= rank <= high:
-            wanted = str(low) if low == high else f"{low} to {high}"
-            raise ShapeMismatch(f"{name} of {self.type} has rank {rank}, where {wanted} is needed")
-
-    def require_numbers(self, name: str, of: str) -> None:
-        """An input is a vector of one number for each dimension of input *of*, where both are known."""
-        self.require_rank(name, 1)
-        shape, rank = self.shape(self.tensor(name)), self.rank(self.tensor(of))
-        if shape is not None and rank is not None and shape[0] not in {None, rank}:
-            raise ShapeMismatch(
-                f"{name} of {self.type} has {shape[0]} numbers for an operand of rank {rank}"
-            )
-
-    def require_same_quantization(self, *names: str) -> None:
-        """Inputs and outputs of these names have one scale and zero point, where their type has any."""
-        found = [self._any_operand(n) for n in names]
-        if not found[0].type.is_quantized:
-            return
-        if len({(o.scale, o.zero_point) for o in found}) > 1:
-            listed = ", ".join(
-                f"{n} {o.scale:g} and {o.zero_point}" for n, o in zip(names, found, strict=True)
-            )
-            raise InvalidQuantization(f"{self.type} needs one scale and zero point: {listed}")
-
-    def require_quantization(self, name: str, scale: float, zero_point: int) -> None:
-        """An operand has exactly this scale and zero point, if its type has any."""
-        operand = self._any_operand(name)
-        if not operand.type.is_quantized:
-            return
-        if np.float32(operand.scale) != np.float32(scale) or operand.zero_point != zero_point:
-            raise InvalidQuantization(
-                f"{name} of {self.type} has scale {scale:g} and zero point {zero_point}, "
-                f"not {operand.scale:g} and {operand.zero_point}"
-            )
-
-    def _any_operand(self, name: str) -> NnapiOperand:
-        if name in self.match.outputs:
-            return self.output(name)
-        return self.operand(name)
-
-    # Results
-
-    def output(self, name: str) -> NnapiOperand:
-        """The NNAPI operand of an output."""
-        return self._lowering.operand(self.operation.outputs[self.match.outputs[name]])
-
-    def wants(self, name: str) -> bool:
-        """Whether the operation has that output."""
-        return name in self.match.outputs
-
-    def results(self) -> list[NnapiOperand]:
-        """The NNAPI operands of all outputs."""
-        return [self._lowering.operand(i) for i in self.operation.outputs]
-
-    def result_type(self, at: int | str = 0) -> ValueType:
-        """Element type and quantisation of an output, by its place or name."""
-        place = self.match.outputs[at] if isinstance(at, str) else at
-        return value_type(self._lowering.operand(self.operation.outputs[place]))
-
-    def declared(self, at: int | str = 0) -> Shape:
-        """The shape that the model declares for an output."""
-        place = self.match.outputs[at] if isinstance(at, str) else at
-        return self._lowering.operand(self.operation.outputs[place]).dimensions
-
-    def result_types(self) -> list[ValueType]:
-        return [self.result_type(i) for i in range(len(self.operation.outputs))]
 
     def emit(
         self,
@@ -329,7 +79,11 @@ class Site:
         """Whether every output is bound."""
         return len(self._bound) == len(self.operation.outputs)
 
-    # Helpers
+    def subgraph(self, name: str, passed: int = 0) -> int:
+        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs become
+        further outputs.
+        """
+        return self._lowering.subgraph(self.operand(name).subgraph, passed)
 
     def integers(self, values: Sequence[int]) -> int:
         """A constant int32 vector; `ShapeOverflow` where a value needs more bits."""
@@ -391,13 +145,3 @@ class Site:
     def reshape(self, index: int, shape: Sequence[int]) -> int:
         """The elements in another shape, one dimension of which may be -1."""
         return self.emit("RESHAPE", [index, self.integers(shape)], new_shape=tuple(shape))
-
-    def subgraph(self, name: str, passed: int = 0) -> int:
-        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs become
-        further outputs.
-        """
-        return self._lowering.subgraph(self.operand(name).subgraph, passed)
-
-    def describe(self, index: int) -> str:
-        """An IR operand's shape, for messages."""
-        return show(self.shape(index))

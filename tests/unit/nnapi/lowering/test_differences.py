@@ -222,6 +222,14 @@ def test_parts_take_on_the_scale_of_the_whole() -> None:
         lowered("CONCATENATION", [parts[1], parts[1], i(0)], [whole], level=2)
 
 
+def test_every_part_has_the_scale_of_the_whole() -> None:
+    one, other = t("q8", 2), t("q8", 2, scale=1.0)
+    with pytest.raises(InvalidQuantization, match=r"parts 0\.5 and 0, parts 1 and 0, y 0\.5 and 0"):
+        lowered("PACK", [i(0), one, other], [t("q8", 2, 2)])
+    with pytest.raises(InvalidQuantization, match=r"x 0\.5 and 0, parts 0\.5 and 0, parts 1 and 0"):
+        lowered("SPLIT", [t("q8", 4), i(0), i(2)], [one, other])
+
+
 def test_extremes_of_quantised_values_are_those_of_the_real_ones() -> None:
     pair = [t("q8", 2, scale=0.5), t("q8", 2, scale=1.0)]
     a, c = np.array([3, 200], np.uint8), np.array([1, 100], np.uint8)
