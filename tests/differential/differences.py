@@ -53,6 +53,12 @@ def _softmax_to_int16(model: Model, operation: Operation, inputs: list[NDArray |
     return made is DType.INT16 is not given
 
 
+def _sum_of_nothing(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """A quantised sum or mean of an operand without elements."""
+    given = model.operands[operation.inputs[0]]
+    return given.quantization is not None and (given.shape is None or 0 in given.shape)
+
+
 def _length_one(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
     """RFFT2D of length 1 along the last dimension."""
     return inputs[1] is None or int(inputs[1].reshape(-1)[-1]) == 1
@@ -65,6 +71,8 @@ KNOWN: Final[dict[str, Predicate]] = {
     "SELECT_V2": _one_selected,
     "RFFT2D": _length_one,
     "SOFTMAX": _softmax_to_int16,
+    "SUM": _sum_of_nothing,
+    "MEAN": _sum_of_nothing,
 }
 
 

@@ -179,3 +179,21 @@ def test_a_vector_is_turned_like_a_row(judge: Judge) -> None:
     np.testing.assert_allclose(turned[0], turned[2])
     np.testing.assert_allclose(turned[2], turned[3], atol=1e-5)
     assert not np.allclose(turned[1], turned[3])
+
+
+@pytest.mark.parametrize("kind", ["SUM", "MEAN"])
+def test_nothing_adds_up_to_zero(kind: str) -> None:
+    """LiteRT's answer is what lay in memory, and so not compared."""
+    drawn = single(
+        lambda d: d.operation(
+            kind,
+            [
+                d.value(DType.INT16, (2, 0), q(0.1, 0), constant=False, static=True),
+                d.integers(1),
+            ],
+            [d.output(DType.INT16, q(0.1, 0))],
+            keep_dims=True,
+        )
+    )
+    (ours,) = run(penstock.load(drawn.file), drawn)
+    assert ours.tolist() == [[0], [0]]

@@ -101,6 +101,13 @@ def test_broken_blocks_are_named(file: FileBuilder, error: type[ModelError], wor
         load(file)
 
 
+def test_a_kind_without_its_details_is_named() -> None:
+    file = table()
+    file.graph["tensors"][3]["quantization"]["details"] = None
+    with pytest.raises(InvalidQuantization, match="tensor 3 .* details"):
+        load(file)
+
+
 def test_computed_scales_are_not_written() -> None:
     builder = ModelBuilder()
     ids = builder.input(DType.INT32, (2,), "ids")

@@ -38,6 +38,10 @@ def read_blocks(tensors: Sequence[Values]) -> dict[int, Blocks]:
         table = tensor["quantization"]
         if table is not None and table["details_type"] == BLOCKWISE:
             details = table["details"]
+            if details is None:
+                raise InvalidQuantization(
+                    f"tensor {index} has scales in blocks, and not their details"
+                )
             found[index] = Blocks(details["scales"], details["block_size"])
     return found
 
