@@ -104,7 +104,7 @@ def test_broken_blocks_are_named(file: FileBuilder, error: type[ModelError], wor
 def test_a_kind_without_its_details_is_named() -> None:
     file = table()
     file.graph["tensors"][3]["quantization"]["details"] = None
-    with pytest.raises(InvalidQuantization, match="tensor 3 .* details"):
+    with pytest.raises(InvalidQuantization, match=r"tensor 3 .* details"):
         load(file)
 
 

@@ -167,3 +167,10 @@ def test_buckets(dtype: DType) -> None:
 def test_strings_do_not_add_up() -> None:
     word = Operand(DType.STRING, (2,))
     assert "string" in refusal("SCATTER_ND", [WHOLE, word, WHOLE], [word])
+
+
+def test_nothing_is_gathered_from_batches() -> None:
+    x = _x(DType.FLOAT32, (0, 1, 3))
+    given = [Given(x), Given(np.zeros((0, 1), np.int32))]
+    recorded = run_alone("GATHER", given, [Wanted(DType.FLOAT32)], axis=2, batch_dims=1)
+    assert recorded.run()[0].shape == (0, 1, 1)

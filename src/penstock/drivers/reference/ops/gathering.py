@@ -45,7 +45,7 @@ def _gather_batches(x: NDArray, indices: NDArray, along: int, shared: int) -> ND
     batch = math.prod(x.shape[:shared])
     outer, rest = x.shape[shared:along], x.shape[along:]
     flat = x.reshape(batch, math.prod(outer), *rest)
-    picked = indices.reshape(batch, -1)
+    picked = indices.reshape(batch, math.prod(indices.shape[shared:]))
     taken = flat[
         np.arange(batch)[:, None, None], np.arange(flat.shape[1])[:, None], picked[:, None]
     ]
