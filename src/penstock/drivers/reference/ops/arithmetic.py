@@ -242,4 +242,4 @@ def _quantized_quotient(site: Site) -> Kernel:
         right = np.minimum(bits + headroom - shift, 62)
         return these.store(rounding_divide_by_pot(scaled, right), dtype)
 
-    return with_pair(compute)
+    return with_pair(compute, whole=True)

@@ -19,7 +19,7 @@ from penstock.drivers.reference.ops.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.ops.pairs import with_pair
-from penstock.drivers.reference.ops.tables import QUANTIZED_8
+from penstock.drivers.reference.ops.tables import QUANTIZED_8, by_bits, look_up, stored_values
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 
@@ -67,7 +67,10 @@ def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
         wide = (stored.astype(np.int64) - quantization.zero_point) << 8
         return multiply_by_quantized_multiplier(wide, *multiplier)
 
-    return scale
+    if operand.dtype not in QUANTIZED_8:
+        return scale
+    table = by_bits(scale(stored_values(operand.dtype)), operand.dtype)
+    return lambda stored: look_up(table, stored)
 
 
 @kernel("LOGICAL_AND", "LOGICAL_OR")

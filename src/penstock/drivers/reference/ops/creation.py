@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import integer_range
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.parts import by_parts
 from penstock.drivers.reference.ops.shape import MOST_ELEMENTS, checked, dimensions
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -35,14 +37,15 @@ def cast(site: Site) -> Kernel:
         x = x.real if real else x
         with np.errstate(all="ignore"):
             if saturates:
-                return (_saturated(x.astype(np.float64, copy=False), made),)
+                return (by_parts(partial(_saturated, made=made), x),)
             return (x.astype(made.numpy),)
 
     return run
 
 
-def _saturated(x: NDArray, made: DType) -> NDArray:
+def _saturated(values: NDArray, made: DType) -> NDArray:
     low, high = integer_range(made)
+    x = values.astype(np.float64, copy=False)
     below = x < float(high + 1)
     inside = np.where(below, np.maximum(x, low), 0)
     return np.where(below, inside.astype(made.numpy), np.array(high, made.numpy))

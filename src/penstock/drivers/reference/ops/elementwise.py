@@ -32,14 +32,16 @@ SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32})
 @kernel("MAXIMUM")
 def maximum(site: Site) -> Kernel:
     """The larger stored value; the second where either is not a number."""
-    check_types(site, COMPARED)
+    if check_types(site, COMPARED).is_integer:
+        return with_pair(np.maximum)
     return with_pair(lambda a, b: np.where(a > b, a, b))
 
 
 @kernel("MINIMUM")
 def minimum(site: Site) -> Kernel:
     """The smaller stored value; the second where either is not a number."""
-    check_types(site, COMPARED)
+    if check_types(site, COMPARED).is_integer:
+        return with_pair(np.minimum)
     return with_pair(lambda a, b: np.where(a < b, a, b))
 
 

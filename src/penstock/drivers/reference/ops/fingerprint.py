@@ -77,9 +77,7 @@ def _medium(fetch: Fetch, size: int) -> NDArray:
     multiplier = _multiplier(size)
     a, b = fetch(0) * K1, fetch(8)
     c, d = fetch(size - 8) * multiplier, fetch(size - 16) * K2
-    return _pair(
-        _rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + K2, 18) + c, multiplier
-    )
+    return _pair(_rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + K2, 18) + c, multiplier)
 
 
 def _long(fetch: Fetch, size: int) -> NDArray:

@@ -21,6 +21,7 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.parts import by_parts
 from penstock.drivers.reference.ops.weights import given
 from penstock.ir import DType, NDArray, Operand, Quantization
 
@@ -130,15 +131,15 @@ def _quantize(target: Operand) -> Kernel:
     scales, zero_points = _vectors(_quantization(target), target)
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        real = given(inputs[0]).astype(np.float32, copy=False) / scales
+    def convert(values: NDArray, scale: NDArray, zero_point: NDArray) -> NDArray:
+        real = values.astype(np.float32, copy=False) / scale
         stored = round_half_away_from_zero(real).astype(np.float64)
         np.copyto(stored, 0.0, where=np.isnan(stored))
-        stored += zero_points
+        stored += zero_point
         np.clip(stored, *limits, out=stored)
-        return (stored.astype(dtype),)
+        return stored.astype(dtype)
 
-    return run
+    return lambda inputs: (by_parts(convert, given(inputs[0]), scales, zero_points),)
 
 
 def _requantize(source: Operand, target: Operand) -> Kernel:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -48,8 +48,8 @@ def resize_bilinear(site: Site) -> Kernel:
         columns = make(picture.shape[2], width, align=align, half=half)
         mixed = _mix_fixed(picture, rows, columns) if fixed else _mix_float(picture, rows, columns)
         if dtype is DType.UINT8:
-            mixed = mixed + np.float32(0.5)
-        return [mixed.astype(picture.dtype)]
+            mixed += np.float32(0.5)
+        return [mixed.astype(picture.dtype, copy=False)]
 
     return run
 
@@ -109,31 +109,55 @@ def _fixed_axis(size: int, out: int, *, align: bool, half: bool) -> Axis:
 
 
 def _mix_float(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
-    values = picture.astype(np.float32, copy=False)
-    top, bottom = values[:, rows.lower], values[:, rows.upper]
-    down = rows.weight[:, None, None]
-    right = columns.weight[:, None]
     one = np.float32(1)
-    result: NDArray = top[:, :, columns.lower] * (one - down) * (one - right)
-    result += bottom[:, :, columns.lower] * down * (one - right)
-    result += top[:, :, columns.upper] * (one - down) * right
-    result += bottom[:, :, columns.upper] * down * right
-    return result
+    right = columns.weight[:, None]
+    shares = one - right, right
+
+    def mix(top: NDArray, bottom: NDArray, down: np.float32, out: NDArray) -> None:
+        above = top.astype(np.float32, copy=False) * (one - down)
+        below = bottom.astype(np.float32, copy=False) * down
+        np.multiply(above[columns.lower], shares[0], out=out)
+        out += below[columns.lower] * shares[0]
+        out += above[columns.upper] * shares[1]
+        out += below[columns.upper] * shares[1]
+
+    return _mixed(picture, rows, columns, np.float32, mix)
 
 
 def _mix_fixed(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
-    values = picture.astype(np.int64)
-    top, bottom = values[:, rows.lower], values[:, rows.upper]
-    down = rows.weight[:, None, None]
-    right = columns.weight[:, None]
-    total = top[:, :, columns.lower] * ((ONE - down) * (ONE - right))
-    total += bottom[:, :, columns.lower] * (down * (ONE - right))
-    total += top[:, :, columns.upper] * ((ONE - down) * right)
-    total += bottom[:, :, columns.upper] * (down * right)
-    # Half away from zero, as C's truncating division after adding half the divisor with the sign.
-    magnitude = (np.abs(total) + (1 << (2 * FRACTION_BITS - 1))) >> (2 * FRACTION_BITS)
-    result: NDArray = np.sign(total) * magnitude
-    return result
+    wide: Any = np.int32 if picture.dtype.itemsize == 1 else np.int64
+    right = columns.weight[:, None].astype(wide)
+    shares = wide(ONE) - right, right
+    bits = 2 * FRACTION_BITS
+    sign = 8 * np.dtype(wide).itemsize - 1
+
+    def mix(top: NDArray, bottom: NDArray, down: np.int64, out: NDArray) -> None:
+        above = top.astype(wide) * wide(ONE - down)
+        below = bottom.astype(wide) * wide(down)
+        total = (above + below)[columns.lower] * shares[0]
+        total += (above + below)[columns.upper] * shares[1]
+        # Half away from zero, as C's truncating division after adding half the divisor with the sign.
+        total += (total >> sign) + wide(1 << (bits - 1))
+        total >>= bits
+        np.copyto(out, total, casting="unsafe")
+
+    return _mixed(picture, rows, columns, picture.dtype, mix)
+
+
+def _mixed(
+    picture: NDArray,
+    rows: Axis,
+    columns: Axis,
+    dtype: Any,
+    mix: Callable[[NDArray, NDArray, Any, NDArray], None],
+) -> NDArray:
+    """Pictures whose rows *mix* makes of two rows of *picture* and how far they are from the first one."""
+    batch, _, _, channels = picture.shape
+    out = np.empty((batch, len(rows.lower), len(columns.lower), channels), dtype)
+    for image, made in zip(picture, out, strict=True):
+        for y, down in enumerate(rows.weight):
+            mix(image[rows.lower[y]], image[rows.upper[y]], down, made[y])
+    return out
 
 
 def _nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:

@@ -19,6 +19,7 @@ from penstock.drivers.reference.ops.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.ops.pairs import SHORT_FLOATS
+from penstock.drivers.reference.ops.parts import by_parts
 from penstock.drivers.reference.ops.tables import (
     QUANTIZED_8,
     tabulated,
@@ -91,10 +92,14 @@ def _by_type(
     if given is not DType.FLOAT32 and given.numpy not in short:
         raise site.unsupported_types()
 
+    def convert(x: NDArray) -> NDArray:
+        result: NDArray = function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False)
+        return result
+
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x = np.asarray(inputs[0])
         with np.errstate(all="ignore"):
-            return (function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False),)
+            return (by_parts(convert, x),)
 
     return run
 

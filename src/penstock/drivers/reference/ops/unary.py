@@ -21,6 +21,7 @@ from penstock.drivers.reference.ops.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.ops.pairs import SHORT_FLOATS
+from penstock.drivers.reference.ops.parts import by_parts
 from penstock.drivers.reference.ops.tables import tabulated, tabulated_reals
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
@@ -177,8 +178,8 @@ def _elementwise(function: Function) -> Kernel:
         x = np.asarray(inputs[0])
         with np.errstate(all="ignore"):
             if x.dtype in SHORT_FLOATS:
-                return (np.asarray(function(x.astype(np.float32))).astype(x.dtype),)
-            return (np.asarray(function(x)),)
+                return (by_parts(function, x.astype(np.float32)).astype(x.dtype),)
+            return (by_parts(function, x),)
 
     return run
 

@@ -1,0 +1,55 @@
+"""Arrays worked on a part at a time give what they give as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.drivers.reference.ops.parts import BLOCK, by_parts, parts
+from penstock.ir import NDArray
+
+SHAPES = (
+    (),
+    (0,),
+    (3, 0, 2),
+    (7,),
+    (BLOCK,),
+    (2 * BLOCK + 3,),
+    (3, BLOCK + 1),
+    (2, 3, 5, BLOCK // 8),
+    (1, 300, 1, 250),
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_parts_cover_each_element_once(shape: tuple[int, ...]) -> None:
+    count = np.zeros(shape, np.int32)
+    for part in parts(shape):
+        count[part] += 1
+        assert count[part].size <= BLOCK
+    assert (count == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((3, BLOCK), (3, BLOCK)),
+        ((1, 300, 1, 250), (250,)),
+        ((300, 1), (1, 250)),
+        ((2 * BLOCK,), ()),
+        ((BLOCK, 2), (BLOCK, 1)),
+        ((0, 2 * BLOCK), (1, 2 * BLOCK)),
+    ],
+    ids=str,
+)
+def test_results_are_those_of_the_whole(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-9, 9, shape).astype(np.int16) for shape in (first, second))
+
+    def compute(x: NDArray, y: NDArray) -> NDArray:
+        return (x * 3 - y).astype(np.int32)
+
+    for left, right in ((a, b), (b, a), (a[..., ::-1] if a.ndim else a, b)):
+        found = by_parts(compute, left, right)
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, compute(left, right))
