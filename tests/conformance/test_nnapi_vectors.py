@@ -7,18 +7,21 @@ reason. It speaks of the set in the corpus alone.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.errors import PenstockError
 from penstock.hal import Device
 from penstock.runtime.discovery import manager
 from penstock.testing.loopback import LoopbackDevice
 from penstock.testing.vectors import Case, Report, load_directory, run_vectors
 from penstock.testing.vectors.derive import Run, dynamic_output_shape, plain_run
-from penstock.testing.vectors.runner import run_one
+from penstock.testing.vectors.runner import execute, run_one
+from tests.soak.soak_nnapi import mutated
 
 RATCHET: dict[str, Any] = json.loads((Path(__file__).parent / "ratchet.json").read_text("utf-8"))
 SHARE = 23
@@ -85,6 +88,20 @@ def test_unknown_dimensions_change_nothing(cases: list[Case], reference: Device)
         if not case.entry.expect_failure:
             result = run_one(_opened(dynamic_output_shape(plain_run(case))), reference)
             assert result.outcome != "failed", f"{case.name}: {result.message}"
+
+
+@pytest.mark.parametrize("seed", range(0, 600, 100))
+def test_changed_models_run_or_fail_by_name(
+    cases: list[Case], reference: Device, seed: int
+) -> None:
+    """`tests/soak/soak_nnapi.py` in small."""
+    by_operation: dict[str, list[Case]] = {}
+    for case in cases:
+        for operation in case.operations:
+            by_operation.setdefault(operation, []).append(case)
+    for at in range(seed, seed + 100):
+        with suppress(PenstockError):
+            execute(mutated(by_operation, at), reference)
 
 
 def _opened(run: Run) -> Run:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
-
-import numpy as np
 
 from penstock.errors import (
     DriverError,
@@ -19,28 +17,21 @@ from penstock.hal import (
     AccuracyClass,
     Device,
     ExecutionConfig,
-    HostMemory,
-    PoolArgument,
     PrepareConfig,
-    PreparedModel,
-    Request,
 )
-from penstock.ir import DataLocation, Model, NDArray, infer_shapes
-from penstock.ir.types import static_shape
-from penstock.memory import MemoryPool
+from penstock.ir import NDArray, infer_shapes
 from penstock.nnapi.lowering import lower
 from penstock.testing.vectors.comparison import difference
 from penstock.testing.vectors.derive import Run, runs_of
 from penstock.testing.vectors.format import Case
 from penstock.testing.vectors.report import Outcome, Report, RunResult
+from penstock.testing.vectors.request import Layout
 
 LOOP_TIMEOUT_NS: Final = 200_000_000
 """For cases whose loops never end."""
 
-SPARE_BYTES: Final = 1024
+SPARE_BYTES: Final = 4096
 """Given to outputs of unknown shape beyond what the answer takes."""
-
-ALIGNMENT: Final = 64
 
 
 class NotCovered(PenstockError):
@@ -122,68 +113,17 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
     accuracy: AccuracyClass = "relaxed" if run.model.relaxed else "faithful"
     prepared = device.prepare_model(model, PrepareConfig(accuracy=accuracy))
+    alignment = device.capabilities.alignment if pools else None
+    endless = run.case.is_infinite_loop
+    config = ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS) if endless else ExecutionConfig()
     try:
-        return _execute(run, model, prepared, fed, device.capabilities.alignment if pools else None)
+        with Layout(model, fed, _room(run), alignment) as layout:
+            return layout.results(prepared.execute(layout.request, config))
     finally:
         prepared.close()
 
 
-def _execute(
-    run: Run, model: Model, prepared: PreparedModel, fed: Sequence[NDArray], alignment: int | None
-) -> list[NDArray]:
-    """*alignment* None: the arguments lie in memory of the caller, else in one pool, so many bytes aligned."""
-    operands = [model.entry.operands[i] for i in model.entry.outputs]
-    shapes = [static_shape(o.shape) for o in operands]
-    sizes = [
-        _expected_bytes(run, place) + SPARE_BYTES
-        if shape is None
-        else int(np.prod(shape, dtype=np.int64)) * operand.dtype.numpy.itemsize
-        for place, (operand, shape) in enumerate(zip(operands, shapes, strict=True))
-    ]
-    given = [np.ascontiguousarray(a) for a in fed]
-    lengths = [a.nbytes for a in given] + sizes
-    step = max(ALIGNMENT, alignment or 0)
-    offsets = np.cumsum([0, *(-(-n // step) * step for n in lengths)]).tolist()
-    pool = MemoryPool.anonymous(max(offsets[-1], ALIGNMENT)) if alignment is not None else None
-    memory = np.zeros(offsets[-1], np.uint8) if pool is None else pool.view(np.uint8, offsets[-1])
-    places = [memory[o : o + n] for o, n in zip(offsets, lengths, strict=False)]
-    for place, array in zip(places, given, strict=False):
-        place[:] = array.reshape(-1).view(np.uint8)
-    arguments: list[HostMemory | PoolArgument] = []
-    for at, place in enumerate(places):
-        output = at - len(given)
-        shape = given[at].shape if output < 0 else shapes[output]
-        dtype = given[at].dtype if output < 0 else operands[output].dtype.numpy
-        if pool is not None:
-            location = DataLocation(0, offsets[at], lengths[at])
-            arguments.append(PoolArgument(location, shape if output < 0 and shape else ()))
-        elif shape is None:
-            arguments.append(HostMemory(place))
-        else:
-            arguments.append(HostMemory(place.view(dtype).reshape(shape)))
-    inputs, outputs = arguments[: len(given)], arguments[len(given) :]
-    request = Request(tuple(inputs), tuple(outputs), () if pool is None else (pool.memory,))
-    config = (
-        ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS)
-        if run.case.is_infinite_loop
-        else ExecutionConfig()
-    )
-    try:
-        result = prepared.execute(request, config)
-        found: list[NDArray] = []
-        for at, operand in enumerate(operands):
-            final = result.output_shapes[at].dimensions if result.output_shapes else shapes[at]
-            if final is None:
-                raise PenstockError(f"the shape of output {at} was unknown and is not reported")
-            nbytes = int(np.prod(final, dtype=np.int64)) * operand.dtype.numpy.itemsize
-            data = places[len(given) + at][:nbytes].copy()
-            found.append(data.view(operand.dtype.numpy).reshape(final))
-        return found
-    finally:
-        if pool is not None:
-            pool.close()
-
-
-def _expected_bytes(run: Run, place: int) -> int:
-    values = run.outputs[place].values
-    return 4 * SPARE_BYTES if values is None else values.nbytes
+def _room(run: Run) -> list[int]:
+    """Bytes for each output whose shape is not known: what the answer takes, and more."""
+    answers = [0 if e.values is None else e.values.nbytes for e in run.outputs]
+    return [SPARE_BYTES + nbytes for nbytes in answers]

@@ -195,6 +195,47 @@ def test_an_endless_loop_fails_by_its_timeout(tmp_path: Path) -> None:
     assert "otherwise than by its timeout" in result.message
 
 
+def test_a_loop_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.testing.vectors.runner.LOOP_TIMEOUT_NS", 1_000_000)
+    blob = Blob()
+    kind = "TENSOR_FLOAT32"
+    x = operand(blob, kind, "input", [1])
+    given = {**x, "data": None}
+    truth = {"name": "t", "type": "TENSOR_BOOL8", "dims": [1], "lifetime": "output"}
+    result = operand(blob, kind, "output", None, dims=[1], compare="none")
+    condition = {
+        "inputs": [0],
+        "outputs": [1],
+        "operations": [{"op": "EQUAL", "inputs": [0, 0], "outputs": [1]}],
+        "operands": [given, truth],
+    }
+    body = {
+        "inputs": [0],
+        "outputs": [1],
+        "operations": [{"op": "FLOOR", "inputs": [0], "outputs": [1]}],
+        "operands": [given, result],
+    }
+    calls = [
+        {"name": "s", "type": "SUBGRAPH", "dims": [], "lifetime": "subgraph", "subgraph": at}
+        for at in (0, 1)
+    ]
+    main = {
+        "inputs": [2],
+        "outputs": [3],
+        "operations": [{"op": "WHILE", "inputs": [0, 1, 2], "outputs": [3]}],
+        "operands": [*calls, x, result],
+    }
+    entry = {
+        "name": "while_infinite_loop",
+        "feature_level": 4,
+        "main": main,
+        "referenced": [condition, body],
+        "expect_failure": True,
+    }
+    (result_of_run,) = run_case(case_of(tmp_path, entry, blob), ReferenceDevice())
+    assert (result_of_run.outcome, result_of_run.message) == ("passed", "")
+
+
 class Broken(ReferenceDevice):
     """Prepares what fails in its own way when it runs."""
 
