@@ -215,7 +215,7 @@ def test_a_loop_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Monke
         "operations": [{"op": "FLOOR", "inputs": [0], "outputs": [1]}],
         "operands": [given, result],
     }
-    calls = [
+    calls: list[Entry] = [
         {"name": "s", "type": "SUBGRAPH", "dims": [], "lifetime": "subgraph", "subgraph": at}
         for at in (0, 1)
     ]
