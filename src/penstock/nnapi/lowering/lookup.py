@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.errors import InvalidAttribute, NotLowerable
+from penstock.errors import InvalidAttribute, LimitExceeded, NotLowerable
 from penstock.ir import DType
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 
+MAX_FUNCTIONS = 1 << 20
 SPARSE_DEPRECATED, DENSE, SPARSE = 1, 2, 3
 
 
@@ -74,6 +75,8 @@ def lsh_projection(site: Site) -> None:
         shape = site.shape(inputs[0])
         if shape is None or shape[0] is None or shape[1] is None:
             raise NotLowerable("a sparse LSH_PROJECTION whose hash functions only a run tells")
+        if shape[0] > MAX_FUNCTIONS:
+            raise LimitExceeded(f"{shape[0]} hash functions; the limit is {MAX_FUNCTIONS}")
         offsets = np.arange(shape[0], dtype=np.int64) << shape[1]
         result = site.emit("SUB", [result, site.graph.constant(offsets.astype(np.int32))])
     site.bind(0, result)

@@ -6,8 +6,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
-from penstock.errors import IndexOutOfRange, InvalidOperation, ModelError
+from penstock.errors import IndexOutOfRange, InvalidOperation, LimitExceeded, ModelError
 from penstock.ir import ConstantPool, Model, Subgraph
+from penstock.ir.infer import MAX_DEPTH
 from penstock.nnapi.description import (
     MAXIMUM_FEATURE_LEVEL,
     NnapiLifetime,
@@ -57,15 +58,20 @@ class ModelLowering:
     def __init__(self, model: NnapiModel, assembly: Assembly, feature_level: int) -> None:
         self.model, self.assembly, self.feature_level = model, assembly, feature_level
         self._lowered: dict[tuple[int, int], int] = {}
+        self._depth = 0
 
     def subgraph(self, index: int, passed: int) -> int:
         """The IR index of referenced subgraph *index*, each lowered once for one *passed*."""
         key = index, passed
         if key not in self._lowered:
+            if self._depth == MAX_DEPTH:
+                raise LimitExceeded(f"subgraphs refer to each other more than {MAX_DEPTH} deep")
             self._lowered[key] = place = self.assembly.reserve()
             source = self.model.referenced[index]
             lowering = SubgraphLowering(self, source, f"subgraph {index}", NOTHING)
+            self._depth += 1
             self.assembly.put(place, lowering.run(passed))
+            self._depth -= 1
         self.assembly.finished(self._lowered[key])
         return self._lowered[key]
 

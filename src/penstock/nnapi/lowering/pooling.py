@@ -22,6 +22,8 @@ from penstock.nnapi.lowering.windows import (
 TAIL = f"stride_w:i stride_h:i filter_w:i filter_h:i activation:i [{LAYOUT}] -> output:T"
 FORMS = (f"input:T {PADS} {TAIL}", f"input:T padding:i {TAIL}")
 REAL = (DType.FLOAT32, None)
+MAX_ONES = 1 << 16
+"""Elements of an image of ones that is a constant; a larger one is made when the model runs."""
 
 
 @lowers("MAX_POOL_2D", level=1, form=FORMS, T="f32 q8 f16@3 q8s@4")
@@ -101,7 +103,7 @@ def _pool(site: Site, kind: str, data: int, steps: Steps) -> int:
 
 def _padded_with_least(site: Site, data: int, padding: Padding) -> int:
     dtype, quantization = site.value_type(data)
-    least = np.iinfo(dtype.numpy).min if dtype.is_integer else np.finfo(dtype.numpy).min
+    least = np.iinfo(dtype.numpy).min if dtype.is_integer else -np.inf
     value = site.graph.constant(np.array(least, dtype.numpy), quantization)
     (top, bottom), (left, right) = padding.sides
     table = site.table([(0, 0), (top, bottom), (left, right), (0, 0)])
@@ -112,8 +114,9 @@ def _share(site: Site, data: int, padding: Padding, steps: Steps) -> int:
     """For each window the share of its elements that are no padding, [1, height, width, 1]."""
     shape = site.shape(data)
     dtype = site.dtype(data)
-    if shape is not None and shape[1] is not None and shape[2] is not None:
-        ones = site.graph.constant(np.ones((1, shape[1], shape[2], 1), dtype.numpy))
+    height, width = (None, None) if shape is None else shape[1:3]
+    if height is not None and width is not None and height * width <= MAX_ONES:
+        ones = site.graph.constant(np.ones((1, height, width, 1), dtype.numpy))
     else:
         one = site.integers((1,))
         target = site.emit("CONCATENATION", [one, site.sizes(data, 1, 3), one], axis=0)

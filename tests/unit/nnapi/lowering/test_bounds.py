@@ -8,7 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidAttribute, InvalidOperation, ShapeMismatch, ShapeOverflow
+from penstock.errors import (
+    InvalidAttribute,
+    InvalidOperation,
+    LimitExceeded,
+    ShapeMismatch,
+    ShapeOverflow,
+)
 from penstock.nnapi.description import (
     NnapiLifetime,
     NnapiModel,
@@ -33,6 +39,20 @@ def test_sizes_beyond_32_bits(name: str) -> None:
     given = [t("f32", 1, 4, 4, 1), f(1e30), f(1.0), b(False)]
     with pytest.raises(ShapeOverflow, match=f"{name} needs sizes beyond 32 bits"):
         lowered(name, given, [t("f32", 1, None, None, 1)])
+
+
+def test_hash_functions_are_counted() -> None:
+    many = [t("f32", 1 << 21, 2), t("i32", 3), t("f32", 3), i(1)]
+    with pytest.raises(LimitExceeded, match="2097152 hash functions"):
+        lowered("LSH_PROJECTION", many, [t("i32", 1 << 21)])
+
+
+def test_ones_of_large_images_are_made_by_the_run() -> None:
+    large = t("f32", 1, 60_000, 2_000, 1)
+    sides = [i(1), i(0), i(1), i(0)]
+    model = lowered("AVERAGE_POOL_2D", [large, *sides, i(1), i(1), i(2), i(2), i(0)], [large])
+    assert "FILL" in [o.type for o in model.operations]
+    assert sum(map(len, model.pools)) == 0
 
 
 def test_vectors_have_one_dimension() -> None:

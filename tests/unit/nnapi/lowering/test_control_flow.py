@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidOperation, ModelError
+from penstock.errors import InvalidOperation, LimitExceeded, ModelError
 from penstock.nnapi.description import (
     NnapiLifetime,
     NnapiModel,
@@ -127,6 +127,24 @@ def test_a_subgraph_that_refers_to_itself_is_refused() -> None:
     main = NnapiSubgraph(operands, (NnapiOperation("IF", (0, 1, 1, 0, 2), (3,)),), (0, 2), (3,))
     with pytest.raises(InvalidOperation, match="a subgraph refers to itself"):
         lower(NnapiModel(main, (inner,)))
+
+
+@pytest.mark.parametrize(("depth", "good"), [(20, True), (500, False)])
+def test_subgraphs_refer_to_each_other_in_bounded_depth(depth: int, good: bool) -> None:
+    """Each branch chooses the next; the last one adds."""
+
+    def link(target: int) -> NnapiSubgraph:
+        operands = (given("b8", 1), reference(target), given("f32", 2), written("f32", 2))
+        return NnapiSubgraph(operands, (NnapiOperation("IF", (0, 1, 1, 0, 2), (3,)),), (0, 2), (3,))
+
+    operands = (given("b8", 1), given("f32", 2), i(0), written("f32", 2))
+    last = NnapiSubgraph(operands, (NnapiOperation("ADD", (1, 1, 2), (3,)),), (0, 1), (3,))
+    model = NnapiModel(link(0), (*(link(at + 1) for at in range(depth)), last))
+    if good:
+        assert len(lower(model).subgraphs) == depth + 2
+    else:
+        with pytest.raises(LimitExceeded, match="more than 32 deep"):
+            lower(model)
 
 
 def test_control_flow_needs_level_4() -> None:
