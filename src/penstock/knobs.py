@@ -147,7 +147,8 @@ tensor_limit_mib: Final = Knob(
     "tensor_limit_mib",
     int,
     0,
-    "Most MiB of one array that the reference driver computes; 0 means half of the machine's memory.",
+    "Most MiB of one array that the reference driver computes, and of all inputs and outputs that an interpreter "
+    "holds; 0 means half of the machine's memory.",
 )
 num_threads: Final = Knob(
     "num_threads",

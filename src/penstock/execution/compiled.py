@@ -10,11 +10,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
+import numpy as np
+
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Receipt, StepReceipt
 from penstock.errors import ClosedError, InputError, NotAvailable, StateError
 from penstock.execution.gate import Gate
-from penstock.execution.inputs import arrange, as_array, dequantize, to_stored
+from penstock.execution.inputs import arrange, as_array, dequantize, in_order, to_stored
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
 from penstock.execution.state import State
@@ -100,7 +102,8 @@ class CompiledModel:
 
         *inputs* is a mapping by name or a sequence by position, of anything with `__dlpack__`,
         `__array__` or the buffer protocol, in the dtypes and shapes of `self.inputs`; with *dequantize*
-        quantised inputs and outputs are float32 real values instead. *out* receives outputs in
+        quantised inputs and outputs are float32 real values instead. Where a signature has several names for one
+        input, all of them are given, with equal values. *out* receives outputs in
         place: writable C-contiguous arrays of the output's dtype and shape. *state* None uses the
         model's default State. *timeout* is in seconds.
 
@@ -210,10 +213,7 @@ class CompiledModel:
         ]
         if self._in_order:
             return arrays
-        ordered = sorted(
-            zip(self._interface.input_positions, arrays, strict=True), key=lambda pair: pair[0]
-        )
-        return [array for _, array in ordered]
+        return in_order(arrays, self._interface)
 
     def _run(
         self,
@@ -248,7 +248,11 @@ class CompiledModel:
         self, results: list[NDArray], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
         if not self._all_outputs:
-            results = [results[p] for p in self._interface.output_positions]
+            places = self._interface.output_positions
+            results = [
+                np.array(results[p]) if p in places[:i] else results[p]
+                for i, p in enumerate(places)
+            ]
         if not real:
             return results
         delivered = []

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
+from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.ir import DType, NDArray, Operand, Quantization
 from penstock.ir.types import dtype_of
@@ -37,6 +38,28 @@ def arrange(
             f"{len(given)} {kind}s given, {len(names)} needed: {', '.join(map(repr, names)) or 'none'}"
         )
     return list(given)
+
+
+def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
+    """The caller's *arrays* in the order of the model's inputs.
+
+    Raises `InputError` where names for the same input were given different values.
+    """
+    found: dict[int, int] = {}
+    for place, position in enumerate(interface.input_positions):
+        first = found.setdefault(position, place)
+        if first != place and not _same(arrays[first], arrays[place]):
+            names = interface.input_names
+            raise InputError(
+                f"{names[first]!r} and {names[place]!r} are the same input and were given different values"
+            )
+    return [arrays[found[position]] for position in sorted(found)]
+
+
+def _same(a: NDArray, b: NDArray) -> bool:
+    if a is b or a.dtype.hasobject:
+        return a is b or (a.shape == b.shape and bool(np.all(a == b)))
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def as_array(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> NDArray:

@@ -13,7 +13,8 @@ class Interface:
     """The caller's inputs and outputs, in order.
 
     *inputs* and *outputs* are operand descriptions under the caller's names; *input_positions* and
-    *output_positions* say which of the model's ordinary inputs and outputs each one is.
+    *output_positions* say which of the model's ordinary inputs and outputs each one is. A signature may have
+    several names for one of them.
     """
 
     inputs: tuple[Operand, ...]
@@ -48,10 +49,8 @@ def interface_of(model: Model, signature: str | None) -> Interface:
             f"no signature {signature!r}; the model has {', '.join(map(repr, model.signatures))}"
         )
     chosen, entry = model.signatures[signature], model.entry
-    if sorted(i for _, i in chosen.inputs) != sorted(entry.ordinary_inputs):
-        raise InvalidSignature(
-            f"signature {signature!r} does not name every input of its subgraph exactly once"
-        )
+    if {i for _, i in chosen.inputs} != set(entry.ordinary_inputs):
+        raise InvalidSignature(f"signature {signature!r} does not name every input of its subgraph")
     return Interface(
         tuple(replace(entry.operands[i], name=name) for name, i in chosen.inputs),
         tuple(replace(entry.operands[i], name=name) for name, i in chosen.outputs),

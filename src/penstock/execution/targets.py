@@ -39,8 +39,13 @@ def bind_targets(
         values = arrange(out, names, "output")
     targets: list[NDArray | None] = [None] * len(outputs)
     for position, value in zip(interface.output_positions, values, strict=True):
-        if value is not None:
-            targets[position] = _checked(value, outputs[position], position)
+        if value is None:
+            continue
+        if targets[position] is not None:
+            raise InputError(
+                f"two arrays of out= are for output {outputs[position].name!r}, which has several names: give one"
+            )
+        targets[position] = _checked(value, outputs[position], position)
     given = [t for t in targets if t is not None]
     if any(np.may_share_memory(a, b) for a, b in combinations(given, 2)):
         raise InputError("two arrays of out= share memory")

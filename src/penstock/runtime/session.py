@@ -166,9 +166,9 @@ def _shapes_by_position(
             dimensions = (-1,)
         if any(d < 0 for d in dimensions):
             raise InputError(f"shape {shape!r} of input {name!r} must be whole numbers, 0 or more")
-        result[interface.input_positions[find_name(name, interface.input_names, "input")]] = (
-            dimensions
-        )
+        position = interface.input_positions[find_name(name, interface.input_names, "input")]
+        if result.setdefault(position, dimensions) != dimensions:
+            raise InputError(f"two shapes are given for the input that {name!r} is a name of")
     return result
 
 

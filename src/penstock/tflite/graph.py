@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -14,12 +16,13 @@ from penstock.errors import DriverError, ModelError, PlacementError, StateError
 from penstock.ir import NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
+from penstock.memory.limits import check_bytes
 from penstock.tflite import texts
 from penstock.tflite.details import shown_type, tensor_details
-from penstock.tflite.program import Program
+from penstock.tflite.program import Program, given_tensors
 from penstock.tflite.reasons import reason
 from penstock.tflite.session import Session
-from penstock.tflite.values import blank, handed_out, readable
+from penstock.tflite.values import blank, handed_out, readable, stored_type
 
 MAX_PROGRAMS: Final = 4
 """Sets of input shapes kept compiled; the one used longest ago goes first."""
@@ -242,9 +245,8 @@ class Graph:
                 raise RuntimeError(self._reason(error)) from error
 
     def _compiled(self) -> Program:
-        inputs = [
-            i for i in self.catalog.inputs if self.catalog.tensors[i].dtype is not DType.RESOURCE
-        ]
+        entered = self._session.file.model.subgraphs[self._index]
+        inputs = given_tensors(self.catalog, len(entered.ordinary_inputs))
         key = tuple(self.shapes[i] for i in inputs)
         program = self._programs.get(key)
         if program is None:
@@ -266,6 +268,7 @@ class Graph:
             if tensor not in program.inputs:
                 self.shapes[tensor] = known
         self._types = program.types
+        check_bytes(self._needed(program), "the memory of the inputs and outputs")
         self._given = [self._sized(i, self.shapes[i]) for i in program.inputs]
         out: list[NDArray | None] = []
         self._late = []
@@ -283,6 +286,16 @@ class Graph:
                     memory = None
             out.append(memory)
         self._out = out if any(a is not None for a in out) else None
+
+    def _needed(self, program: Program) -> int:
+        """Bytes of the arrays that inputs and outputs of known shape get."""
+        given = ((i, self.shapes[i]) for i in program.inputs)
+        computed = zip(program.outputs, program.static, strict=True)
+        return sum(
+            math.prod(shape) * stored_type(self.tensor(i).dtype).itemsize
+            for i, shape in chain(given, computed)
+            if i is not None and shape is not None
+        )
 
     def _sized(self, tensor: int, shape: Sequence[int]) -> NDArray:
         known = self._values.get(tensor)

@@ -25,7 +25,7 @@ class Program:
     def __init__(self, compiled: CompiledModel, catalog: SubgraphEntry, subgraph: int) -> None:
         self.compiled = compiled
         model, entry = compiled.model, compiled.model.entry
-        self.inputs = _stored(catalog.inputs, catalog)
+        self.inputs = given_tensors(catalog, len(model.inputs))
         own = _stored(catalog.outputs, catalog)
         self.own = len(own)
         ordinary = entry.ordinary_outputs
@@ -67,6 +67,12 @@ class Program:
             if operand.is_constant and _tensor(operand, self._subgraph) == tensor:
                 return model.constant(operand)
         return None
+
+
+def given_tensors(catalog: SubgraphEntry, count: int) -> list[int]:
+    """The tensor of each of the *count* inputs that the model has: one that the file lists more than once may be one."""
+    listed = _stored(catalog.inputs, catalog)
+    return listed if len(listed) == count else list(dict.fromkeys(listed))
 
 
 def _stored(indexes: tuple[int, ...], catalog: SubgraphEntry) -> list[int]:

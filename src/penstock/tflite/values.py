@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,6 +12,7 @@ import numpy as np
 from penstock.ir import DType, NDArray
 from penstock.ir.types import PACKED, dtype_of
 from penstock.loaders.tflite.catalog import TensorEntry
+from penstock.memory.limits import check_bytes
 from penstock.tflite.details import SHOWN_AS, shown_type
 
 INT32_LIMIT: Final = 2**31
@@ -142,13 +144,19 @@ def handed_out(array: NDArray, dtype: DType) -> Any:
     return copied if copied.ndim else copied[()]
 
 
+def stored_type(dtype: DType) -> np.dtype[Any]:
+    """The NumPy type of a tensor's memory."""
+    objects = (DType.STRING, DType.RESOURCE, DType.VARIANT)
+    return np.dtype(object) if dtype in objects else dtype.numpy
+
+
 def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
-    """Memory for a tensor: zeros, or empty strings."""
-    if dtype is DType.STRING:
-        return np.full(tuple(shape), b"", object)
-    if dtype in (DType.RESOURCE, DType.VARIANT):
-        return np.full(tuple(shape), None, object)
+    """Memory for a tensor: zeros, or empty strings. `LimitExceeded` where it is more than one array may take."""
+    stored = stored_type(dtype)
+    check_bytes(math.prod(shape) * stored.itemsize, f"a tensor of shape {tuple(shape)}")
+    if stored.hasobject:
+        return np.full(tuple(shape), b"" if dtype is DType.STRING else None, object)
     try:
-        return np.zeros(tuple(shape), dtype.numpy)
+        return np.zeros(tuple(shape), stored)
     except ValueError as error:
         raise MemoryError(f"no memory for {dtype.value} of shape {tuple(shape)}") from error

@@ -200,10 +200,6 @@ def writes_its_input(root: dict[str, Any]) -> None:
     root["subgraphs"][0]["operators"][0]["outputs"] = [0]
 
 
-def input_twice(root: dict[str, Any]) -> None:
-    root["subgraphs"][0]["inputs"] = [0, 0]
-
-
 def wrong_options(root: dict[str, Any]) -> None:
     operator = root["subgraphs"][0]["operators"][0]
     operator.update(builtin_options_type=1, builtin_options={})
@@ -239,7 +235,6 @@ def without_inputs(root: dict[str, Any]) -> None:
     (reads_itself, CyclicModel),
     (two_writers, DuplicateWriter),
     (writes_its_input, DuplicateWriter),
-    (input_twice, DuplicateWriter),
     (wrong_options, InvalidAttribute),
     (unknown_options, InvalidAttribute),
     (without_inputs, InvalidOperation),

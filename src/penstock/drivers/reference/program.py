@@ -15,7 +15,7 @@ from penstock.drivers.reference.ops.kernel import (
     build,
     check_interrupts,
 )
-from penstock.drivers.reference.ops.limits import check_bytes
+from penstock.memory.limits import check_bytes
 from penstock.errors import (
     Cancelled,
     DriverError,

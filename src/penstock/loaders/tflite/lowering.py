@@ -27,6 +27,7 @@ from penstock.errors import (
     InvalidQuantization,
     LimitExceeded,
 )
+from penstock.export.tflite.state import RANDOM_INPUTS
 from penstock.ir.model import StatePort, Subgraph, Variable
 from penstock.ir.operand import OMITTED, Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
@@ -308,7 +309,7 @@ class _Body:
                 self.value(key)
         for operator in raw.operators:
             self.operator(operator)
-        inputs = [i for i in raw.inputs if i not in raw.handles]
+        inputs = self.listed_inputs()
         outputs = [self.read(o) for o in raw.outputs if o not in raw.handles]
         self.renamed.update({o: self.read(o) for o in raw.outputs if o in raw.variables})
         states: list[StatePort] = []
@@ -330,6 +331,20 @@ class _Body:
             tuple(states),
             raw.name,
         )
+
+    def listed_inputs(self) -> list[int]:
+        """The inputs that hold values. A tensor listed more than once is one input of an entry subgraph; where an
+        operation hands the values over, it takes the last of them (LiteRT), and nobody reads the others.
+        """
+        inputs = [i for i in self.raw.inputs if i not in self.raw.handles]
+        if len(set(inputs)) == len(inputs):
+            return inputs
+        if self.is_entry:
+            return list(dict.fromkeys(inputs))
+        return [
+            self.add(replace(self.operands[i], origin=None)) if i in inputs[place + 1 :] else i
+            for place, i in enumerate(inputs)
+        ]
 
     def carried(self, index: int, role: str) -> list[Key]:
         """The state that a subgraph hands back to the operation that entered it."""
@@ -389,7 +404,7 @@ class _Body:
         inputs = [self.read(i) for i in operator.inputs if i not in self.raw.handles]
         after = [operator.inputs[i] for i in state_inputs(operator)]
         carried: list[Key] = []
-        if operator.type in CONTROL_FLOW:
+        if operator.type in CONTROL_FLOW and operator.targets:
             target = operator.targets[-1]
             inputs += [self.entering(k) for k in self.lowering.use.touched[target]]
             carried = self.carried(target, "body" if operator.type in LOOPS else "branch")
@@ -443,6 +458,11 @@ class _Body:
 
     def random(self, operator: RawOperator) -> None:
         """A random operator with its generator's position before and after it, where that is kept."""
+        if len(operator.inputs) != RANDOM_INPUTS[operator.type] or len(operator.outputs) != 1:
+            raise InvalidOperation(
+                f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs",
+                where=operator.place,
+            )
         key = random_state(self.raw.index, operator)
         inputs = [self.read(i) for i in operator.inputs]
         outputs = [self.write(o, operator) for o in operator.outputs]

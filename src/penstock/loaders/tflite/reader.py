@@ -11,7 +11,7 @@ import numpy as np
 from penstock import knobs
 from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
 from penstock.export.tflite.schema import FILE_IDENTIFIER
-from penstock.ir.model import ConstantPool, Model, Signature
+from penstock.ir.model import ConstantPool, Metadata, Model, Signature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import NDArray, element_count
@@ -57,8 +57,16 @@ def load(pool: ConstantPool) -> Model:
     lowered = lower(raw, file.data, dense.left)
     pools = (pool, *dense.pools())
     signatures = _signatures(file, lowered, raw)
-    metadata = read_metadata(file)
+    metadata = _once_each(read_metadata(file), raw[0].inputs)
     return Model(tuple(lowered.subgraphs), pools, tuple(lowered.variables), signatures, metadata)
+
+
+def _once_each(metadata: Metadata, inputs: tuple[int, ...]) -> Metadata:
+    """*metadata* with one description an input, where the file lists a tensor more than once."""
+    if len(set(inputs)) == len(inputs) or len(metadata.inputs) != len(inputs):
+        return metadata
+    first = dict(zip(reversed(inputs), reversed(metadata.inputs), strict=True))
+    return replace(metadata, inputs=tuple(first[i] for i in dict.fromkeys(inputs)))
 
 
 class _Dense:

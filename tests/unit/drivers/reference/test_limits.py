@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 from penstock import knobs
-from penstock.drivers.reference.ops.limits import MIB, check_bytes, most_bytes
+from penstock.memory.limits import MIB, check_bytes, most_bytes
 from penstock.errors import GeneralFailure, LimitExceeded, PlacementError
 from penstock.ir import DType, Model, ModelBuilder
 

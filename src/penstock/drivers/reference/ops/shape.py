@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.limits import check_bytes
+from penstock.memory.limits import check_bytes
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
 

@@ -1,0 +1,64 @@
+"""Files that ask for more memory than inputs and outputs may take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock import knobs, tflite
+from penstock.errors import LimitExceeded
+from tests.unit.loaders.files import FileBuilder
+from tests.unit.tflite import models
+
+MIB = 1 << 20
+
+
+def opened(content: bytes) -> tflite.Interpreter:
+    return tflite.Interpreter(model_content=content)
+
+
+def wide(*shape: int, dtype: str = "FLOAT32", inputs: int = 1) -> bytes:
+    """Its inputs, of one shape, are its outputs: nothing is computed."""
+    file = FileBuilder()
+    listed = [file.tensor(f"x{i}", shape, dtype) for i in range(inputs)]
+    return file.finish(listed, listed)
+
+
+@pytest.mark.parametrize(
+    "content", [wide(MIB), wide(MIB, dtype="STRING"), wide(MIB // 4, inputs=4)]
+)
+def test_what_the_file_asks_for_is_refused_at_allocation(content: bytes) -> None:
+    interpreter = opened(content)
+    with (
+        knobs.override(tensor_limit_mib=3),
+        pytest.raises(
+            RuntimeError, match=r"inputs and outputs takes \d+ bytes.*tensor_limit_mib"
+        ) as caught,
+    ):
+        interpreter.allocate_tensors()
+    assert isinstance(caught.value.__cause__, LimitExceeded)
+    with knobs.override(tensor_limit_mib=8):
+        interpreter.allocate_tensors()
+
+
+def test_a_resized_input_is_refused_and_can_be_undone() -> None:
+    with knobs.override(tensor_limit_mib=1):
+        interpreter = opened(models.chain())
+        interpreter.allocate_tensors()
+        interpreter.resize_tensor_input(0, [MIB, 2])
+        with pytest.raises(RuntimeError, match="tensor_limit_mib"):
+            interpreter.allocate_tensors()
+        interpreter.resize_tensor_input(0, [1, 2])
+        interpreter.allocate_tensors()
+
+
+def test_strings_that_are_set_before_allocation() -> None:
+    interpreter = opened(wide(MIB, dtype="STRING"))
+    text = np.broadcast_to(np.array(b"", object), (MIB,))
+    with knobs.override(tensor_limit_mib=3), pytest.raises(ValueError, match="tensor_limit_mib"):
+        interpreter.set_tensor(0, text)
+
+
+def test_a_machine_has_a_bound_of_its_own() -> None:
+    with pytest.raises(RuntimeError, match="tensor_limit_mib"):
+        opened(wide(1 << 30, 1 << 7)).allocate_tensors()
