@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import collections
 import random
-import resource
 import signal
 import sys
 import time
@@ -177,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for operation in case.operations:
                 cases.setdefault(operation, []).append(case)
     device = manager.choose(["reference"])[0]
+    # Neither is there on Windows, where the tests import this module too.
+    import resource
+
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
     signal.signal(signal.SIGALRM, _too_slow)

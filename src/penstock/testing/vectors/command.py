@@ -31,7 +31,9 @@ MAX_LISTED: Final = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("directory", type=Path, help="a directory of .npz files (nnapi-vectors/1)")
+    parser.add_argument(
+        "directory", type=Path, help="a directory of .npz files (nnapi-vectors/1), or one such file"
+    )
     parser.add_argument(
         "--device", required=True, help="a device's name, or module:function of its driver"
     )
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(directory: Path, device: str, operations: Sequence[str] = (), *, json: bool = False) -> int:
     """Runs the command and returns the exit code."""
-    if not directory.is_dir():
+    if not directory.exists():
         _complain(f"{directory}: no such directory")
         return USAGE
     try:

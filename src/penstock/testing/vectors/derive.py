@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -84,6 +85,13 @@ def runs_of(case: Case) -> Iterator[Run]:
     yield plain
     derive = case.entry.derive
     constants, listed = derive.tensors_as_inputs, derive.inputs_as_internal
+    free = {
+        i
+        for i, o in enumerate(case.entry.main.operands)
+        if o.lifetime in {"constant", "no_value"} and o.type.startswith("TENSOR_")
+    }
+    if not free.issuperset(constants) or not free.union(plain.inputs).issuperset(listed):
+        raise VectorError(f"{case.name}: derive lists operands that cannot be inputs")
     if constants:
         yield tensors_as_inputs(plain, constants)
     inputs = tuple(i for i in listed if i in plain.inputs)
@@ -115,6 +123,9 @@ def plain_run(case: Case) -> Run:
         )
     except IndexError as error:
         raise VectorError(f"{case.name}: an input or output is no operand") from error
+    for expected in outputs:
+        if expected.values is None and expected.entry.compare == "near":
+            raise VectorError(f"{case.name}: output {expected.entry.name!r} has no values")
     for index, array in inputs.items():
         if array is None and not operands[index].omitted:
             raise VectorError(f"{case.name}: input {index} has no values")
@@ -318,5 +329,5 @@ def _array(specification: Specification, entry: OperandEntry) -> NDArray | None:
         return None
     if entry.type in {"TENSOR_BOOL8", "BOOL"}:
         flat = flat != 0
-    full = int(np.prod(entry.dims, dtype=np.int64)) == flat.size
+    full = min(entry.dims, default=0) >= 0 and prod(entry.dims) == flat.size
     return flat.reshape(entry.dims) if full else flat

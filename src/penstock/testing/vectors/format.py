@@ -126,9 +126,9 @@ class Specification:
             return None
         try:
             dtype = np.dtype(self.header.dtypes[operand.type])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, SyntaxError) as error:
             raise VectorError(f"{where}: no element type for {operand.type}") from error
-        if dtype.hasobject or dtype.itemsize == 0:
+        if dtype.kind not in "biuf":
             raise VectorError(f"{where}: elements of {dtype} are no numbers")
         if operand.data is None:
             return np.atleast_1d(np.array(operand.value, dtype))
@@ -189,7 +189,12 @@ def load_specification(path: Path) -> Specification:
 
 
 def load_directory(directory: Path) -> list[Specification]:
-    """Every specification below *directory*, in the order of their paths; `VectorError` where there is none."""
+    """Every specification below *directory*, in the order of their paths, or that of one file.
+
+    `VectorError` where there is none.
+    """
+    if directory.is_file():
+        return [load_specification(directory)]
     if not directory.is_dir():
         raise VectorError(f"{directory}: no such directory")
     paths = sorted(directory.rglob("*.npz"))

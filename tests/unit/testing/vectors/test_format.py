@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.testing.vectors import VectorError, load_directory, load_specification
-from penstock.testing.vectors.derive import plain_run
+from penstock.testing.vectors.derive import plain_run, runs_of
 from tests.unit.testing.vectors.made import DTYPES, Blob, addition, case_of, write, write_raw
 
 
@@ -128,6 +128,49 @@ def test_inputs_without_values_are_named(tmp_path: Path) -> None:
     entry["main"]["inputs"] = [9]
     with pytest.raises(VectorError, match="an input or output is no operand"):
         plain_run(case_of(tmp_path, entry, blob))
+
+
+def test_outputs_without_values_are_named(tmp_path: Path) -> None:
+    blob = Blob()
+    entry = addition("sum", blob, [4, 6])
+    del entry["main"]["operands"][3]["data"]
+    with pytest.raises(VectorError, match="sum: output 'output' has no values"):
+        plain_run(case_of(tmp_path, entry, blob))
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        {"tensors_as_inputs": [0]},
+        {"tensors_as_inputs": [2]},
+        {"tensors_as_inputs": [99]},
+        {"inputs_as_internal": [3]},
+        {"inputs_as_internal": [-1]},
+    ],
+)
+def test_derived_runs_name_operands_that_can_be_inputs(
+    tmp_path: Path, derive: dict[str, list[int]]
+) -> None:
+    blob = Blob()
+    case = case_of(tmp_path, addition("sum", blob, [4, 6], derive=derive), blob)
+    with pytest.raises(VectorError, match="sum: derive lists operands that cannot be inputs"):
+        list(runs_of(case))
+
+
+def test_values_that_do_not_fill_their_dimensions_stay_flat(tmp_path: Path) -> None:
+    blob = Blob()
+    for dims in ([-1, -2], [0, 2], [2**62, 4]):
+        entry = addition("sum", blob, [4, 6])
+        entry["main"]["operands"][3]["dims"] = dims
+        values = plain_run(case_of(tmp_path, entry, blob)).outputs[0].values
+        assert values is not None
+        assert values.shape == (2,)
+
+
+def test_one_file_is_read_by_itself(tmp_path: Path) -> None:
+    blob = Blob()
+    path = write(tmp_path / "one.npz", [addition("sum", blob, [4, 6])], blob)
+    assert [s.path for s in load_directory(path)] == [path]
 
 
 def test_loops_without_end_are_known_by_name(tmp_path: Path) -> None:
