@@ -1,4 +1,4 @@
-"""What `CompiledModel.run` costs over the driver's own time: one step, on the null driver."""
+"""What `CompiledModel.run` and an interpreter cost over the driver's own time: one step, on the null driver."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import penstock
+from benchmarks import interpreter
 from benchmarks.measuring import Row
 from penstock.drivers.null import NullDevice, NullPreparedModel
 from penstock.hal import ExecutionConfig, ExecutionResult, PrepareConfig, Request
@@ -46,7 +47,7 @@ class _Timed(NullPreparedModel):
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Microseconds of a run, of its driver, and their difference; then the profile, by function."""
+    """Microseconds of a run, of its driver, and their difference; the profile, by function; the interpreter's."""
     watch, image = Stopwatch(), np.zeros((1, 16), np.float32)
     inputs = {"x": image}
     whole: list[int] = []
@@ -70,6 +71,7 @@ def rows(*, quick: bool) -> list[Row]:
         Row(NAME, "of it the driver's own time", statistics.median(own) / 1000, "us"),
         Row(NAME, "of it the runtime's", over, "us", LIMIT_US),
         *shares(profile, over),
+        *interpreter.rows(one_step(), Stopwatch(), quick=quick),
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.errors import DriverError, ModelError, PlacementError, StateError
+from penstock.execution.bound import BoundRun
 from penstock.ir import NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
@@ -52,6 +53,7 @@ class Graph:
         self._given: list[NDArray] = []
         self._out: list[NDArray | None] | None = None
         self._late: list[tuple[int, int]] = []
+        self._bound: BoundRun | None = None
 
     def tensor(self, index: int) -> TensorEntry:
         """The tensor of that index, of the type it has now; `ValueError` with LiteRT's words where there is none."""
@@ -135,7 +137,9 @@ class Graph:
         if not self._ready or program is None:
             raise RuntimeError(texts.NOT_READY)
         try:
-            results = program.compiled.run(self._given, self._out, self._session.state_for(program))
+            if self._bound is None:
+                self._bound = BoundRun(program.compiled, self._given, self._out)
+            results = self._bound.run(self._session.state_for(program))
         except (DriverError, ModelError, StateError, MemoryError) as error:
             raise RuntimeError(self._reason(error)) from error
         self.runs += 1
@@ -184,6 +188,7 @@ class Graph:
     def close(self) -> None:
         """Releases everything compiled."""
         self._ready = False
+        self._bound = None
         while self._programs:
             self._programs.popitem()[1].compiled.close()
 
@@ -237,6 +242,7 @@ class Graph:
         """In a child process after `fork`, where nothing that was compiled works: the values stay."""
         self._process = os.getpid()
         self._programs.clear()
+        self._bound = None
         self._session.after_fork()
         if self._ready:
             try:
@@ -264,6 +270,7 @@ class Graph:
 
     def _bind(self, program: Program) -> None:
         """Memory for every input and output; what has its shape already stays where it is."""
+        self._bound = None
         for tensor, known in program.shapes.items():
             if tensor not in program.inputs:
                 self.shapes[tensor] = known

@@ -43,6 +43,13 @@ def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) 
 
     Raises `ValueError` with LiteRT's words for another type, rank, dimension, or for what is no array.
     """
+    if (
+        type(value) is np.ndarray
+        and value.shape == shape
+        and tensor.dtype not in SHOWN_AS
+        and value.dtype == tensor.dtype.numpy
+    ):
+        return value
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -1,0 +1,77 @@
+"""Runs on the same arrays each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import ClosedError, InputError
+from penstock.execution.bound import BoundRun
+from penstock.ir import DType, Model, ModelBuilder
+from tests.unit.loaders.files import accumulator
+
+
+def doubled(shape: tuple[int | None, ...] = (2,)) -> Model:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, shape, "x")
+    return builder.build(builder.operation("ADD", [x, x], [(DType.FLOAT32, shape)]))
+
+
+@pytest.fixture
+def compiled() -> Iterator[penstock.CompiledModel]:
+    with penstock.compile(doubled(), devices=["reference"]) as compiled:
+        yield compiled
+
+
+def test_each_run_reads_and_writes_the_same_arrays(compiled: penstock.CompiledModel) -> None:
+    x, y = np.array([1, 2], np.float32), np.empty(2, np.float32)
+    bound = BoundRun(compiled, [x], [y])
+    for value in (1, 5):
+        x[:] = value
+        (result,) = bound.run(None)
+        assert result is y
+        np.testing.assert_array_equal(y, [2 * value] * 2)
+
+
+def test_without_out_each_run_makes_its_outputs(compiled: penstock.CompiledModel) -> None:
+    bound = BoundRun(compiled, [np.ones(2, np.float32)], None)
+    first, second = bound.run(None)[0], bound.run(None)[0]
+    assert not np.may_share_memory(first, second)
+    np.testing.assert_array_equal([first, second], [[2, 2], [2, 2]])
+
+
+def test_arrays_are_checked_when_they_are_bound(compiled: penstock.CompiledModel) -> None:
+    x = np.ones(2, np.float32)
+    with pytest.raises(InputError, match="float32"):
+        BoundRun(compiled, [np.ones(2)], None)
+    with pytest.raises(InputError, match="shape"):
+        BoundRun(compiled, [x], [np.ones(3, np.float32)])
+    with pytest.raises(InputError, match="shares memory"):
+        BoundRun(compiled, [x], [x])
+
+
+def test_unknown_shapes_cannot_be_bound() -> None:
+    with (
+        penstock.compile(doubled((None,)), devices=["reference"]) as compiled,
+        pytest.raises(InputError, match="unknown shape"),
+    ):
+        BoundRun(compiled, [np.ones(2, np.float32)], None)
+
+
+def test_state_goes_from_run_to_run() -> None:
+    model = penstock.load(accumulator().encode())
+    with penstock.compile(model, devices=["reference"]) as compiled:
+        bound = BoundRun(compiled, [np.ones(2, np.float32)], None)
+        state = compiled.new_state()
+        found = [bound.run(s)[0].tolist() for s in (None, None, state)]
+    assert found == [[2, 3], [3, 4], [2, 3]]
+
+
+def test_a_closed_model_is_refused(compiled: penstock.CompiledModel) -> None:
+    bound = BoundRun(compiled, [np.ones(2, np.float32)], None)
+    compiled.close()
+    with pytest.raises(ClosedError):
+        bound.run(None)
