@@ -7,7 +7,7 @@ operation table; subgraph references, which may not recurse; state ports.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import (
     CyclicModel,
@@ -301,16 +301,21 @@ def _check_recursion(model: Model) -> None:
                     )
 
 
+RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STABLEHLO_COMPOSITE"})
+
+
 def _check_calls(model: Model) -> None:
-    """What IF and WHILE give to their subgraphs, and get, is what those take and give (NNAPI section 8.5)."""
+    """What operations give to the subgraphs they run, and get, is what those take and give (NNAPI section 8.5)."""
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
-            if operation.type not in {"IF", "WHILE"}:
+            if operation.type not in RUNS_SUBGRAPHS:
                 continue
             where = f"subgraph {index}, operation {at} ({operation.type})"
             inputs, outputs = operation.inputs, operation.outputs
-            if operation.type == "IF":
-                wanted = dict.fromkeys(subgraph_references(operation), (inputs[1:], outputs))
+            if operation.type != "WHILE":
+                inputs = tuple(i for i in inputs if subgraph.operands[i].has_value)
+                given = inputs[1:] if operation.type in {"IF", "STABLEHLO_CASE"} else inputs
+                wanted = dict.fromkeys(subgraph_references(operation), (given, outputs))
             else:
                 condition, body = (
                     operation.attributes.integer(name)

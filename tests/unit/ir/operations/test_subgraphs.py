@@ -208,3 +208,14 @@ def test_the_cost_of_nested_branches_does_not_double_with_each_level() -> None:
 def test_nesting_has_a_limit() -> None:
     with pytest.raises(LimitExceeded):
         infer_shapes(nested(60))
+
+
+@pytest.mark.parametrize("kind", ["CALL", "STABLEHLO_COMPOSITE"])
+def test_calls_with_another_type_of_input_are_refused(kind: str) -> None:
+    builder = ModelBuilder()
+    source = builder.input(DType.COMPLEX64, (2,))
+    name = "subgraph" if kind == "CALL" else "decomposition_subgraph_index"
+    target = subgraph(builder, [(2,)], same)
+    outputs = builder.operation(kind, [source], [(FLOAT, None)], {name: target})
+    with pytest.raises(InvalidOperation, match="takes float32, not complex64"):
+        builder.build(outputs)
