@@ -123,3 +123,11 @@ def test_the_writer_leaves_the_position_to_tflite() -> None:
 def test_a_position_that_tflite_cannot_keep_is_not_written() -> None:
     with pytest.raises(NotExportable, match="RANDOM_STANDARD_NORMAL keeps its state to itself"):
         write(load(in_a_loop()))
+
+
+@pytest.mark.parametrize("broken", ["inputs", "outputs"])
+def test_operands_that_the_operator_does_not_have_are_named(broken: str) -> None:
+    file = two_draws()
+    file.graph["operators"][0][broken] = [1, 2]
+    with pytest.raises(InvalidOperation, match="RANDOM_UNIFORM"):
+        load(file)

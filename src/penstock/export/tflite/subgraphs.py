@@ -11,6 +11,7 @@ from penstock.export.tflite.buffers import Buffers
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.options import OperatorCodes, options
 from penstock.export.tflite.state import SubgraphState, plan_state
+from penstock.export.tflite.tables import unasked_values
 from penstock.ir.model import Model, StatePort
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
@@ -179,29 +180,42 @@ class SubgraphWriter:
                 "TFLite's tables are filled once; these keys or values are not constant",
                 where=where,
             )
-        keys, values = content[0], content[1] if find else content[0]
-        handle = self.hash_table(keys, values)
+        keys = content[0]
+        values = content[1] if find else self.values_beside(keys)
+        handle = self.hash_table(keys, values, where)
         inputs = [handle, *(self.tensor_of(i) for i in operation.inputs[len(content) :])]
         self.emit(operation.type, inputs, [self.tensor_of(i) for i in operation.outputs])
 
-    def hash_table(self, keys: int, values: int) -> int:
+    def values_beside(self, keys: int) -> int | None:
+        """The values that some operation of this subgraph looks up by the same keys."""
+        for operation in self.subgraph.operations:
+            if operation.type == "HASHTABLE_FIND" and operation.inputs[0] == keys:
+                values = operation.inputs[1]
+                return values if self.subgraph.operands[values].is_constant else None
+        return None
+
+    def hash_table(self, keys: int, values: int | None, where: str) -> int:
         """The handle tensor of the table with these constants."""
-        key = keys, values
-        if key not in self.hashtables:
+        if (keys, values) not in self.hashtables:
             kind = TFLITE.unions["BuiltinOptions"].index("HashtableOptions")
-            types = [
-                TFLITE.number("TensorType", self.subgraph.operands[i].dtype.value.upper())
-                for i in key
-            ]
-            number = self.buffers.table_number(*(self.subgraph.operands[i] for i in key))
+            known = self.subgraph.operands[keys]
+            if values is None:
+                beside = unasked_values(known)
+                buffer = self.buffers.constant(beside)
+                self.tensors.append(tensor_table(beside, buffer))
+                tensor = len(self.tensors) - 1
+            else:
+                beside, tensor = self.subgraph.operands[values], self.tensor_of(values)
+            if 0 in (known.shape or ()) or 0 in (beside.shape or ()):
+                raise NotExportable("TFLite has no form for a table without entries", where=where)
+            number = self.buffers.table_number(known, beside)
+            types = [TFLITE.number("TensorType", o.dtype.value.upper()) for o in (known, beside)]
             handle = self.add_tensor(Operand(DType.RESOURCE, (), name=f"table_{number}"))
             fields = {"table_id": number, "key_dtype": types[0], "value_dtype": types[1]}
             self.emit("HASHTABLE", [], [handle], builtin_options_type=kind, builtin_options=fields)
-            self.emit(
-                "HASHTABLE_IMPORT", [handle, self.tensor_of(keys), self.tensor_of(values)], []
-            )
-            self.hashtables[key] = handle
-        return self.hashtables[key]
+            self.emit("HASHTABLE_IMPORT", [handle, self.tensor_of(keys), tensor], [])
+            self.hashtables[keys, values] = handle
+        return self.hashtables[keys, values]
 
     def intermediates(self, scales: Any, zero_points: tuple[int, ...]) -> list[int]:
         """Tensors that carry the scales inside an integer LSTM; those of scale 0 carry none."""

@@ -33,7 +33,7 @@ def fingerprints(strings: NDArray) -> NDArray:
             return _short(strings, fetch)
         if size <= 32:
             return _medium(fetch, size)
-        return _long(fetch, size) if size <= BLOCK else _blocks(fetch, size)
+        return _long(fetch, size) if size <= BLOCK else _blocks(strings, fetch)
 
 
 def _rotate(x: Word, by: int) -> NDArray:
@@ -126,11 +126,13 @@ class _State:
         return a + words[3], b + c
 
 
-def _blocks(fetch: Fetch, size: int) -> NDArray:
-    state = _State(fetch)
-    whole, rest = divmod(size - 1, BLOCK)
+def _blocks(strings: NDArray, fetch: Fetch) -> NDArray:
+    whole, rest = divmod(strings.shape[1] - 1, BLOCK)
+    words = np.ascontiguousarray(strings[:, : whole * BLOCK]).view("<u8").T.astype(np.uint64)
+    state = _State(lambda at: words[at >> 3])
     for block in range(whole):
         state.block(block * BLOCK, K1, 1)
+    state.fetch = fetch
     multiplier = K1 + ((state.z & np.uint64(0xFF)) << np.uint64(1))
     w0 = state.w[0] + np.uint64(rest)
     v0 = state.v[0] + w0

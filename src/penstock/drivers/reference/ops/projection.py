@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from penstock.drivers.reference.ops.weights import given
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 from penstock.ir.builder import pack_strings
+
+AT_ONCE: Final = 1 << 22
+"""Bytes hashed in one step."""
 
 
 @kernel("LSH_PROJECTION")
@@ -57,11 +61,18 @@ def _string_rows(items: NDArray) -> NDArray:
 
 def _bits(seeds: NDArray, rows: NDArray, weights: NDArray | None) -> NDArray:
     """One boolean a seed; the sums are taken in float64, row by row."""
-    keys = np.empty((len(seeds), 4 + rows.shape[1]), np.uint8)
-    keys[:, :4] = np.ascontiguousarray(seeds).view(np.uint8).reshape(-1, 4)
-    sums = np.zeros(len(seeds), np.float64)
-    for at, row in enumerate(rows):
-        keys[:, 4:] = row
-        signed = fingerprints(keys).view(np.int64).astype(np.float64)
-        sums += signed if weights is None else np.float64(weights[at]) * signed
-    return np.asarray(sums > 0)
+    size = 4 + rows.shape[1]
+    first = np.ascontiguousarray(seeds).view(np.uint8).reshape(1, -1, 4)
+    sums = np.zeros((1, len(seeds)), np.float64)
+    step = max(1, AT_ONCE // max(1, len(seeds) * size))
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        keys = np.empty((len(part), len(seeds), size), np.uint8)
+        keys[:, :, :4] = first
+        keys[:, :, 4:] = part[:, None]
+        signed = fingerprints(keys.reshape(-1, size)).view(np.int64).astype(np.float64)
+        shares = signed.reshape(len(part), -1)
+        if weights is not None:
+            shares *= weights[start : start + step, None].astype(np.float64)
+        sums = np.cumsum(np.concatenate([sums, shares]), axis=0)[-1:]
+    return np.asarray(sums[0] > 0)

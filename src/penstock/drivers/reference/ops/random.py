@@ -29,6 +29,9 @@ from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray
 
 MASK: Final = 2**64 - 1
+AT_ONCE: Final = 1 << 20
+"""Comparisons of samples with classes made in one step."""
+
 BLOCKS_PER_SAMPLE: Final = 512
 """Blocks that MULTINOMIAL sets aside for each sample, their number a row rounded up to a multiple of 4."""
 
@@ -121,17 +124,26 @@ def multinomial(site: Site) -> Kernel:
         position = inputs[2] if len(inputs) > 2 else None
         drawn = wide_uniforms(generator.words(position, 2 * rows * samples))
         result = np.empty((rows, samples), dtype)
-        for at, (row, part) in enumerate(zip(logits, drawn.reshape(rows, samples), strict=True)):
-            sums = _running_sums(row)
-            result[at] = np.searchsorted(sums, part * sums[-1], "right")
+        step = max(1, AT_ONCE // max(1, samples * logits.shape[1]))
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            result[part] = _draw(logits[part], drawn.reshape(rows, samples)[part])
         blocks = rows * -(-samples // WORDS) * WORDS * BLOCKS_PER_SAMPLE
         return _results(site, result, position, blocks)
 
     return run
 
 
-def _running_sums(logits: NDArray) -> NDArray:
+def _draw(logits: NDArray, parts: NDArray) -> NDArray:
+    """Places among each row of *logits* for each row of *parts* of the whole."""
+    if not logits.shape[1]:
+        return np.zeros(parts.shape, np.int64)
     finite = np.isfinite(logits)
-    greatest = np.max(logits[finite], initial=np.float32(np.finfo(np.float32).min))
-    parts = np.exp(logits.astype(np.float64) - np.float64(greatest))
-    return np.cumsum(np.where(finite, parts, 0.0))
+    least = np.float32(np.finfo(np.float32).min)
+    greatest = np.max(np.where(finite, logits, least), axis=1, keepdims=True)
+    weights = np.exp(logits.astype(np.float64) - greatest.astype(np.float64))
+    sums = np.cumsum(np.where(finite, weights, 0.0), axis=1)
+    targets = parts * sums[:, -1:]
+    if len(logits) == 1:
+        return np.asarray(np.searchsorted(sums[0], targets[0], "right")[None])
+    return np.asarray((sums[:, None, :] <= targets[:, :, None]).sum(axis=2))
