@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.hybrid import FEW, centred_rows, quantize_rows, reach_of
+from penstock.drivers.reference.ops.hybrid import centred_rows, quantize_rows, reach_of
 
 REALS = st.floats(-(2.0**99), 2.0**99, width=32).filter(lambda x: x == 0 or abs(x) > 1e-25)
-ROWS = st.lists(st.lists(REALS, min_size=5, max_size=5), min_size=1, max_size=2 * FEW)
+ROWS = st.lists(st.lists(REALS, min_size=5, max_size=5), min_size=1, max_size=4)
 
 
 @given(ROWS, st.booleans())
@@ -21,7 +21,7 @@ def test_centred_rows_are_quantised_ones_less_their_offsets(
     values, scales = centred_rows(rows, asymmetric=asymmetric)
     expected = quantised.values.astype(np.int64) - quantised.offsets[:, None]
     np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(scales[:, 0], quantised.scales)
+    np.testing.assert_array_equal(np.reshape(scales, -1), quantised.scales)
     assert np.abs(values).max() <= reach_of(asymmetric=asymmetric)
 
 
@@ -30,7 +30,7 @@ def test_a_row_is_quantised_alike_alone_and_among_many(
     drawn: list[list[float]], asymmetric: bool
 ) -> None:
     rows = np.array(drawn, np.float32)
-    among = np.concatenate([rows, rows[:1].repeat(FEW, axis=0)])
+    among = np.concatenate([rows, rows[:1]])
     together = quantize_rows(among, asymmetric=asymmetric)
     for index, row in enumerate(rows):
         alone = quantize_rows(row[None], asymmetric=asymmetric)
@@ -41,7 +41,7 @@ def test_a_row_is_quantised_alike_alone_and_among_many(
 
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_zeros_have_scale_1_and_no_values_have_it_too(asymmetric: bool) -> None:
-    for shape in ((2, 3), (2 * FEW, 3), (2, 0)):
+    for shape in ((1, 3), (2, 3), (1, 0), (2, 0)):
         rows = quantize_rows(np.zeros(shape, np.float32), asymmetric=asymmetric)
         assert rows.values.shape == shape
         assert rows.scales.tolist() == [1.0] * shape[0]

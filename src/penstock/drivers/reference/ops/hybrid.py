@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,10 +26,11 @@ MAGNITUDE: Final = 128
 
 LEAST: Final = np.float32(-128)
 GREATEST: Final = np.float32(127)
-HALF: Final = np.float32(0.5)
-NO_OFFSET: Final = np.zeros((1, 1), np.float32)
-FEW: Final = 4
-"""Rows up to which plain numbers are faster than arrays."""
+HALF: Final = np.array(0.5, np.float32)
+NO_OFFSET: Final = np.float32(0)
+
+Numbers: TypeAlias = "NDArray | np.float32"
+"""float32: an array, or a number."""
 
 NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
 """Types of weights that a hybrid layer may have."""
@@ -50,13 +51,14 @@ def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
     values = _round(rows * ranges.inverse)
     if asymmetric:
         values += ranges.offsets
-    _limit(values, -128 if asymmetric else -127, 127)
-    offsets = np.broadcast_to(ranges.offsets, ranges.scales.shape).astype(np.int64)
-    return Rows(values.astype(np.int8), ranges.scales.reshape(-1), offsets.reshape(-1))
+    _limit(values, LEAST if asymmetric else -GREATEST, GREATEST)
+    scales = np.reshape(ranges.scales, -1)
+    offsets = np.broadcast_to(np.reshape(ranges.offsets, -1), scales.shape)
+    return Rows(values.astype(np.int8), scales, offsets.astype(np.int64))
 
 
-def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, NDArray]:
-    """The values of `quantize_rows` less their row's offset, as float32, and the scales [rows, 1].
+def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
+    """The values of `quantize_rows` less their row's offset, as float32, and the scales, [rows, 1] or one.
 
     Their magnitude is at most `reach_of` the mode.
     """
@@ -64,7 +66,7 @@ def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, NDArray]:
     values = _round(rows * ranges.inverse)
     if asymmetric:
         _limit(values, LEAST - ranges.offsets, GREATEST - ranges.offsets)
-    else:
+    elif ranges.unbounded:
         _limit(values, -GREATEST, GREATEST)
     return values, ranges.scales
 
@@ -75,33 +77,40 @@ def reach_of(*, asymmetric: bool) -> int:
 
 
 class _Ranges(NamedTuple):
-    """Of each row, all [rows, 1] float32: the size of a step, its inverse, and the offset."""
+    """Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for the only
+    row, which is faster. *unbounded* says that an inverse is infinite: others take no value beyond the range.
+    """
 
-    scales: NDArray
-    inverse: NDArray
-    offsets: NDArray
+    scales: Numbers
+    inverse: Numbers
+    offsets: Numbers
+    unbounded: bool
 
 
 def _ranges(rows: NDArray, *, asymmetric: bool) -> _Ranges:
-    if not rows.shape[1]:
+    if not rows.size:
         ones = np.ones((len(rows), 1), np.float32)
-        return _Ranges(ones, ones, np.zeros_like(ones))
+        return _Ranges(ones, ones, np.zeros_like(ones), unbounded=False)
+    if len(rows) == 1:
+        return _asymmetric_row(rows) if asymmetric else _symmetric_row(rows)
     if not asymmetric:
         return _symmetric(rows)
     least = np.minimum.reduce(rows, axis=1, keepdims=True)
-    greatest = np.maximum.reduce(rows, axis=1, keepdims=True)
-    if len(rows) <= FEW:
-        found = [_asymmetric_row(*r) for r in zip(least.flat, greatest.flat, strict=True)]
-        if None not in found:
-            return _Ranges(*np.array(found, np.float32).T[:, :, None])
-    return _asymmetric(least, greatest)
+    return _asymmetric(least, np.maximum.reduce(rows, axis=1, keepdims=True))
 
 
 def _symmetric(rows: NDArray) -> _Ranges:
     reach = np.maximum.reduce(np.abs(rows), axis=1, keepdims=True)
     if not reach.all():
         reach[reach == 0] = GREATEST
-    return _Ranges(reach / GREATEST, GREATEST / reach, NO_OFFSET)
+    inverse = GREATEST / reach
+    return _Ranges(reach / GREATEST, inverse, NO_OFFSET, bool((inverse == np.inf).any()))
+
+
+def _symmetric_row(row: NDArray) -> _Ranges:
+    reach = np.maximum.reduce(np.abs(row), axis=None) or GREATEST
+    inverse = GREATEST / reach
+    return _Ranges(reach / GREATEST, inverse, NO_OFFSET, bool(inverse == np.inf))
 
 
 def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
@@ -115,23 +124,21 @@ def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
     offsets = np.where(empty, 0.0, round_half_away_from_zero(offsets))
     scales = steps.astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
-    return _Ranges(scales, inverse, offsets.astype(np.float32))
+    return _Ranges(scales, inverse, offsets.astype(np.float32), unbounded=False)
 
 
-def _asymmetric_row(
-    least: np.float32, greatest: np.float32
-) -> tuple[np.float32, np.float32, float] | None:
-    """`_asymmetric` of one row, faster than arrays of one element; None for what is not finite."""
+def _asymmetric_row(row: NDArray) -> _Ranges:
+    """`_asymmetric` of one row."""
+    least, greatest = np.minimum.reduce(row, axis=None), np.maximum.reduce(row, axis=None)
     low, high = min(float(least), 0.0), max(float(greatest), 0.0)
-    if low == high:
-        return np.float32(1), np.float32(1), 0.0
     steps = float(np.float32(high - low)) / 255.0
     scale = np.float32(steps)
     if not (math.isfinite(steps) and scale):
-        return None
+        return _asymmetric(np.array([[least]]), np.array([[greatest]]))
     below, above = low / steps, high / steps
     offset = -128.0 - below if 128.0 - below < 127.0 + above else 127.0 - above
-    return scale, np.float32(1) / scale, round_half_away(min(max(offset, -128.0), 127.0))
+    rounded = np.float32(round_half_away(min(max(offset, -128.0), 127.0)))
+    return _Ranges(scale, np.float32(1) / scale, rounded, unbounded=False)
 
 
 def _round(values: NDArray) -> NDArray:
@@ -143,9 +150,7 @@ def _round(values: NDArray) -> NDArray:
     return np.trunc(values, out=values)
 
 
-def _limit(
-    values: NDArray, low: NDArray | np.float32 | int, high: NDArray | np.float32 | int
-) -> None:
+def _limit(values: NDArray, low: Numbers, high: Numbers) -> None:
     np.maximum(values, low, out=values)
     np.minimum(values, high, out=values)
 

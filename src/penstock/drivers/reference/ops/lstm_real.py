@@ -10,8 +10,6 @@ Without an input gate it is 1 - forget. The output gate sees the new c.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Site
@@ -19,7 +17,6 @@ from penstock.drivers.reference.ops.lstm_parameters import (
     CELL,
     FORGET,
     INPUT,
-    OUTPUT,
     Memory,
     Positions,
     clip_of,
@@ -43,23 +40,26 @@ class RealMemory:
     """One direction with its parameters prepared. *cells* and *outputs* are its sizes."""
 
     def __init__(self, site: Site, positions: Positions, arrays: Arrays) -> None:
-        gates = sorted(gates_of(site, positions), key=lambda gate: gate == CELL)
+        gates = sorted(gates_of(site, positions), key=lambda gate: gate != CELL)
         asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
 
         def product(where: list[int]) -> Product:
             return real_product(site, where, arrays, asymmetric=asymmetric)
 
-        self._gates = gates
+        self._gates, self._coupled = gates, INPUT not in gates
         self._input = product([positions.weights(g) for g in gates])
         self._recurrent = product([positions.recurrent(g) for g in gates])
         self._auxiliary = None
         if positions.auxiliary is not None and site.has(positions.auxiliary + FORGET):
             self._auxiliary = product([positions.auxiliary + g for g in gates])
-        biases = [real_values(arrays[p], site.input(p)) for p in map(positions.bias, gates)]
-        self.cells = len(biases[0])
-        self._bias = dict(zip(gates, biases, strict=True))
-        self._peephole = self._vectors(site, arrays, {g: positions.peephole(g) for g in gates})
-        self._norm = self._vectors(site, arrays, {g: positions.norm(g) for g in gates})
+        self._bias = _stacked(site, arrays, [positions.bias(g) for g in gates])
+        self.cells = self._bias.shape[1]
+        self._peephole = self._norm = None
+        if site.has(positions.peephole(FORGET) or 0):
+            seen = [p for p in map(positions.peephole, gates) if p is not None]
+            self._peephole = _stacked(site, arrays, seen)
+        if site.has(positions.norm(FORGET)):
+            self._norm = _stacked(site, arrays, [positions.norm(g) for g in gates])
         self._projection = None
         self.outputs = self.cells
         if site.has(positions.projection):
@@ -73,14 +73,6 @@ class RealMemory:
         self._activation = activation_function(site.attributes.text("fused_activation_function"))
         self._cell_clip = np.float32(clip_of(site, "cell_clip"))
         self._output_clip = np.float32(clip_of(site, "proj_clip"))
-
-    @staticmethod
-    def _vectors(site: Site, arrays: Arrays, where: Mapping[int, int | None]) -> dict[int, NDArray]:
-        return {
-            gate: real_values(arrays[position], site.input(position))
-            for gate, position in where.items()
-            if position is not None and site.has(position)
-        }
 
     def run(
         self, source: NDArray, auxiliary: NDArray | None, state: Memory, *, backward: bool = False
@@ -104,33 +96,37 @@ class RealMemory:
     def _sums(self, source: NDArray, auxiliary: NDArray | None) -> NDArray:
         """What the inputs add to every gate at every step, biases included where they belong there."""
         sums = self._input(rows_of(real_array(source)))
-        if not self._norm:
-            sums += np.concatenate([self._bias[g] for g in self._gates])
+        if self._norm is None:
+            sums += self._bias.reshape(-1)
         if self._auxiliary is not None and auxiliary is not None:
             sums += self._auxiliary(rows_of(real_array(auxiliary)))
         return sums
 
     def _step(self, sums: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
-        """Output and cell state after one step; *sums* [batch, gates, cells] is destroyed."""
-        gates = {gate: sums[:, at] for at, gate in enumerate(self._gates)}
-        if self._peephole or self._norm:
-            for gate in (INPUT, FORGET):
-                if gate in gates:
-                    gates[gate] = logistic(self._finished(gate, gates[gate], cell))
-            new = self._finished(CELL, gates[CELL], cell)
+        """Output and cell state after one step; *sums* [batch, gates, cells] is destroyed.
+
+        The output gate is finished last, for it may see the new cell state.
+        """
+        shown = sums[:, -1]
+        if self._peephole is None:
+            self._normalise(sums, slice(None))
+            logistic(sums[:, 1:])
         else:
-            logistic(sums[:, :-1])
-            new = gates[CELL]
-        new = self._activation(new)
-        new *= gates[INPUT] if INPUT in gates else np.float32(1) - gates[FORGET]
-        cell = gates[FORGET] * cell
+            sums[:, 1:-1] += self._peephole[:-1] * cell[:, None]
+            self._normalise(sums, slice(None, -1))
+            logistic(sums[:, 1:-1])
+        forget = sums[:, -2]
+        new = self._activation(sums[:, 0])
+        new *= np.float32(1) - forget if self._coupled else sums[:, 1]
+        cell = forget * cell
         cell += new
         if self._cell_clip > 0:
             np.clip(cell, -self._cell_clip, self._cell_clip, out=cell)
-        hidden = gates[OUTPUT]
-        if self._peephole or self._norm:
-            hidden = logistic(self._finished(OUTPUT, hidden, cell))
-        hidden = hidden * self._activation(cell.copy())
+        if self._peephole is not None:
+            shown += self._peephole[-1] * cell
+            self._normalise(sums, slice(-1, None))
+            logistic(shown)
+        hidden = shown * self._activation(cell.copy())
         if self._projection is not None:
             hidden = self._projection(hidden)
             if self._projection_bias is not None:
@@ -139,15 +135,18 @@ class RealMemory:
                 np.clip(hidden, -self._output_clip, self._output_clip, out=hidden)
         return hidden, cell
 
-    def _finished(self, gate: int, sums: NDArray, cell: NDArray) -> NDArray:
-        """A gate before its activation, fresh."""
-        if gate in self._peephole:
-            sums = sums + self._peephole[gate] * cell
-        if gate not in self._norm:
-            return sums.copy()
-        centred: NDArray = sums - sums.mean(axis=1, keepdims=True)
-        variance = np.square(centred).mean(axis=1, keepdims=True)
-        centred *= np.float32(1) / np.sqrt(variance + VARIANCE_FLOOR)
-        centred *= self._norm[gate]
-        centred += self._bias[gate]
-        return centred
+    def _normalise(self, sums: NDArray, gates: slice) -> None:
+        """Layer normalisation of some gates, where there is one, in place."""
+        if self._norm is None:
+            return
+        part = sums[:, gates]
+        part -= np.add.reduce(part, axis=2, keepdims=True) / np.float32(self.cells)
+        variance = np.add.reduce(part * part, axis=2, keepdims=True) / np.float32(self.cells)
+        part *= np.float32(1) / np.sqrt(variance + VARIANCE_FLOOR)
+        part *= self._norm[gates]
+        part += self._bias[gates]
+
+
+def _stacked(site: Site, arrays: Arrays, positions: list[int]) -> NDArray:
+    """Vectors of parameters, one a row."""
+    return np.stack([real_values(arrays[p], site.input(p)) for p in positions])
