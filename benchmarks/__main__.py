@@ -17,7 +17,9 @@ def main() -> int:
     """0 when every limit holds, 1 when one does not, 2 for a name that is no benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="only these: reference, networks, import, load, overhead"
+        "names",
+        nargs="*",
+        help="only these: reference, networks, operations, import, load, overhead",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
@@ -35,9 +37,10 @@ def use_one_core() -> None:
 
 
 def run(names: list[str], *, quick: bool, target: Path | None) -> int:
-    from benchmarks import importing, loading, networks, overhead, reference
+    from benchmarks import importing, loading, networks, operations, overhead, reference
 
-    every = {m.NAME: m.rows for m in (reference, networks, importing, loading, overhead)}
+    modules = (reference, networks, operations, importing, loading, overhead)
+    every = {m.NAME: m.rows for m in modules}
     if unknown := set(names) - set(every):
         print(
             f"no benchmark is named {', '.join(sorted(unknown))}; there are {', '.join(every)}",

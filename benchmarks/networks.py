@@ -84,22 +84,25 @@ def _timed(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
 
 
 def litert_runner(
-    path: Path, given: Mapping[str, NDArray], signature: str | None
+    model: Path | bytes, given: Mapping[str, NDArray], signature: str | None
 ) -> tuple[Callable[[], object], str] | None:
-    """One run of LiteRT on one thread, and the first of its kernel sets that has every operator: reference,
-    built-in, built-in with its default delegate. None where LiteRT is not installed.
+    """One run of a file or its contents by LiteRT on one thread, and the first of its kernel sets that has every
+    operator: reference, built-in, built-in with its default delegate. None where LiteRT is not installed.
     """
     try:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
     except ImportError:
         return None
+    source: dict[str, Any] = (
+        {"model_content": model} if isinstance(model, bytes) else {"model_path": str(model)}
+    )
     for kind in (
         OpResolverType.BUILTIN_REF,
         OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
         OpResolverType.BUILTIN,
     ):
         try:
-            interpreter = Interpreter(str(path), experimental_op_resolver_type=kind, num_threads=1)
+            interpreter = Interpreter(**source, experimental_op_resolver_type=kind, num_threads=1)
             return _runner(interpreter, given, signature), kind.name
         except (ValueError, RuntimeError):
             if kind is OpResolverType.BUILTIN:

@@ -1,0 +1,1 @@
+"""Models of one operation at sizes that networks have, drawn from fixed seeds."""

@@ -1,0 +1,95 @@
+"""The reference driver beside LiteRT's reference kernels on single operations of many kinds, one core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+import penstock
+from benchmarks.measuring import Row, interleaved, medians
+from benchmarks.models import elementwise, layers, recurrent
+from benchmarks.models.making import Case
+from benchmarks.networks import litert_runner
+
+NAME = "operations"
+LIMIT = 3.0
+JUDGED = 1e6
+"""Multiply-accumulates, or elements, from which an operation must keep the limit."""
+
+ROUNDS = 25
+QUICK_ROUNDS = 7
+ENOUGH_SECONDS = 1.5
+"""A model's rounds end once they have taken this long, though not before the fifth."""
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """How many times LiteRT's time ours is, operation by operation. Empty without LiteRT."""
+    found = []
+    for case in cases():
+        row = compared(case, rounds=QUICK_ROUNDS if quick else ROUNDS)
+        if row is None:
+            break
+        found.append(row)
+    return found
+
+
+def cases() -> Iterator[Case]:
+    """Every model that is timed."""
+    return chain(
+        layers.convolutions(),
+        layers.depthwise_convolutions(),
+        layers.transpose_convolutions(),
+        layers.fully_connected(),
+        layers.matrix_products(),
+        layers.volumes(),
+        recurrent.memories(),
+        recurrent.basic_memories(),
+        recurrent.basic_cells(),
+        recurrent.filters(),
+        recurrent.gated_units(),
+        elementwise.binary(),
+        elementwise.unary(),
+        elementwise.pools(),
+        elementwise.resizes(),
+        elementwise.reductions(),
+        elementwise.movements(),
+    )
+
+
+def compared(case: Case, *, rounds: int) -> Row | None:
+    """The ratio for one model; None where LiteRT is not installed."""
+    feed = list(case.inputs)
+    model = penstock.load(case.file)
+    with penstock.compile(model, devices=["reference"], num_threads=1, cache=False) as compiled:
+        other = litert_runner(case.file, {str(k): a for k, a in enumerate(feed)}, None)
+        if other is None:
+            return None
+        run, kernels = other
+        subjects: dict[str, Callable[[], float]] = {
+            "penstock": lambda: worked(lambda: compiled.run(feed)),
+            "litert": lambda: worked(run),
+        }
+        interleaved(subjects, 1)
+        values: dict[str, list[float]] = {name: [] for name in subjects}
+        for turn in range(rounds):
+            for name, found in interleaved(subjects, 1).items():
+                values[name] += found
+            if turn >= 4 and sum(map(sum, values.values())) > ENOUGH_SECONDS:
+                break
+    middle = medians(values)
+    note = f"{case.work / 1e6:.1f} M {case.unit}, {1e3 * middle['penstock']:.2f} ms"
+    if kernels != "BUILTIN_REF":
+        note += f", {kernels}"
+    judged = case.work > JUDGED and kernels == "BUILTIN_REF"
+    ratio = middle["penstock"] / middle["litert"]
+    return Row(NAME, f"{case.name}, {note}", ratio, "x", LIMIT if judged else None)
+
+
+def worked(action: Callable[[], object]) -> float:
+    """Processor seconds of one call: what other processes take of the core does not count, which would
+    lengthen the longer of two calls more than the shorter.
+    """
+    began = time.process_time()
+    action()
+    return time.process_time() - began
