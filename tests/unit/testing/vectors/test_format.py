@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from penstock.testing.vectors import VectorError, load_directory, load_specification
 from penstock.testing.vectors.derive import plain_run, runs_of
@@ -51,6 +53,30 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path, content: bytes) -
     path.write_bytes(content)
     with pytest.raises(VectorError, match=r"broken\.npz: not operation vectors"):
         load_specification(path)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damaged_files_are_refused_by_name(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes of an archive are changed, or those of a header that is packed anew."""
+    blob = Blob()
+    content = write(tmp_path / "good.npz", [addition("sum", blob, [4, 6])], blob).read_bytes()
+    path = tmp_path / "damaged.npz"
+    if data.draw(st.booleans()):
+        damaged = bytearray(content)
+        for _ in range(data.draw(st.integers(1, 3))):
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+        path.write_bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    else:
+        with np.load(tmp_path / "good.npz") as archive:
+            header = bytearray(archive["header"].tobytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(header) - 1))
+            header[at] = data.draw(st.sampled_from(b'0123456789-"[]{},.exn\x00'))
+        write_raw(path, bytes(header), blob.content)
+    with suppress(VectorError):
+        for case in load_specification(path).cases:
+            assert list(runs_of(case))
 
 
 @pytest.mark.parametrize(
