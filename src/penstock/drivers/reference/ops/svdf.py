@@ -24,6 +24,7 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.products import Columns, exact_dtype
 from penstock.drivers.reference.ops.recurrent_activations import activation_function
 from penstock.drivers.reference.ops.recurrent_products import (
     HYBRID,
@@ -105,19 +106,30 @@ def _integer(site: Site) -> Kernel:
     dtype = site.output().dtype
     limits, state_limits = integer_range(dtype), integer_range(site.input(4).dtype)
 
-    def run(inputs: Inputs) -> Sequence[NDArray]:
-        centred = given(inputs[0]).astype(np.int64) - source.zero_point
-        weights = given(inputs[2]).astype(np.int64)
-        sums = np.matmul(centred, given(inputs[1]).astype(np.int64).T)
-        newest = np.clip(multiply_by_quantized_multiplier(sums, *first), *state_limits)
-        after = _slide(given(inputs[4]), newest, weights.shape[1])
-        over_time = np.einsum("bfm,fm->bf", after.astype(np.int64) - state.zero_point, weights)
-        out = over_time.reshape(len(over_time), -1, rank).sum(axis=2)
-        if inputs[3] is not None:
-            out += inputs[3]
-        wrapped = out.astype(np.int32)
-        scaled = multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
-        stored = np.clip(scaled, *limits).astype(dtype.numpy)
-        return (stored, flattened(after))[: len(site.outputs)]
+    def prepare(arrays: Arrays) -> Kernel:
+        columns = Columns(arrays[1].astype(np.int64), -integer_range(DType.INT8)[0])
+        offset = source.zero_point * columns.sums
+        weights = arrays[2].astype(np.int64)
+        reach = np.abs(weights).max(initial=0) * float(weights.shape[1])
+        exact = exact_dtype(reach * -state_limits[0])
+        taps = weights.astype(exact)
+        shift = state.zero_point * weights.sum(axis=1)
 
-    return run
+        def run(inputs: Inputs) -> Sequence[NDArray]:
+            rows = given(inputs[0]).astype(columns.values.dtype)
+            sums = np.matmul(rows, columns.values.T).astype(np.int64) - offset
+            newest = np.clip(multiply_by_quantized_multiplier(sums, *first), *state_limits)
+            after = _slide(given(inputs[4]), newest, weights.shape[1])
+            over_time = np.einsum("bfm,fm->bf", after.astype(exact), taps).astype(np.int64)
+            over_time -= shift
+            out = over_time.reshape(len(over_time), -1, rank).sum(axis=2)
+            if 3 in arrays:
+                out += arrays[3]
+            wrapped = out.astype(np.int32)
+            scaled = multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
+            stored = np.clip(scaled, *limits).astype(dtype.numpy)
+            return (stored, flattened(after))[: len(site.outputs)]
+
+        return run
+
+    return with_parameters(site, [1, 2, 3], prepare)
