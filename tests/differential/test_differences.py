@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,12 +16,6 @@ from penstock.ir import DType, NDArray, Quantization
 from tests.differential.draw import Draw, Drawn
 from tests.differential.judge import DEFAULT, DELEGATED, Judge
 from tests.differential.trial import run
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge() as running:
-        yield running
 
 
 def single(build: Callable[[Draw], object]) -> Drawn:

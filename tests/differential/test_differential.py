@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,12 +18,6 @@ MODELS = 3
 
 GRAPHS = 20
 """In each of several tests."""
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge() as running:
-        yield running
 
 
 @pytest.mark.parametrize("key", sorted(every_case()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,6 @@ from penstock.ir.builder import pack
 from tests.differential.judge import DEFAULT, DELEGATED, REFERENCE, Judge
 from tests.support_runs import flexible, penstock_runs
 from tests.unit.loaders.files import FileBuilder, quantization
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge() as running:
-        yield running
 
 
 def both(
