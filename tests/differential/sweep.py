@@ -3,7 +3,8 @@
     python -m tests.differential.sweep [KEY ...] [--write] [--draws N]
 
 Tries every assignment of types to the slots of a generator, several draws each. `--write` records what LiteRT
-ran in accepted/. Exit code 1 when Penstock refuses an assignment, or computes it otherwise.
+ran in accepted/. Exit code 1 when Penstock refuses an assignment, or computes it otherwise. All keys are swept by
+`scripts/soak types` too.
 """
 
 # ruff: noqa: T201  # a program: it prints what it finds
@@ -14,7 +15,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -44,13 +45,13 @@ def sweep(
             yield types, drawn, examine(drawn, judge)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Types that LiteRT runs.")
     parser.add_argument("keys", nargs="*")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--show", type=int, default=1, help="failures to show of each assignment")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     every = every_case()
     table: dict[str, dict[str, str]] = {}
     failed = 0
