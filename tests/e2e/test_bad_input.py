@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.export.tflite import write
+from penstock.ir import DType
+from penstock.ir.builder import ModelBuilder
 from tests.e2e.conftest import Program
 
 
@@ -165,3 +168,19 @@ def test_a_full_standard_output_is_one_line(
     assert result.returncode == (3 if missing else 1)
     assert result.stderr.count("\n") == 1, result.stderr
     assert missing or result.stderr.startswith("penstock: error: cannot write the output: ")
+
+
+def test_what_only_compiling_finds_names_the_file(program: Program, tmp_path: Path) -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (None, 4), "x")
+    size = builder.constant(np.array([2, 3], np.int32), "size")
+    (y,) = builder.operation("RESHAPE", [x, size], outputs=[(DType.FLOAT32, (2, 3))])
+    file = tmp_path / "shape.tflite"
+    file.write_bytes(write(builder.build(outputs=[y])))
+    for command in (["run", file, "random"], ["bench", file]):
+        result = program(*command)
+        assert result.returncode == 3, result.stdout
+        assert result.stderr.startswith(
+            f"penstock: error: {file}: subgraph 0, operation 0 (RESHAPE)"
+        )
+        assert result.stderr.count("\n") == 1

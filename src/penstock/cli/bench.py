@@ -60,6 +60,7 @@ def bench(
     fed = feed(given, operands, entered.metadata.inputs, wishes)
     compiled, compile_ns = opening.compile_model(
         entered,
+        loaded.path,
         devices=device,
         signature=signature,
         threads=threads,

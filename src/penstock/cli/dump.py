@@ -33,7 +33,9 @@ def dump(
     if after is Stage.LOAD:
         text, data = loaded.model.show(), {"text": loaded.model.show()}
     else:
-        compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
+        compiled, _ = opening.compile_model(
+            loaded.model, loaded.path, devices=device, signature=signature
+        )
         with compiled:
             text, data = compiled.plan.show(), json.loads(compiled.plan.to_json())
             if after is Stage.COMPILE:

@@ -47,6 +47,7 @@ def load(path: str) -> Loaded:
 
 def compile_model(
     model: Model,
+    path: str,
     *,
     devices: Sequence[str] | None = None,
     signature: str | None = None,
@@ -58,7 +59,8 @@ def compile_model(
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*. Raises `UsageError` for a device that does not exist.
+    *operands*. Raises `UsageError` for a device that does not exist, and `FileError` about the file at
+    *path* from a `ModelError`.
     """
     shapes = {
         o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
@@ -68,12 +70,15 @@ def compile_model(
         raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")
     prepare = penstock.compile
     began = time.perf_counter_ns()
-    compiled = prepare(
-        model,
-        devices=list(devices) if devices else None,
-        signature=signature,
-        num_threads=threads,
-        shapes=shapes or None,
-        progress=progress,
-    )
+    try:
+        compiled = prepare(
+            model,
+            devices=list(devices) if devices else None,
+            signature=signature,
+            num_threads=threads,
+            shapes=shapes or None,
+            progress=progress,
+        )
+    except ModelError as error:
+        raise FileError(path, str(error)) from error
     return compiled, time.perf_counter_ns() - began

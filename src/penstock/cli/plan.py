@@ -53,7 +53,9 @@ def plan(
     )
     loaded = opening.load(model)
     try:
-        compiled, _ = opening.compile_model(loaded.model, devices=device, signature=signature)
+        compiled, _ = opening.compile_model(
+            loaded.model, loaded.path, devices=device, signature=signature
+        )
     except PlacementError as error:
         from penstock.cli.refusals import answers
 

@@ -86,6 +86,7 @@ def run(
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
     compiled, compile_ns = opening.compile_model(
         entered,
+        loaded.path,
         devices=device,
         signature=signature,
         threads=threads,

@@ -35,7 +35,8 @@ def arrange(
         return values
     if len(given) != len(names):
         raise InputError(
-            f"{len(given)} {kind}s given, {len(names)} needed: {', '.join(map(repr, names)) or 'none'}"
+            f"{len(given)} {kind}{'' if len(given) == 1 else 's'} given, {len(names)} needed: "
+            f"{', '.join(map(repr, names)) or 'none'}"
         )
     return list(given)
 
@@ -184,6 +185,9 @@ def _check_channels(
 
 
 def _import(value: Any, operand: Operand, position: int) -> NDArray:
+    plain = isinstance(value, list | tuple | int | float | complex)
+    if plain and operand.dtype is not DType.STRING and not hasattr(value, "__array__"):
+        raise InputError(f"{_needed(value, operand, position)}; {_remedy(value)}")
     try:
         if operand.dtype is DType.STRING and isinstance(value, list | tuple | str | bytes):
             return np.array(value, object)
@@ -193,10 +197,19 @@ def _import(value: Any, operand: Operand, position: int) -> NDArray:
             return np.from_dlpack(value)
         return np.asarray(memoryview(value))
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise InputError(
-            f"{_label(operand, position)} needs an array ({operand.dtype.value} of shape {_shape(operand)}), "
-            f"not {type(value).__name__}: {error}"
-        ) from None
+        raise InputError(f"{_needed(value, operand, position)}: {error}") from None
+
+
+def _needed(value: Any, operand: Operand, position: int) -> str:
+    needed = f"an array ({operand.dtype.value} of shape {_shape(operand)})"
+    return f"{_label(operand, position)} needs {needed}, not {type(value).__name__}"
+
+
+def _remedy(value: Any) -> str:
+    """What to write instead of a Python sequence or number."""
+    if isinstance(value, list | tuple) and any(isinstance(v, np.ndarray) for v in value):
+        return "a call takes an argument for each input, run() one list of them"
+    return "make one with numpy.array"
 
 
 def _other_elements(array: NDArray, operand: Operand, position: int) -> InputError:

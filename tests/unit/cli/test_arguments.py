@@ -94,6 +94,11 @@ def test_a_wrong_count_lists_the_inputs(given: list[str]) -> None:
         feed(given, [A, B], (), Wishes())
 
 
+def test_one_input_for_a_model_without_inputs() -> None:
+    with pytest.raises(UsageError, match=r"^1 input given, the model has 0: none$"):
+        feed(["random"], [], (), Wishes())
+
+
 def test_a_model_without_inputs_takes_none() -> None:
     assert feed([], [], (), Wishes()).arrays == []
 

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from penstock.cli.failures import FileError, UsageError
 from penstock.cli.feed import arrays
 from penstock.cli.feed.arrays import random_array, read_npy, read_npz
-from penstock.ir import DType, Lifetime, Operand, Shape
+from penstock.ir import DType, Lifetime, NDArray, Operand, Shape
 
 
 def tensor(shape: Shape, dtype: DType = DType.FLOAT32, name: str = "x") -> Operand:
@@ -35,6 +35,16 @@ def test_fortran_order_and_foreign_byte_order_are_read(tmp_path: Path) -> None:
     assert found.dtype == np.dtype("=f4")
     assert found.flags.c_contiguous
     assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("value", [np.array(True), np.array(False, np.bool_)])
+def test_a_scalar_stays_without_dimensions(tmp_path: Path, value: NDArray) -> None:
+    np.save(tmp_path / "x.npy", value)
+    np.savez(tmp_path / "x.npz", x=value)
+    scalar = tensor((), DType.BOOL)
+    for found in (read_npy(tmp_path / "x.npy", scalar), *read_npz(tmp_path / "x.npz", [scalar])):
+        assert found.shape == ()
+        assert found == value
 
 
 def test_unknown_dimensions_take_any_size(tmp_path: Path) -> None:
@@ -105,6 +115,14 @@ def test_npz_by_position(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", np.zeros(3, np.float32), np.ones(2, np.float32))
     first, second = read_npz(tmp_path / "x.npz", [tensor((3,), name="a"), tensor((2,), name="b")])
     assert (first.tolist(), second.tolist()) == ([0, 0, 0], [1, 1])
+
+
+def test_an_npz_entry_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", p=np.zeros(2, np.float32), q=np.zeros(3, np.float32))
+    with pytest.raises(
+        FileError, match=r"entry 'q' holds float32\[3\]; input 'b' needs float32\[2\]"
+    ):
+        read_npz(tmp_path / "x.npz", [tensor((2,), name="a"), tensor((2,), name="b")])
 
 
 def test_npz_that_does_not_match_lists_what_it_holds(tmp_path: Path) -> None:

@@ -81,13 +81,21 @@ class TestInputs:
     @pytest.mark.parametrize(
         ("inputs", "message"),
         [
-            ([X], "1 inputs given, 2 needed"),
+            ([X], "1 input given, 2 needed"),
             ([X, Y, Y], "3 inputs given"),
             ({"x": X}, "input 'y' is missing"),
             ({"x": X, "y": Y, "z": Y}, "no input is named 'z'; there are 'x', 'y'"),
             ([X, Y[0]], r"input 1 \(y\) has shape \(2, 3\), an array of shape \(3,\)"),
             ([X, Y.astype(np.float64)], r"input 1 \(y\) is float32, an array of float64"),
-            ([X, [1, 2]], r"input 1 \(y\) needs an array .float32 of shape \(2, 3\)., not list"),
+            (
+                [X, [1, 2]],
+                r"input 1 \(y\) needs an array .float32 of shape \(2, 3\)., not list; make one with numpy.array$",
+            ),
+            ([X, 1.0], r"input 1 .* not float; make one with numpy.array$"),
+            (
+                [X, [X, Y]],
+                r"not list; a call takes an argument for each input, run\(\) one list of",
+            ),
             ([X, None], r"not NoneType"),
         ],
     )

@@ -154,4 +154,6 @@ def kind_of(path: Path) -> Kind:
 
 def _count(given: Sequence[str], operands: Sequence[Operand]) -> str:
     inputs = "; ".join(f"{o.name or '(no name)'} {show_operand(o)}" for o in operands) or "none"
-    return f"{len(given)} inputs given, the model has {len(operands)}: {inputs} (a file each, or random)"
+    count = f"{len(given)} input{'' if len(given) == 1 else 's'}"
+    how = " (a file each, or random)" if operands else ""
+    return f"{count} given, the model has {len(operands)}: {inputs}{how}"

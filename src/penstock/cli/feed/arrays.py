@@ -49,10 +49,10 @@ def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
 
 def _read_entry(archive: zipfile.ZipFile, name: str, path: Path, operand: Operand) -> NDArray:
     with reading(path, f"entry {name!r} cannot be read"), archive.open(f"{name}.npy") as stream:
-        return _read(stream, path, operand)
+        return _read(stream, path, operand, f"entry {name!r} ")
 
 
-def _read(stream: IO[bytes], path: Path, operand: Operand) -> NDArray:
+def _read(stream: IO[bytes], path: Path, operand: Operand, entry: str = "") -> NDArray:
     """The header is checked against the operand before room for the values is made."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
@@ -62,13 +62,13 @@ def _read(stream: IO[bytes], path: Path, operand: Operand) -> NDArray:
     else:
         number = ".".join(map(str, version))
         raise FileError(path, f"version {number} of the .npy format is not known")
-    check(path, operand, dtype, shape)
+    check(path, operand, dtype, shape, entry)
     data = _exactly(stream, math.prod(shape) * dtype.itemsize, path)
     array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
     if operand.dtype is DType.STRING:
         encoded: NDArray = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
         return encoded.astype(object)
-    return np.ascontiguousarray(array, dtype=operand.dtype.numpy)
+    return np.asarray(array, operand.dtype.numpy, order="C")
 
 
 def _exactly(stream: IO[bytes], nbytes: int, path: Path) -> bytearray:
@@ -85,15 +85,19 @@ def _exactly(stream: IO[bytes], nbytes: int, path: Path) -> bytearray:
     return data
 
 
-def check(path: Path, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Raises `FileError` unless an array of this dtype and shape may be given for *operand*."""
+def check(
+    path: Path, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...], entry: str = ""
+) -> None:
+    """Raises `FileError`, which begins with *entry*, unless an array of this dtype and shape may be
+    given for *operand*.
+    """
     given = f"{dtype.name}{show_shape(shape)}"
     if dtype.hasobject:
-        raise FileError(path, "holds Python objects, which are not read")
+        raise FileError(path, f"{entry}holds Python objects, which are not read")
     same = dtype_of(dtype.newbyteorder("=")) is operand.dtype
     if not same or not fits(shape, operand.shape):
         raise FileError(
-            path, f"holds {given}; input {operand.name!r} needs {show_operand(operand)}"
+            path, f"{entry}holds {given}; input {operand.name!r} needs {show_operand(operand)}"
         )
 
 

@@ -115,7 +115,7 @@ def read_quantization(
     values: list[float] = scales.tolist()
     if not any(values):
         if dtype in QUANTIZED:
-            raise InvalidQuantization(f"the scale of a {dtype.value} tensor is zero")
+            raise InvalidQuantization(f"a scale of this {dtype.value} tensor is zero")
         return None
     if zero_points.min() < INT32_RANGE[0] or zero_points.max() > INT32_RANGE[-1]:
         raise InvalidQuantization("a zero point exceeds 32 bits")
