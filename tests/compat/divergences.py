@@ -43,12 +43,6 @@ DIVERGENCES: Final[dict[str, Divergence]] = {
         [{"array": "int64", "shape": [0, 1], "values": []}],
     ),
     "intermediate_shape_when_not_preserved": Divergence(UNREAD, "ValueError"),
-    "input_named_twice": Divergence(
-        "one tensor listed as two inputs is taken for a damaged file", "RuntimeError"
-    ),
-    "details_after_allocation[input_twice]": Divergence(
-        "one tensor listed as two inputs is taken for a damaged file", "RuntimeError"
-    ),
     "damaged_content[no_operators]": Divergence(
         "LiteRT answers an output that no operator writes with whatever lies in its memory", None
     ),
