@@ -13,20 +13,27 @@ Predicate: TypeAlias = "Callable[[Model, Operation, list[NDArray | None]], bool]
 """Whether the operation, on these inputs (None: computed by another operation), is one that LiteRT computes wrongly."""
 
 
-def _tiny_quotients(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """Quantised DIV whose exact quotient is less than one step of the output."""
-    a, b, made = (model.operands[i] for i in (*operation.inputs, *operation.outputs))
-    if a.quantization is None or b.quantization is None or made.quantization is None:
-        return False
-    if any(x is None for x in inputs):
-        return True
-    real = [
-        (np.asarray(x, np.float64) - q.zero_point) * q.scale
-        for x, q in zip(inputs, (a.quantization, b.quantization), strict=True)
-    ]
+def tiny_quotients(model: Model, operation: Operation, inputs: list[NDArray | None]) -> NDArray:
+    """Where the exact quotients of a quantised DIV are less than one step of the output; of operands that are not known,
+    everywhere.
+    """
+    operands = [model.operands[i] for i in (*operation.inputs, *operation.outputs)]
+    scales = [o.quantization for o in operands]
+    a, b = inputs
+    if scales[0] is None or scales[1] is None or scales[2] is None:
+        return np.zeros((), bool)
+    if a is None or b is None:
+        return np.ones((), bool)
+    first = (a.astype(np.float64) - scales[0].zero_point) * scales[0].scale
+    second = (b.astype(np.float64) - scales[1].zero_point) * scales[1].scale
     with np.errstate(all="ignore"):
-        steps = np.abs(real[0] / real[1]) / made.quantization.scale
-    return bool((steps < 1).any())
+        small: NDArray = np.abs(first / second) / scales[2].scale < 1
+    return small
+
+
+def _tiny_quotients(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """DIV among other operations: whatever follows has the wrong quotients too."""
+    return len(model.operations) > 1 and bool(tiny_quotients(model, operation, inputs).any())
 
 
 def _unscaled_int16(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
@@ -78,14 +85,19 @@ KNOWN: Final[dict[str, Predicate]] = {
 
 def is_known(model: Model, inputs: tuple[NDArray, ...]) -> bool:
     """Whether some operation of *model* is one that LiteRT computes wrongly."""
-    entry = model.entry
-    values = dict(zip(entry.inputs, inputs, strict=False))
-
-    def value(index: int) -> NDArray | None:
-        operand = entry.operands[index]
-        return model.constant(operand) if operand.is_constant else values.get(index)
-
     return any(
-        o.key in KNOWN and KNOWN[o.key](model, o, [value(i) for i in o.inputs])
-        for o in entry.operations
+        o.key in KNOWN and KNOWN[o.key](model, o, values_of(model, o, inputs))
+        for o in model.operations
     )
+
+
+def values_of(
+    model: Model, operation: Operation, inputs: tuple[NDArray, ...]
+) -> list[NDArray | None]:
+    """The inputs of *operation* that are constants or among the model's *inputs*, None for others."""
+    entry = model.entry
+    given = dict(zip(entry.inputs, inputs, strict=False))
+    return [
+        model.constant(entry.operands[i]) if entry.operands[i].is_constant else given.get(i)
+        for i in operation.inputs
+    ]

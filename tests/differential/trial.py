@@ -12,7 +12,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import PACKED, dtype_of
-from tests.differential.differences import is_known
+from tests.differential.differences import is_known, tiny_quotients, values_of
 from tests.differential.draw import Drawn
 from tests.differential.judge import (
     DEFAULT,
@@ -71,7 +71,7 @@ def examine(drawn: Drawn, judge: Judge) -> Verdict:
     if isinstance(theirs, str):
         return Verdict(Outcome.ALLOWED, theirs)
     try:
-        compare(model, ours, theirs, default)
+        compare(model, drawn.inputs, ours, theirs, default)
     except AssertionError as difference:
         if is_known(model, drawn.inputs):
             return Verdict(Outcome.KNOWN, str(difference))
@@ -104,7 +104,13 @@ def run(model: Model, drawn: Drawn) -> list[NDArray]:
         return list(compiled(*drawn.inputs))
 
 
-def compare(model: Model, ours: list[NDArray], reference: list[NDArray], default: Answer) -> None:
+def compare(
+    model: Model,
+    inputs: tuple[NDArray, ...],
+    ours: list[NDArray],
+    reference: list[NDArray],
+    default: Answer,
+) -> None:
     """The rule of comparison of networks, on what LiteRT's two kernel sets say.
 
     Raises `AssertionError` where it is broken.
@@ -112,21 +118,25 @@ def compare(model: Model, ours: list[NDArray], reference: list[NDArray], default
     if isinstance(default, str):
         default = reference
     assert len(ours) == len(reference) == len(default), f"{len(ours)} outputs"
-    ours, reference, default = (_settled(model, a) for a in (ours, reference, default))
+    ours, reference, default = (_settled(model, inputs, a) for a in (ours, reference, default))
     triples = [_comparable(*a) for a in zip(ours, reference, default, strict=True)]
     got, want, out = (list(t) for t in zip(*triples, strict=True))
     case = comparison.Case(out, lambda: want)
     comparison.compare(got, case, comparison.Rule(None, {}, is_hybrid(model)))
 
 
-def _settled(model: Model, arrays: list[NDArray]) -> list[NDArray]:
-    """The outputs with zeros behind the last detection, where LiteRT leaves what lay in memory."""
-    if [o.key for o in model.operations] != ["CUSTOM:TFLite_Detection_PostProcess"]:
+def _settled(model: Model, inputs: tuple[NDArray, ...], arrays: list[NDArray]) -> list[NDArray]:
+    """The outputs with zeros where LiteRT leaves what lay in memory: behind the last detection, and for quotients
+    of less than a step.
+    """
+    if len(model.operations) > 1:
         return arrays
-    count = int(arrays[3][0])
-    cleared = [a.copy() for a in arrays]
-    for array in cleared[:3]:
-        array[:, count:] = 0
+    operation, cleared = model.operations[0], [a.copy() for a in arrays]
+    if operation.key == "CUSTOM:TFLite_Detection_PostProcess":
+        for array in cleared[:3]:
+            array[:, int(arrays[3][0]) :] = 0
+    if operation.key == "DIV":
+        cleared[0][tiny_quotients(model, operation, values_of(model, operation, inputs))] = 0
     return cleared
 
 
