@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StateError
-from penstock.ir import Model, NDArray, Variable
+from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.model import constant_array
 
 
@@ -84,4 +84,6 @@ def _initial(model: Model, variable: Variable) -> NDArray:
     if variable.value is not None or variable.location is not None:
         return np.array(constant_array(model.pools, variable))
     shape = tuple(d or 0 for d in variable.shape or ())
+    if variable.dtype is DType.STRING:
+        return np.full(shape, b"", object)
     return np.zeros(shape, variable.dtype.numpy)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock import loaders
-from penstock.errors import InvalidOperand, StateError
+from penstock.errors import InvalidOperand, NotExportable, StateError
 from penstock.export.tflite import write
 from penstock.ir import DType, Model, Subgraph, Variable
 from tests.unit.loaders.files import FileBuilder
@@ -128,3 +128,30 @@ def test_an_unassigned_variable_has_no_value() -> None:
     variable = Variable("v", DType.INT8, (1,), value=b"\0", assigned=False)
     with pytest.raises(InvalidOperand, match="unassigned variable"):
         Model((Subgraph((), (), (), ()),), variables=(variable,))
+
+
+def strings(*, is_variable: bool) -> Model:
+    """A variable of strings, resource or tensor, that is read and then set."""
+    file = FileBuilder()
+    x, y = (file.tensor(n, [2], "STRING") for n in "xy")
+    places = file.tensor("places", [2], "INT32", np.array([1, 0], np.int32))
+    if is_variable:
+        kept = file.tensor("kept", [2], "STRING", is_variable=True)
+        file.operator("GATHER", [kept, places], [y])
+        file.operator("GATHER", [x, places], [kept])
+    else:
+        kept, v = file.tensor("kept", [2], "STRING"), handle(file)
+        file.operator("ASSIGN_VARIABLE", [v, x], [])
+        file.operator("READ_VARIABLE", [v], [kept])
+        file.operator("GATHER", [kept, places], [y])
+    return loaders.load(file.finish([x], [y]))
+
+
+@pytest.mark.parametrize(("is_variable", "first"), [(True, [b"", b""]), (False, [b"b", b"a"])])
+def test_a_variable_may_hold_strings_here(is_variable: bool, first: list[bytes]) -> None:
+    model = strings(is_variable=is_variable)
+    with penstock.compile(model, cache=None) as compiled:
+        assert compiled(["a", "b"])[0].tolist() == first
+        assert compiled(["c", "d"])[0].tolist() == ([b"a", b"b"] if is_variable else [b"d", b"c"])
+    with pytest.raises(NotExportable, match="holds strings"):
+        write(model)

@@ -102,6 +102,11 @@ def plan_state(model: Model, index: int) -> SubgraphState:
             plan.kept_inputs[at] = own
     plan.resources = [p for p in subgraph.states if p.variable not in through]
     for port in plan.resources:
+        if model.variables[port.variable].dtype is DType.STRING:
+            raise NotExportable(
+                f"variable {model.variables[port.variable].name!r} holds strings, which TFLite's cannot",
+                where=f"subgraph {index}",
+            )
         if model.variables[port.variable].shape is None:
             raise NotExportable(
                 f"variable {model.variables[port.variable].name!r} has no known rank, which TFLite has no form for",
