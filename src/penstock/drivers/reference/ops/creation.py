@@ -45,6 +45,8 @@ def cast(site: Site) -> Kernel:
 
 def _saturated(values: NDArray, made: DType) -> NDArray:
     low, high = integer_range(made)
+    if values.size and low <= values.min() and values.max() < high:
+        return values.astype(made.numpy)
     x = values.astype(np.float64, copy=False)
     below = x < float(high + 1)
     inside = np.where(below, np.maximum(x, low), 0)

@@ -6,6 +6,7 @@ W. J. Cody, "Rational Chebyshev approximations for the error function", Mathemat
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -38,18 +39,31 @@ _LARGEST: Final = 26.5
 
 
 def complementary_error_function(x: NDArray) -> NDArray:
-    """erfc(x) = 1 - erf(x), as float64."""
-    wide = np.asarray(x, np.float64)
-    size = np.minimum(np.abs(wide), _LARGEST)
+    """erfc(x) = 1 - erf(x), in the type of *x*: float64, or float32 to about 1e-6 relative."""
+    real = x.dtype.type
+    one, root = real(1), real(1 / math.sqrt(math.pi))
+    size = np.minimum(np.abs(x), real(_LARGEST))
     square = size * size
-    small = 1.0 - wide * _rational(_SMALL, square)
-    inverse = 1.0 / np.maximum(square, 1.0)
-    large = (1.0 / np.sqrt(np.pi) - inverse * _rational(_LARGE, inverse)) / np.maximum(size, 1.0)
-    tail = np.exp(-square) * np.where(size <= 4.0, _rational(_MIDDLE, size), large)
-    return np.where(size <= 0.46875, small, np.where(wide < 0, 2.0 - tail, tail))
+    small = one - x * _rational(_SMALL, np.minimum(square, one))
+    tail = _rational(_MIDDLE, np.minimum(size, real(4)))
+    if (size > 4).any():
+        inverse = one / np.maximum(square, one)
+        large = (root - inverse * _rational(_LARGE, inverse)) / np.maximum(size, one)
+        tail = np.where(size <= 4, tail, large)
+    tail *= np.exp(-square)
+    return np.where(size <= real(0.46875), small, np.where(x < 0, real(2) - tail, tail))
 
 
 def _rational(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: NDArray) -> NDArray:
-    numerator, denominator = coefficients
-    result: NDArray = np.polyval(numerator, x) / np.polyval(denominator, x)
+    numerator, denominator = (_polynomial(c, x) for c in coefficients)
+    return np.divide(numerator, denominator, out=numerator)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: NDArray) -> NDArray:
+    """Horner's scheme, in the type of *x*."""
+    result: NDArray = np.multiply(x, coefficients[0])
+    for coefficient in coefficients[1:-1]:
+        result += coefficient
+        result *= x
+    result += coefficients[-1]
     return result

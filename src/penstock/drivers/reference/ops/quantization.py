@@ -22,6 +22,7 @@ from penstock.drivers.reference.ops.kernel import (
     tensor_quantization,
 )
 from penstock.drivers.reference.ops.parts import by_parts
+from penstock.drivers.reference.ops.tables import look_up
 from penstock.drivers.reference.ops.weights import given
 from penstock.ir import DType, NDArray, Operand, Quantization
 
@@ -132,11 +133,16 @@ def _quantize(target: Operand) -> Kernel:
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
     def convert(values: NDArray, scale: NDArray, zero_point: NDArray) -> NDArray:
-        real = values.astype(np.float32, copy=False) / scale
-        stored = round_half_away_from_zero(real).astype(np.float64)
-        np.copyto(stored, 0.0, where=np.isnan(stored))
-        stored += zero_point
-        np.clip(stored, *limits, out=stored)
+        real = np.divide(values, scale, dtype=np.float32)
+        stored = round_half_away_from_zero(real)
+        if dtype.itemsize > 2:
+            stored = stored.astype(np.float64)
+        if not np.isfinite(stored.sum()):
+            np.copyto(stored, 0.0, where=np.isnan(stored))
+        offset = zero_point.astype(stored.dtype)
+        np.maximum(stored, limits[0] - offset, out=stored)
+        np.minimum(stored, limits[1] - offset, out=stored)
+        stored += offset
         return stored.astype(dtype)
 
     return lambda inputs: (by_parts(convert, given(inputs[0]), scales, zero_points),)
@@ -158,4 +164,4 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
     if source.dtype not in TABLED:
         return lambda inputs: (convert(given(inputs[0])),)
     table = convert(np.arange(256, dtype=np.uint8).view(source.dtype.numpy))
-    return lambda inputs: (table[np.asarray(given(inputs[0]), order="C").view(np.uint8)],)
+    return lambda inputs: (look_up(table, given(inputs[0])),)

@@ -21,6 +21,7 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.parts import by_parts
 from penstock.drivers.reference.ops.tables import (
     QUANTIZED,
     QUANTIZED_8,
@@ -183,6 +184,6 @@ def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Q
 def _float_kernel(function: Callable[[NDArray], NDArray]) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         with np.errstate(all="ignore"):
-            return (function(np.asarray(inputs[0])),)
+            return (by_parts(function, np.asarray(inputs[0])),)
 
     return run

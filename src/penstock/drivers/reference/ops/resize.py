@@ -110,18 +110,24 @@ def _fixed_axis(size: int, out: int, *, align: bool, half: bool) -> Axis:
 
 def _mix_float(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
     one = np.float32(1)
-    right = columns.weight[:, None]
-    shares = one - right, right
+    wide = len(columns.lower), picture.shape[3]
+    right = np.ascontiguousarray(np.broadcast_to(columns.weight[:, None], wide))
+    left = one - right
+    work = np.empty(wide, np.float32)
 
     def mix(top: NDArray, bottom: NDArray, down: np.float32, out: NDArray) -> None:
-        above = top.astype(np.float32, copy=False) * (one - down)
-        below = bottom.astype(np.float32, copy=False) * down
-        np.multiply(above[columns.lower], shares[0], out=out)
-        out += below[columns.lower] * shares[0]
-        out += above[columns.upper] * shares[1]
-        out += below[columns.upper] * shares[1]
+        rows = top * (one - down), bottom * down
+        np.multiply(rows[0].take(columns.lower, axis=0, mode="clip"), left, out=out)
+        for row, places, share in (
+            (rows[1], columns.lower, left),
+            (rows[0], columns.upper, right),
+            (rows[1], columns.upper, right),
+        ):
+            row.take(places, axis=0, out=work, mode="clip")
+            np.multiply(work, share, out=work)
+            np.add(out, work, out=out)
 
-    return _mixed(picture, rows, columns, np.float32, mix)
+    return _mixed(picture.astype(np.float32, copy=False), rows, columns, np.float32, mix)
 
 
 def _mix_fixed(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:

@@ -67,12 +67,13 @@ def elu(site: Site) -> Kernel:
 @kernel("GELU")
 def gelu(site: Site) -> Kernel:
     """`x` times the normal distribution function of x, or its tanh approximation."""
-    function = _gelu_approximate if site.attributes.flag("approximate") else _gelu
+    approximate = site.attributes.flag("approximate")
+    function = _gelu_approximate if approximate else _gelu
     if site.input(0).dtype is site.output().dtype is DType.INT16:
         return tabulated_reals(site, function)
     if site.input(0).dtype is site.output().dtype is DType.FLOAT16:
         return lambda inputs: (function(np.asarray(inputs[0])),)
-    return _by_type(site, function, function)
+    return _by_type(site, function if approximate else _gelu_single, function)
 
 
 def _by_type(
@@ -131,8 +132,16 @@ def _elu(x: NDArray) -> NDArray:
 def _gelu(x: NDArray) -> NDArray:
     """Every step in the type of *x*."""
     real = x.dtype.type
-    tail = complementary_error_function(x * real(-math.sqrt(0.5))).astype(x.dtype)
-    result: NDArray = real(0.5) * x * tail
+    inner = (x * real(-math.sqrt(0.5))).astype(np.float64)
+    result: NDArray = real(0.5) * x * complementary_error_function(inner).astype(x.dtype)
+    return result
+
+
+def _gelu_single(x: NDArray) -> NDArray:
+    """`_gelu` of float32 in float32 throughout, to about 1e-6."""
+    half = np.float32(0.5)
+    tail = complementary_error_function(x * np.float32(-math.sqrt(0.5)))
+    result: NDArray = half * x * tail
     return result
 
 

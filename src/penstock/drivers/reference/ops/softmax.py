@@ -33,6 +33,7 @@ from penstock.drivers.reference.ops.tables import (
     QUANTIZED_8,
     interpolate,
     interpolation_table,
+    stored_values,
 )
 from penstock.ir import DType, NDArray, Quantization
 
@@ -192,12 +193,14 @@ def _softmax_16(site: Site, beta: float) -> Kernel:
     multiplier = quantize_multiplier(float(real))
     powers, inverses = _tables_16()
     low, high = integer_range(DType.INT16)
+    every = interpolate(powers, stored_values(DType.INT16))
 
     def compute(x: NDArray) -> NDArray:
         wide = x.astype(np.int64)
         differences = wide - wide.max(axis=-1, keepdims=True)
         scaled = multiply_by_quantized_multiplier(differences, *multiplier) + high
-        terms = interpolate(powers, np.clip(scaled, low, high))
+        scaled -= low
+        terms = every.take(scaled, mode="clip")
         sums = terms.sum(axis=-1, keepdims=True)
         headroom = count_leading_zeros(sums)
         normal = ((sums << (headroom - 1)) + (1 << 13)) >> 14

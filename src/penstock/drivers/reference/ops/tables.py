@@ -33,7 +33,11 @@ def by_bits(values: NDArray, dtype: DType) -> NDArray:
 
 def look_up(table: NDArray, x: NDArray) -> NDArray:
     """The entries of a table of `by_bits` order for the stored values *x*."""
-    result: NDArray = table[x.view(f"u{x.dtype.itemsize}")]
+    if x.dtype.itemsize == table.dtype.itemsize == 1:
+        # Byte strings know a table of bytes, several times faster than arrays.
+        stored = bytearray(np.ascontiguousarray(x).reshape(-1).data).translate(table.tobytes())
+        return np.frombuffer(stored, table.dtype).reshape(x.shape)
+    result: NDArray = table.take(x.view(f"u{x.dtype.itemsize}"), mode="clip")
     return result
 
 
