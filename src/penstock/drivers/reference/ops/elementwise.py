@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -34,7 +35,7 @@ def maximum(site: Site) -> Kernel:
     """The larger stored value; the second where either is not a number."""
     if check_types(site, COMPARED).is_integer:
         return with_pair(np.maximum)
-    return with_pair(lambda a, b: np.where(a > b, a, b))
+    return with_pair(partial(_chosen, np.maximum, np.greater))
 
 
 @kernel("MINIMUM")
@@ -42,7 +43,13 @@ def minimum(site: Site) -> Kernel:
     """The smaller stored value; the second where either is not a number."""
     if check_types(site, COMPARED).is_integer:
         return with_pair(np.minimum)
-    return with_pair(lambda a, b: np.where(a < b, a, b))
+    return with_pair(partial(_chosen, np.minimum, np.less))
+
+
+def _chosen(extreme: np.ufunc, better: np.ufunc, a: NDArray, b: NDArray) -> NDArray:
+    result: NDArray = np.asarray(extreme(a, b))
+    # Choosing element by element is slow, and needed where there are numbers that are none.
+    return result if np.isfinite(result.sum()) else np.where(better(a, b), a, b)
 
 
 @kernel("SQUARED_DIFFERENCE")

@@ -40,6 +40,9 @@ STORED: Final = frozenset(
 )
 """Types that quantised values are stored in."""
 
+BELOW_HALF: Final = np.array(np.nextafter(np.float32(0.5), np.float32(0)))
+"""What rounds halves away from zero when it is added before the fraction is cut off."""
+
 TABLED: Final = frozenset({DType.INT8, DType.UINT8})
 
 
@@ -132,20 +135,26 @@ def _quantize(target: Operand) -> Kernel:
     scales, zero_points = _vectors(_quantization(target), target)
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
-    def convert(values: NDArray, scale: NDArray, zero_point: NDArray) -> NDArray:
-        real = np.divide(values, scale, dtype=np.float32)
-        stored = round_half_away_from_zero(real)
-        if dtype.itemsize > 2:
-            stored = stored.astype(np.float64)
+    real = np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
+    offset = zero_points.astype(real)
+    vectors = scales, limits[0] - offset, limits[1] - offset, offset
+
+    def convert(
+        values: NDArray, scale: NDArray, low: NDArray, high: NDArray, offset: NDArray
+    ) -> NDArray:
+        rounded = np.divide(values, scale, dtype=np.float32)
+        rounded += np.copysign(BELOW_HALF, rounded)
+        stored = np.trunc(rounded, out=rounded).astype(real, copy=False)
         if not np.isfinite(stored.sum()):
             np.copyto(stored, 0.0, where=np.isnan(stored))
-        offset = zero_point.astype(stored.dtype)
-        np.maximum(stored, limits[0] - offset, out=stored)
-        np.minimum(stored, limits[1] - offset, out=stored)
+        np.maximum(stored, low, out=stored)
+        np.minimum(stored, high, out=stored)
         stored += offset
         return stored.astype(dtype)
 
-    return lambda inputs: (by_parts(convert, given(inputs[0]), scales, zero_points),)
+    if scales.ndim:
+        return lambda inputs: (by_parts(convert, given(inputs[0]), *vectors),)
+    return lambda inputs: (by_parts(lambda x: convert(x, *vectors), given(inputs[0])),)
 
 
 def _requantize(source: Operand, target: Operand) -> Kernel:

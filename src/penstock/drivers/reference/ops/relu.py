@@ -66,6 +66,8 @@ def leaky_relu(site: Site) -> Kernel:
     """`x` where it is not negative, `alpha * x` elsewhere."""
     alpha = np.float32(site.attributes.number("alpha"))
     if site.input(0).dtype is DType.FLOAT32:
+        if 0 < alpha <= 1:
+            return _float_kernel(lambda x: np.maximum(x, x * alpha))
         return _float_kernel(lambda x: np.where(x > 0, x, x * alpha))
     given, made = _quantizations(site, QUANTIZED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
