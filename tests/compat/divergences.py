@@ -57,7 +57,7 @@ DIVERGENCES: Final[dict[str, Divergence]] = {
         ],
     ),
     "array_of_the_other_byte_order": Divergence(
-        "LiteRT takes the bytes as they lie; the numbers are taken",
+        "LiteRT takes the bytes as they lie. Penstock takes the numbers.",
         [
             None,
             {
@@ -72,7 +72,7 @@ DIVERGENCES: Final[dict[str, Divergence]] = {
     "delegate_that_works[load_delegate]": Divergence(NATIVE, "DelegateNotLoaded"),
     "delegate_that_works[Delegate]": Divergence(NATIVE, "DelegateNotLoaded"),
     "custom_ops_class_with_a_function": Divergence(
-        "the function would be handed LiteRT's own registry; a driver brings operators to Penstock",
+        "the function would be handed LiteRT's own registry, which Penstock does not have",
         "NotAvailable",
     ),
 }

@@ -1,7 +1,7 @@
 """`python -m penstock.testing vectors DIRECTORY --device NAME [--operation NAME]... [--json]`.
 
-Exit code 0 when nothing failed, 1 when something did, 2 for a device or directory that is not there, 3 for a
-directory that holds something else, or broken files.
+Exit code 0 when nothing failed, 1 when something did, 2 for a device, directory or operation that is not
+there, 3 for a directory that holds something else, or broken files.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ def run(directory: Path, device: str, operations: Sequence[str] = (), *, json: b
         cases = [
             case for specification in load_directory(directory) for case in specification.cases
         ]
+        occurring = frozenset[str]().union(*(case.operations for case in cases))
+        if absent := [name for name in operations if name not in occurring]:
+            _complain(f"{directory}: no case has the operation {absent[0]!r}")
+            return USAGE
         wanted = [c for c in cases if not operations or c.operations & set(operations)]
         results: list[RunResult] = []
         report = run_vectors(wanted, chosen, results.append)

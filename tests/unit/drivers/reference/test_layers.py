@@ -279,7 +279,7 @@ CHANNELS = Operand(
             {"target": Operand(I16, None, quantization=q(1.0))},
             r"CONV_2D of \(int8, int8\) -> \(int16\)",
         ),
-        ({"activation": "TANH"}, "the fused activation TANH"),
+        ({"activation": "GELU"}, "GELU is no activation that may be fused"),
         ({"target": Operand(I8, None, quantization=q(1e-12))}, "a multiplier of"),
     ],
 )
@@ -291,9 +291,19 @@ def test_what_is_not_computed_is_refused_with_its_reason(
         build(quantized_site(**changes))
 
 
-def test_operations_without_a_builder_are_refused_by_name() -> None:
-    operation = Operation("CUSTOM", (), (), Attributes(custom_code="Nonesuch", custom_options=b""))
-    with pytest.raises(Unsupported, match="CUSTOM:Nonesuch"):
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("Nonesuch", "CUSTOM:Nonesuch: a custom operation needs a driver that has it$"),
+        (
+            "FlexErf",
+            "CUSTOM:FlexErf, one of TensorFlow's own operations: convert the model without",
+        ),
+    ],
+)
+def test_operations_without_a_builder_are_refused_by_name(code: str, reason: str) -> None:
+    operation = Operation("CUSTOM", (), (), Attributes(custom_code=code, custom_options=b""))
+    with pytest.raises(Unsupported, match=reason):
         build(Site(operation, (), (), lambda _: None))
 
 

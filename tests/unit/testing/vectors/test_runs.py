@@ -312,8 +312,18 @@ def test_the_command_prints_json(directory: Path, capsys: pytest.CaptureFixture[
 def test_the_command_takes_one_operation(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(arguments(directory, "--operation", "MUL")) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("0 passed, 0 failed")
+    assert command.main(arguments(directory, "--operation", "ADD")) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 passed, 1 failed")
+
+
+def test_an_operation_that_no_case_has_is_no_success(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for operations in (["--operation", "MUL"], ["--operation", "ADD", "--operation", "MUL"]):
+        assert command.main(arguments(directory, *operations)) == 2
+        printed = capsys.readouterr()
+        assert printed.err == f"{directory}: no case has the operation 'MUL'\n"
+        assert printed.out == ""
 
 
 def test_what_is_not_covered_is_listed(

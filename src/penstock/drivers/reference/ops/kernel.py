@@ -147,6 +147,18 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
     return register
 
 
+def _absent(operation: Operation) -> str:
+    """The operation, and what may be done about it where it is a custom one."""
+    kind, _, code = operation.key.partition(":")
+    if kind != "CUSTOM":
+        return operation.key
+    if code.startswith("Flex"):
+        return (
+            f"{operation.key}, one of TensorFlow's own operations: convert the model without them"
+        )
+    return f"{operation.key}: a custom operation needs a driver that has it"
+
+
 def build(site: Site) -> Kernel:
     """The kernel of *site*; `Unsupported` with the reason where there is none. What has no kernel in float16 is
     computed in float32.
@@ -155,7 +167,7 @@ def build(site: Site) -> Kernel:
     """
     builder = KERNELS.get(site.operation.key)
     if builder is None:
-        raise Unsupported(f"the reference driver has no {site.operation.key}")
+        raise Unsupported(f"the reference driver has no {_absent(site.operation)}")
     with np.errstate(all="ignore"):
         try:
             run = builder(site)
