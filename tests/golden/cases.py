@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import flatbuffers
 import numpy as np
@@ -18,15 +19,33 @@ from tests.conftest import CORPUS, NO_CORPUS
 from tests.golden.comparison import Case, Rule, compare
 
 Entry: TypeAlias = "dict[str, Any]"
-Kind: TypeAlias = Literal["network", "unit"]
+Kind: TypeAlias = Literal["network", "unit", "rejected", "corrupted"]
 
 
 def entries(kind: Kind) -> list[Entry]:
     """The `.tflite` files of the corpus of one kind; none without a corpus."""
+    return [e for e in _manifest() if e["kind"] == kind and e["format"] == "tflite"]
+
+
+@cache
+def _manifest() -> list[Entry]:
     if CORPUS is None:
         return []
-    manifest = json.loads((CORPUS / "models" / "manifest.json").read_bytes())
-    return [e for e in manifest["entries"] if e["kind"] == kind and e["format"] == "tflite"]
+    found: list[Entry] = json.loads((CORPUS / "models" / "manifest.json").read_bytes())["entries"]
+    return found
+
+
+def parameters(kind: Kind) -> list[Any]:
+    """A parameter for each of `entries(kind)`."""
+    return [pytest.param(entry, id=entry["id"]) for entry in entries(kind)]
+
+
+def operators_meant(entry: Entry) -> list[str]:
+    """The operators that LiteRT's message is about; every operator of the file where it names none."""
+    operators = [name.removeprefix("CUSTOM:") for name in entry["ops"]]
+    message = entry["reference_runtime"]["message"]
+    named = [name for name in operators if re.search(rf"\b{re.escape(name)}\b", message)]
+    return named or entry.get("custom_ops") or operators
 
 
 def case_groups(entry: Entry) -> dict[str, list[dict[str, Any]]]:
@@ -105,7 +124,9 @@ def check_labels(case: dict[str, Any], got: Sequence[NDArray]) -> None:
 
 
 class Judge:
-    """The reference kernels' outputs of the last of *cases*, recorded or computed by LiteRT itself."""
+    """The reference kernels' outputs of the last of *cases*, recorded or computed by LiteRT itself, once each."""
+
+    _computed: ClassVar[dict[tuple[Path, str], list[NDArray] | None]] = {}
 
     def __init__(self, path: Path, arrays: Any, cases: list[dict[str, Any]]) -> None:
         self.path, self.arrays, self.cases = path, arrays, cases
@@ -115,7 +136,10 @@ class Judge:
         keys = [f"{case['id']}/ref/{k}" for k in case["outputs"]]
         if all(k in self.arrays.files for k in keys):
             return [self.arrays[k] for k in keys]
-        return self._run()
+        key = self.path, case["id"]
+        if key not in self._computed:
+            self._computed[key] = self._run()
+        return self._computed[key]
 
     def _run(self) -> list[NDArray] | None:
         litert = pytest.importorskip(
@@ -125,7 +149,7 @@ class Judge:
             interpreter = _reference_interpreter(litert, self.path)
             outputs: list[NDArray] = []
             for position, case in enumerate(self.cases):
-                outputs = _invoke(interpreter, case, self.arrays, first=position == 0)
+                outputs = invoke(interpreter, case, self.arrays, first=position == 0)
         except (ValueError, RuntimeError):
             return None
         return outputs
@@ -155,7 +179,8 @@ def _reference_interpreter(litert: Any, path: Path) -> Any:
     )
 
 
-def _invoke(interpreter: Any, case: dict[str, Any], arrays: Any, *, first: bool) -> list[NDArray]:
+def invoke(interpreter: Any, case: dict[str, Any], arrays: Any, *, first: bool) -> list[NDArray]:
+    """The outputs of one case on an interpreter, LiteRT's or Penstock's; the *first* of a group sets the shapes."""
     given = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
     if "signature" in case:
         results = interpreter.get_signature_runner(case["signature"])(**given)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,18 @@ import pytest
 from penstock import tflite
 from penstock.errors import ModelError
 from tests.conftest import CORPUS
-from tests.golden.cases import Entry, Judge, _invoke, check_labels, groups, rule
+from tests.golden.cases import (
+    Entry,
+    Judge,
+    check_labels,
+    groups,
+    invoke,
+    operators_meant,
+    parameters,
+    rule,
+)
 from tests.golden.comparison import Case, Rule, compare
 from tests.golden.test_networks import GAPS
-from tests.golden.test_refusals import _entries, _operators
 
 UNDEFINED = {
     "hello_int8__word0": "a bias of 2**31 - 1: its sum overflows the 32 bits of LiteRT's accumulator"
@@ -21,15 +31,22 @@ UNDEFINED = {
 """Damaged files that run, where LiteRT's own answer means nothing."""
 
 
+@cache
+def keep_open(path: Path) -> tflite.Interpreter:
+    """Has the interpreters of all groups share what was read of a file."""
+    return tflite.Interpreter(path)
+
+
 @pytest.mark.parametrize(("entry", "cases"), [*groups("network", GAPS), *groups("unit", GAPS)])
 def test_recorded_cases(entry: Entry, cases: list[dict[str, Any]]) -> None:
     assert CORPUS is not None
     path = CORPUS / "models" / entry["file"]
+    keep_open(path)
     arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
     resolver = tflite.OpResolverType.BUILTIN_REF
     with tflite.Interpreter(path, experimental_op_resolver_type=resolver) as interpreter:
         for position, case in enumerate(cases):
-            got = _invoke(interpreter, case, arrays, first=position == 0)
+            got = invoke(interpreter, case, arrays, first=position == 0)
             wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
             compare(got, Case(wanted, Judge(path, arrays, cases[: position + 1])), rule(entry))
             check_labels(case, got)
@@ -50,7 +67,7 @@ def _run(interpreter: Any) -> None:
     interpreter.invoke()
 
 
-@pytest.mark.parametrize("entry", list(_entries("rejected")))
+@pytest.mark.parametrize("entry", parameters("rejected"))
 def test_files_that_litert_rejects(entry: Entry) -> None:
     stage = entry["reference_runtime"]["stops_at"]
     message = entry["reference_runtime"]["message"]
@@ -64,7 +81,7 @@ def test_files_that_litert_rejects(entry: Entry) -> None:
     elif stage == "allocate":
         with pytest.raises(RuntimeError) as caught:
             interpreter.allocate_tensors()
-        names = _operators(entry)
+        names = operators_meant(entry)
         assert any(name in str(caught.value) for name in names), (names, str(caught.value))
         if "unresolved" in message or "Select TensorFlow" in message:
             words = str(caught.value).replace("\n", " ")
@@ -74,7 +91,7 @@ def test_files_that_litert_rejects(entry: Entry) -> None:
             _run(interpreter)
 
 
-@pytest.mark.parametrize("entry", list(_entries("corrupted")))
+@pytest.mark.parametrize("entry", parameters("corrupted"))
 def test_damaged_files(entry: Entry) -> None:
     stage = entry["reference_runtime"]["stops_at"]
     try:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,15 +11,7 @@ import penstock
 from penstock.errors import ModelError, PenstockError, PlacementError
 from penstock.ir import DType, NDArray, Operand
 from tests.conftest import CORPUS
-
-
-def _entries(kind: str) -> Iterator[Any]:
-    if CORPUS is None:
-        return
-    manifest = json.loads((CORPUS / "models" / "manifest.json").read_bytes())
-    for entry in manifest["entries"]:
-        if entry["kind"] == kind and entry["format"] == "tflite":
-            yield pytest.param(entry, id=entry["id"])
+from tests.golden.cases import operators_meant, parameters
 
 
 def _load(entry: dict[str, Any]) -> penstock.Model:
@@ -42,7 +31,7 @@ def _zeros(operand: Operand) -> NDArray:
     return np.zeros(shape, operand.dtype.numpy)
 
 
-@pytest.mark.parametrize("entry", list(_entries("rejected")))
+@pytest.mark.parametrize("entry", parameters("rejected"))
 def test_files_that_litert_rejects(entry: dict[str, Any]) -> None:
     stage = entry["reference_runtime"]["stops_at"]
     if stage == "load":
@@ -51,7 +40,7 @@ def test_files_that_litert_rejects(entry: dict[str, Any]) -> None:
     elif stage == "allocate":
         with pytest.raises((ModelError, PlacementError)) as caught:
             penstock.compile(_load(entry))
-        names = _operators(entry)
+        names = operators_meant(entry)
         assert any(name in str(caught.value) for name in names), (names, str(caught.value))
     elif stage == "runs":
         _run(_load(entry))
@@ -60,15 +49,7 @@ def test_files_that_litert_rejects(entry: dict[str, Any]) -> None:
             _run(_load(entry))
 
 
-def _operators(entry: dict[str, Any]) -> list[str]:
-    """The operators that LiteRT's message is about; every operator of the file where it names none."""
-    operators = [name.removeprefix("CUSTOM:") for name in entry["ops"]]
-    message = entry["reference_runtime"]["message"]
-    named = [name for name in operators if re.search(rf"\b{re.escape(name)}\b", message)]
-    return named or entry.get("custom_ops") or operators
-
-
-@pytest.mark.parametrize("entry", list(_entries("corrupted")))
+@pytest.mark.parametrize("entry", parameters("corrupted"))
 def test_damaged_files(entry: dict[str, Any]) -> None:
     try:
         model = _load(entry)
