@@ -41,22 +41,39 @@ def test_rows_need_not_end_with_a_byte(judge: Judge, dtype: DType, depth: int) -
     assert theirs[1].tolist() != ours[1].tolist()
 
 
-def test_layers_scaled_by_blocks_are_clamped(judge: Judge) -> None:
+def layer_scaled_by_blocks(rows: int, activation: str) -> bytes:
+    """Each output is -32 before the activation where the input is ones."""
     file = FileBuilder()
-    x, y = file.tensor("x", [1, 32]), file.tensor("y", [1, 8])
-    scales = file.tensor("scales", [8, 1], "FLOAT16", np.ones((8, 1), np.float16))
+    x, y = file.tensor("x", [1, 32]), file.tensor("y", [1, rows])
+    scales = file.tensor("scales", [rows, 1], "FLOAT16", np.ones((rows, 1), np.float16))
     blocks = {
         "details_type": TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization"),
         "details": {"scales": scales, "zero_points": -1, "block_size": 32},
     }
-    weights = pack(np.full((8, 32), -1, DType.INT4.numpy), DType.INT4)[0]
-    w = file.tensor("w", [8, 32], "INT4", weights, quantization=blocks)
-    relu = TFLITE.number("ActivationFunctionType", "RELU")
-    file.operator("FULLY_CONNECTED", [x, w, -1], [y], {"fused_activation_function": relu})
+    weights = pack(np.full((rows, 32), -1, DType.INT4.numpy), DType.INT4)[0]
+    w = file.tensor("w", [rows, 32], "INT4", weights, quantization=blocks)
+    fused = TFLITE.number("ActivationFunctionType", activation)
+    file.operator("FULLY_CONNECTED", [x, w, -1], [y], {"fused_activation_function": fused})
     file.codes[-1]["version"] = 12
-    ours, theirs = both(judge, file.finish([x], [y]), [np.ones((1, 32), np.float32)], DEFAULT)
+    return file.finish([x], [y])
+
+
+ONES = [np.ones((1, 32), np.float32)]
+
+
+def test_layers_scaled_by_blocks_are_clamped(judge: Judge) -> None:
+    ours, theirs = both(judge, layer_scaled_by_blocks(8, "RELU"), ONES, DEFAULT)
     assert not ours.any()
     np.testing.assert_allclose(theirs, np.full((1, 8), -32, np.float32), 1e-6)
+
+
+@pytest.mark.parametrize(("rows", "resolver"), [(1, DEFAULT), (3, DEFAULT), (8, REFERENCE)])
+def test_layers_scaled_by_blocks_of_any_height_are_computed(
+    judge: Judge, rows: int, resolver: str
+) -> None:
+    ours, theirs = both(judge, layer_scaled_by_blocks(rows, "NONE"), ONES, resolver)
+    np.testing.assert_allclose(ours, np.full((1, rows), -32, np.float32), 1e-6)
+    assert not theirs.any()
 
 
 def attention(batches: int, heads: int, options: dict[str, Any]) -> tuple[bytes, list[NDArray]]:
