@@ -46,7 +46,8 @@ LIMITS = {"densify_limit_mib": 16, "metadata_limit_mib": 16}
 def samples() -> list[bytes]:
     """The files that mutations start from where there is no corpus."""
     dense = np.array([[0, 1, 0, 2], [0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
-    built = [make().encode() for make in files.SAMPLES]
+    more = (files.computed_table, files.random_draws, files.block_scaled)
+    built = [make().encode() for make in (*files.SAMPLES, *more)]
     return [*built, files.sparse_matrix(dense).encode()]
 
 

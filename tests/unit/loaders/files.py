@@ -16,6 +16,7 @@ import numpy as np
 from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import METADATA, TFLITE
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.ir import DType
 from penstock.ir.builder import pack
 
 Values = dict[str, Any]
@@ -256,6 +257,51 @@ def hash_table() -> FileBuilder:
     file.operator("HASHTABLE_IMPORT", [table, keys, names], [])
     file.operator("HASHTABLE_FIND", [table, query, default], [found])
     file.end([query], [found])
+    return file
+
+
+def computed_table() -> FileBuilder:
+    """A `hash_table` with keys that are an input of the model."""
+    file = hash_table()
+    keys = file.tensor("new keys", [3], "INT64")
+    file.graph["inputs"].append(keys)
+    file.graph["operators"][1]["inputs"][1] = keys
+    return file
+
+
+def random_draws() -> FileBuilder:
+    """Two operators of the same seeds, which draw from generators of their own."""
+    file = FileBuilder()
+    shape = file.tensor("shape", [1], "INT32", np.array([3], np.int32))
+    first, second = (file.tensor(n, [3]) for n in ("first", "second"))
+    for output in (first, second):
+        file.operator("RANDOM_UNIFORM", [shape], [output], {"seed": 1, "seed2": 2})
+    file.end([], [first, second])
+    return file
+
+
+def block_scaled(
+    scales: Any = None, *, shape: tuple[int, ...] = (4, 8), constant: bool = True, **details: int
+) -> FileBuilder:
+    """EMBEDDING_LOOKUP in a table of int4 rows in two blocks each."""
+    kind = TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization")
+    file = FileBuilder()
+    ids, rows = file.tensor("ids", [2], "INT32"), file.tensor("rows", [2, 8])
+    array = np.ones((4, 2), np.float16) if scales is None else scales
+    place = file.tensor(
+        "scales", array.shape, array.dtype.name.upper(), array if constant else None
+    )
+    values = np.zeros(shape, DType.INT4.numpy)
+    found = {"scales": place, "block_size": 4, "zero_points": 0, **details}
+    params = file.tensor(
+        "params",
+        shape,
+        "INT4",
+        pack(values, DType.INT4)[0],
+        quantization={"details_type": kind, "details": found},
+    )
+    file.operator("EMBEDDING_LOOKUP", [ids, params], [rows])
+    file.end([ids], [rows])
     return file
 
 

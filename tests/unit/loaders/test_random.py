@@ -10,18 +10,7 @@ from penstock.errors import InvalidOperation, NotExportable
 from penstock.export.tflite import write
 from penstock.ir import DType, Model
 from penstock.ir.operation import Attributes
-from tests.unit.loaders.files import FileBuilder
-
-
-def two_draws() -> FileBuilder:
-    """Two operators of the same seeds, which draw from generators of their own."""
-    file = FileBuilder()
-    shape = file.tensor("shape", [1], "INT32", np.array([3], np.int32))
-    first, second = (file.tensor(n, [3]) for n in ("first", "second"))
-    for output in (first, second):
-        file.operator("RANDOM_UNIFORM", [shape], [output], {"seed": 1, "seed2": 2})
-    file.end([], [first, second])
-    return file
+from tests.unit.loaders.files import FileBuilder, random_draws
 
 
 def in_a_loop() -> FileBuilder:
@@ -51,7 +40,7 @@ def load(file: FileBuilder) -> Model:
 
 
 def test_each_generator_has_a_position_of_its_own() -> None:
-    model = load(two_draws())
+    model = load(random_draws())
     assert [(v.dtype, v.shape, v.value) for v in model.variables] == [(DType.INT64, (), None)] * 2
     for operation, port in zip(model.operations, model.entry.states, strict=True):
         assert operation.inputs[1:] == (port.input,)
@@ -115,7 +104,7 @@ def test_only_numbers_without_seeds_decide_on_another_round(seed: int) -> None:
 
 
 def test_the_writer_leaves_the_position_to_tflite() -> None:
-    model = load(two_draws())
+    model = load(random_draws())
     assert loaders.load(write(model)) == model
     assert model.operations[0].attributes == Attributes(seed=1, seed2=2)
 
@@ -127,7 +116,7 @@ def test_a_position_that_tflite_cannot_keep_is_not_written() -> None:
 
 @pytest.mark.parametrize("broken", ["inputs", "outputs"])
 def test_operands_that_the_operator_does_not_have_are_named(broken: str) -> None:
-    file = two_draws()
+    file = random_draws()
     file.graph["operators"][0][broken] = [1, 2]
     with pytest.raises(InvalidOperation, match="RANDOM_UNIFORM"):
         load(file)

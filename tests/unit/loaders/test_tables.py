@@ -8,23 +8,15 @@ import pytest
 from penstock import loaders
 from penstock.errors import InvalidOperand, InvalidOperation
 from penstock.ir import DType, Model
-from tests.unit.loaders.files import FileBuilder, hash_table
+from tests.unit.loaders.files import FileBuilder, computed_table, hash_table
 
 
 def load(file: FileBuilder) -> Model:
     return loaders.load(file.encode())
 
 
-def computed(file: FileBuilder) -> FileBuilder:
-    """*file*, a `hash_table`, with keys that are an input of the model."""
-    keys = file.tensor("new keys", [3], "INT64")
-    file.graph["inputs"].append(keys)
-    file.graph["operators"][1]["inputs"][1] = keys
-    return file
-
-
 def test_a_computed_table_is_state_that_its_first_import_fills() -> None:
-    model = load(computed(hash_table()))
+    model = load(computed_table())
     assert [o.type for o in model.operations] == ["IF", "HASHTABLE_FIND"]
     assert [(v.dtype, v.shape) for v in model.variables] == [
         (DType.BOOL, ()),
@@ -57,7 +49,7 @@ def test_two_contents_make_state_of_a_table() -> None:
 
 
 def test_a_table_that_is_only_measured() -> None:
-    file = computed(hash_table())
+    file = computed_table()
     size = file.tensor("size", [1], "INT64")
     file.operator("HASHTABLE_SIZE", [0], [size])
     model = load(file)
@@ -66,7 +58,7 @@ def test_a_table_that_is_only_measured() -> None:
 
 
 def test_a_table_filled_in_a_subgraph_is_carried_out_of_it() -> None:
-    file = computed(hash_table())
+    file = computed_table()
     entry = file.graph
     imports = entry["operators"].pop(1)
     assert imports["inputs"][1] == entry["inputs"].pop()
@@ -88,7 +80,7 @@ def test_a_table_filled_in_a_subgraph_is_carried_out_of_it() -> None:
 
 
 def test_two_types_of_one_table_are_named() -> None:
-    file = computed(hash_table())
+    file = computed_table()
     other = file.tensor("other", [3], "INT32", np.array([5, 6, 8], np.int32))
     file.operator("HASHTABLE_IMPORT", [0, other, 2], [])
     with pytest.raises(InvalidOperand, match="a table is int64 elsewhere and int32 here"):
