@@ -42,16 +42,21 @@ def complementary_error_function(x: NDArray) -> NDArray:
     """erfc(x) = 1 - erf(x), in the type of *x*: float64, or float32 to about 1e-6 relative."""
     real = x.dtype.type
     one, root = real(1), real(1 / math.sqrt(math.pi))
-    size = np.minimum(np.abs(x), real(_LARGEST))
-    square = size * size
-    small = one - x * _rational(_SMALL, np.minimum(square, one))
-    tail = _rational(_MIDDLE, np.minimum(size, real(4)))
+    bounded = np.clip(x, real(-_LARGEST), real(_LARGEST))
+    size, square = np.abs(bounded), bounded * bounded
+    result = _rational(_MIDDLE, np.minimum(size, real(4)))
     if (size > 4).any():
         inverse = one / np.maximum(square, one)
         large = (root - inverse * _rational(_LARGE, inverse)) / np.maximum(size, one)
-        tail = np.where(size <= 4, tail, large)
-    tail *= np.exp(-square)
-    return np.where(size <= real(0.46875), small, np.where(x < 0, real(2) - tail, tail))
+        result = np.where(size <= 4, result, large)
+    result *= np.exp(-square)
+    # Choices are made by factors of 0 and 1, which are faster than choosing element by element.
+    result += (real(2) - result - result) * (bounded < 0)
+    small = one - bounded * _rational(_SMALL, np.minimum(square, one))
+    small -= result
+    small *= size <= real(0.46875)
+    result += small
+    return result
 
 
 def _rational(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: NDArray) -> NDArray:

@@ -43,6 +43,8 @@ STORED: Final = frozenset(
 BELOW_HALF: Final = np.array(np.nextafter(np.float32(0.5), np.float32(0)))
 """What rounds halves away from zero when it is added before the fraction is cut off."""
 
+SIGN: Final = np.uint32(1 << 31)
+
 TABLED: Final = frozenset({DType.INT8, DType.UINT8})
 
 
@@ -142,15 +144,17 @@ def _quantize(target: Operand) -> Kernel:
     def convert(
         values: NDArray, scale: NDArray, low: NDArray, high: NDArray, offset: NDArray
     ) -> NDArray:
-        rounded = np.divide(values, scale, dtype=np.float32)
-        rounded += np.copysign(BELOW_HALF, rounded)
+        rounded = np.asarray(np.divide(values, scale, dtype=np.float32))
+        # The number that is added has the sign of what it is added to: bits are faster than copysign.
+        sign = np.bitwise_and(rounded.view(np.uint32), SIGN)
+        rounded += np.bitwise_or(sign, BELOW_HALF.view(np.uint32)).view(np.float32)
         stored = np.trunc(rounded, out=rounded).astype(real, copy=False)
         if not np.isfinite(stored.sum()):
             np.copyto(stored, 0.0, where=np.isnan(stored))
-        np.maximum(stored, low, out=stored)
-        np.minimum(stored, high, out=stored)
+        np.clip(stored, low, high, out=stored)
         stored += offset
-        return stored.astype(dtype)
+        result: NDArray = stored.astype(dtype)
+        return result
 
     if scales.ndim:
         return lambda inputs: (by_parts(convert, given(inputs[0]), *vectors),)

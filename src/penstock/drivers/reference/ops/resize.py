@@ -47,9 +47,7 @@ def resize_bilinear(site: Site) -> Kernel:
         rows = make(picture.shape[1], height, align=align, half=half)
         columns = make(picture.shape[2], width, align=align, half=half)
         mixed = _mix_fixed(picture, rows, columns) if fixed else _mix_float(picture, rows, columns)
-        if dtype is DType.UINT8:
-            mixed += np.float32(0.5)
-        return [mixed.astype(picture.dtype, copy=False)]
+        return [mixed]
 
     return run
 
@@ -113,21 +111,27 @@ def _mix_float(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
     wide = len(columns.lower), picture.shape[3]
     right = np.ascontiguousarray(np.broadcast_to(columns.weight[:, None], wide))
     left = one - right
-    work = np.empty(wide, np.float32)
+    work, sums = np.empty(wide, np.float32), np.empty(wide, np.float32)
+    half = np.float32(0.5 if picture.dtype == np.uint8 else 0)
 
     def mix(top: NDArray, bottom: NDArray, down: np.float32, out: NDArray) -> None:
-        rows = top * (one - down), bottom * down
-        np.multiply(rows[0].take(columns.lower, axis=0, mode="clip"), left, out=out)
+        above, below = top * (one - down), bottom * down
+        target = sums if half else out
+        above.take(columns.lower, axis=0, out=target, mode="clip")
+        np.multiply(target, left, out=target)
         for row, places, share in (
-            (rows[1], columns.lower, left),
-            (rows[0], columns.upper, right),
-            (rows[1], columns.upper, right),
+            (below, columns.lower, left),
+            (above, columns.upper, right),
+            (below, columns.upper, right),
         ):
             row.take(places, axis=0, out=work, mode="clip")
             np.multiply(work, share, out=work)
-            np.add(out, work, out=out)
+            np.add(target, work, out=target)
+        if half:
+            np.add(sums, half, out=sums)
+            np.copyto(out, sums, casting="unsafe")
 
-    return _mixed(picture.astype(np.float32, copy=False), rows, columns, np.float32, mix)
+    return _mixed(picture, rows, columns, picture.dtype, mix)
 
 
 def _mix_fixed(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
