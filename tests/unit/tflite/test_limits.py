@@ -59,6 +59,29 @@ def test_strings_that_are_set_before_allocation() -> None:
         interpreter.set_tensor(0, text)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_files_with_shapes_of_any_size_run_or_are_refused(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    file = FileBuilder()
+    x, z, y, s = (file.tensor(n, [2, 3]) for n in "xzys")
+    file.operator("ADD", [x, z], [y], {})
+    file.operator("SQRT", [y], [s])
+    for tensor in random.choice(file.graph["tensors"], 2):
+        tensor["shape"][random.integers(2)] = int(2 ** random.uniform(0, 31))
+    with knobs.override(tensor_limit_mib=4):
+        try:
+            interpreter = opened(file.finish([x, z], [y, s]))
+            interpreter.allocate_tensors()
+        except (ValueError, RuntimeError):
+            return
+        details = interpreter.get_input_details()
+        assert sum(int(d["shape"].prod()) for d in details) * 4 <= 4 * MIB
+        for detail in details:
+            interpreter.set_tensor(detail["index"], np.ones(detail["shape"], np.float32))
+        interpreter.invoke()
+    assert (interpreter.get_tensor(s) == np.sqrt(np.float32(2))).all()
+
+
 def test_a_machine_has_a_bound_of_its_own() -> None:
     with pytest.raises(RuntimeError, match="tensor_limit_mib"):
         opened(wide(1 << 30, 1 << 7)).allocate_tensors()
