@@ -185,7 +185,7 @@ def _check_channels(
 
 
 def _import(value: Any, operand: Operand, position: int) -> NDArray:
-    plain = isinstance(value, list | tuple | int | float | complex)
+    plain = isinstance(value, list | tuple | dict | str | int | float | complex | None)
     if plain and operand.dtype is not DType.STRING and not hasattr(value, "__array__"):
         raise InputError(f"{_needed(value, operand, position)}; {_remedy(value)}")
     try:
@@ -206,7 +206,7 @@ def _needed(value: Any, operand: Operand, position: int) -> str:
 
 
 def _remedy(value: Any) -> str:
-    """What to write instead of a Python sequence or number."""
+    """What to write instead of a Python value."""
     if isinstance(value, list | tuple) and any(isinstance(v, np.ndarray) for v in value):
         return "a call takes an argument for each input, run() one list of them"
     return "make one with numpy.array"

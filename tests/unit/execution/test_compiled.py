@@ -96,7 +96,8 @@ class TestInputs:
                 [X, [X, Y]],
                 r"not list; a call takes an argument for each input, run\(\) one list of",
             ),
-            ([X, None], r"not NoneType"),
+            ([X, None], r"input 1 .* not NoneType; make one with numpy.array$"),
+            ([X, "y"], r"input 1 .* not str; make one with numpy.array$"),
         ],
     )
     def test_what_does_not_fit_is_named(
