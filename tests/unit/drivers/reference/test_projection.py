@@ -110,9 +110,9 @@ def test_n_grams_are_the_combinations_with_small_gaps(
 
 
 def test_n_grams_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skip_gram, "MOST_GRAMS", 100)
+    monkeypatch.setattr(skip_gram, "MOST_BYTES", 10_000)
     text = " ".join("abcdefghijklmnopqrst")
-    with pytest.raises(LimitExceeded, match="100 n-grams"):
+    with pytest.raises(LimitExceeded, match="10000 bytes"):
         grams(text, ngram_size=10, max_skip_size=2**31 - 1, include_all_ngrams=True)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import knobs
+from penstock.drivers.reference.ops import random
 from penstock.drivers.reference.ops.philox import words
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
@@ -166,16 +167,30 @@ def test_a_position_goes_on() -> None:
     assert wrapped == -(2**63)
 
 
+def test_steps_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for step in (4, 1 << 20):
+        monkeypatch.setattr(random, "AT_ONCE", step)
+        contents = [shaped(k, (3, 7), (1, 2)) for k in ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")]
+        results += [penstock_runs(content, [[]] * 2) for content in contents]
+        logits = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+        given = [Given(logits), Given(np.array(7, np.int32), constant=True)]
+        content = single_operation("MULTINOMIAL", given, [Wanted(I64)], seed=1, seed2=2)
+        results.append(penstock_runs(content, [[logits]] * 2))
+    for small, large in zip(results[:3], results[3:], strict=True):
+        assert all(np.array_equal(a[0], b[0]) for a, b in zip(small, large, strict=True))
+
+
 def test_what_is_too_large_is_refused() -> None:
     run = kernel_of("RANDOM_UNIFORM", [Operand(I32, (1,))], [Operand(F32, None)], seed=1)
-    with pytest.raises(LimitExceeded, match="random words"):
+    with pytest.raises(LimitExceeded, match="random numbers"):
         run([np.array([2**30], np.int32)])
     with pytest.raises(ShapeMismatch):
         run([np.array([-1], np.int32)])
     sample = kernel_of(
         "MULTINOMIAL", [Operand(F32, None), Operand(I32, ())], [Operand(I64, None)], seed=1
     )
-    with pytest.raises(LimitExceeded, match="random words"):
+    with pytest.raises(LimitExceeded, match="random numbers"):
         sample([np.zeros((2, 2), np.float32), np.array(2**30, np.int32)])
     with pytest.raises(ShapeMismatch):
         sample([np.zeros((2, 0), np.float32), np.array(1, np.int32)])

@@ -20,8 +20,6 @@ HALF: Final = np.uint64(32)
 WORDS: Final = 4
 """Words of one block."""
 
-MOST_WORDS: Final = 1 << 28
-
 LEAST_UNIFORM: Final = np.float32(1.0e-7)
 """What a uniform number counts as at least, where its logarithm is taken."""
 

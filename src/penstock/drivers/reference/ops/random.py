@@ -6,6 +6,7 @@ the knob `random_seed`, or anew for every run by the system's entropy where that
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ import numpy as np
 from penstock import knobs
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.philox import (
-    MOST_WORDS,
     WORDS,
     normals,
     uniforms,
@@ -28,9 +28,11 @@ from penstock.drivers.reference.ops.weights import given
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray
 
+MOST_NUMBERS: Final = 1 << 28
+
 MASK: Final = 2**64 - 1
 AT_ONCE: Final = 1 << 20
-"""Comparisons of samples with classes made in one step."""
+"""Numbers made, or compared with classes, in one step."""
 
 BLOCKS_PER_SAMPLE: Final = 512
 """Blocks that MULTINOMIAL sets aside for each sample, their number a row rounded up to a multiple of 4."""
@@ -53,12 +55,16 @@ class Generator:
             return cls(seeds, site.operation.outputs[0])
         return cls(seeds, origin.subgraph << 32 | origin.index)
 
-    def words(self, position: NDArray | None, count: int) -> NDArray:
-        """*count* words from block *position* on; `LimitExceeded` beyond `MOST_WORDS`."""
-        if count > MOST_WORDS:
-            raise LimitExceeded(f"{count} random words at once; {MOST_WORDS} is the limit")
+    def fill(
+        self, position: NDArray | None, numbers: NDArray, make: Callable[[NDArray], NDArray]
+    ) -> None:
+        """Fills *numbers* with what *make* makes of words from block *position* on."""
         key, stream = self.seeds or self._own_seeds()
-        return words(key, stream, _count(position), count)
+        each = numbers.itemsize // 4
+        for start in range(0, len(numbers), AT_ONCE):
+            part = numbers[start : start + AT_ONCE]
+            place = _count(position) + start * each // WORDS
+            part[:] = make(words(key, stream, place, len(part) * each))
 
     def _own_seeds(self) -> tuple[int, int]:
         seed = knobs.random_seed()
@@ -69,6 +75,12 @@ class Generator:
 
 def _signed(seed: int) -> int:
     return (seed + 2**31) % 2**32 - 2**31
+
+
+def _bounded(count: int) -> int:
+    if count > MOST_NUMBERS:
+        raise LimitExceeded(f"{count} random numbers at once; {MOST_NUMBERS} is the limit")
+    return count
 
 
 def _count(position: NDArray | None) -> int:
@@ -98,11 +110,12 @@ def fill(site: Site) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         shape = checked(dimensions(inputs[0]), site.operation.type)
-        size = int(np.prod(shape, dtype=np.int64))
+        size = _bounded(math.prod(shape))
         blocks = -(-size // WORDS)
         position = inputs[1] if len(inputs) > 1 else None
-        numbers = make(generator.words(position, blocks * WORDS))[:size]
-        return _results(site, numbers.reshape(shape), position, blocks)
+        numbers = np.empty(blocks * WORDS, np.float32)
+        generator.fill(position, numbers, make)
+        return _results(site, numbers[:size].reshape(shape), position, blocks)
 
     return run
 
@@ -121,8 +134,11 @@ def multinomial(site: Site) -> Kernel:
         if logits.ndim != 2 or samples < 0 or (logits.size == 0 and samples and len(logits)):
             raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
         rows = len(logits)
+        _bounded(rows * samples)
         position = inputs[2] if len(inputs) > 2 else None
-        drawn = wide_uniforms(generator.words(position, 2 * rows * samples))
+        drawn = np.empty(-(-rows * samples // 2) * 2)
+        generator.fill(position, drawn, wide_uniforms)
+        drawn = drawn[: rows * samples]
         result = np.empty((rows, samples), dtype)
         step = max(1, AT_ONCE // max(1, samples * logits.shape[1]))
         for start in range(0, rows, step):

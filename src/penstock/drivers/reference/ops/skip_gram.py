@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,9 @@ from penstock.drivers.reference.ops.weights import given
 from penstock.errors import LimitExceeded
 from penstock.ir import NDArray
 
-MOST_GRAMS: Final = 1 << 22
+MOST_BYTES: Final = 1 << 28
+OVERHEAD: Final = 64
+"""What an n-gram takes besides its text."""
 
 SPACES: Final = frozenset(b" \t\n\v\f\r")
 
@@ -22,7 +23,7 @@ SPACES: Final = frozenset(b" \t\n\v\f\r")
 def skip_gram(site: Site) -> Kernel:
     """Words of the first string, `ngram_size` at a time in their order, with up to `max_skip_size` words
     left out between two of them; with `include_all_ngrams` each run of fewer words after those that
-    begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_GRAMS`.
+    begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_BYTES`.
     """
     attributes = site.attributes
     size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")
@@ -32,9 +33,13 @@ def skip_gram(site: Site) -> Kernel:
         strings = given(inputs[0]).reshape(-1).tolist()
         words = _words(strings[0]) if strings else []
         chosen = _choices(len(words), size, skip, every) if 0 < size <= len(words) else iter(())
-        grams = [b" ".join(words[i] for i in places) for places in islice(chosen, MOST_GRAMS + 1)]
-        if len(grams) > MOST_GRAMS:
-            raise LimitExceeded(f"SKIP_GRAM would make more than {MOST_GRAMS} n-grams")
+        grams: list[bytes] = []
+        room = MOST_BYTES
+        for places in chosen:
+            grams.append(b" ".join(words[i] for i in places))
+            room -= len(grams[-1]) + OVERHEAD
+            if room < 0:
+                raise LimitExceeded(f"SKIP_GRAM would make more than {MOST_BYTES} bytes of n-grams")
         result = np.empty(len(grams), object)
         result[:] = grams
         return (result,)
