@@ -60,6 +60,24 @@ def _softmax_to_int16(model: Model, operation: Operation, inputs: list[NDArray |
     return made is DType.INT16 is not given
 
 
+def _constant_product(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """A quantised REDUCE_PROD of a constant to another scale or zero point."""
+    given, made = (model.operands[i] for i in (operation.inputs[0], *operation.outputs))
+    return given.is_constant and given.quantization != made.quantization
+
+
+def _short_offsets(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """STRIDED_SLICE with ends relative to the begins, for fewer dimensions than there are."""
+    shape, begins = (model.operands[i].shape for i in operation.inputs[:2])
+    short = shape is None or begins is None or begins[0] is None or begins[0] < len(shape)
+    return operation.attributes.flag("offset") and short
+
+
+def _responses(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """LOCAL_RESPONSE_NORMALIZATION, where only the reference kernels run the rest of the model."""
+    return len(model.operations) > 1
+
+
 def _sum_of_nothing(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
     """A quantised sum or mean of an operand without elements."""
     given = model.operands[operation.inputs[0]]
@@ -80,6 +98,9 @@ KNOWN: Final[dict[str, Predicate]] = {
     "SOFTMAX": _softmax_to_int16,
     "SUM": _sum_of_nothing,
     "MEAN": _sum_of_nothing,
+    "REDUCE_PROD": _constant_product,
+    "STRIDED_SLICE": _short_offsets,
+    "LOCAL_RESPONSE_NORMALIZATION": _responses,
 }
 
 

@@ -191,3 +191,58 @@ def test_nothing_adds_up_to_zero(kind: str) -> None:
     )
     (ours,) = run(penstock.load(drawn.file), drawn)
     assert ours.tolist() == [[0], [0]]
+
+
+def test_both_sides_of_a_channel_count(judge: Judge) -> None:
+    x = np.ones((1, 1, 1, 3), np.float32)
+    drawn = single(
+        lambda d: d.operation(
+            "LOCAL_RESPONSE_NORMALIZATION",
+            [d.value(DType.FLOAT32, x.shape, array=x, constant=False)],
+            [d.output(DType.FLOAT32)],
+            radius=1,
+            bias=0.0,
+            alpha=1.0,
+            beta=1.0,
+        )
+    )
+    ours, theirs = outputs(drawn, judge)
+    np.testing.assert_allclose(ours.reshape(-1), [1 / 2, 1 / 3, 1 / 2], 1e-6)
+    assert not np.allclose(theirs, ours)
+
+
+def test_a_constant_product_is_rescaled(judge: Judge) -> None:
+    x, made = np.array([[50]], np.int8), q(0.0117769, -12)
+    answers = []
+    for constant in (False, True):
+        drawn = single(
+            lambda d, constant=constant: d.operation(  # type: ignore[misc]  # bound by its default
+                "REDUCE_PROD",
+                [
+                    d.value(DType.INT8, x.shape, q(0.0147697, 0), array=x, constant=constant),
+                    d.integers(0),
+                ],
+                [d.output(DType.INT8, made)],
+                keep_dims=False,
+            )
+        )
+        answers.append([a.tolist() for a in outputs(drawn, judge)])
+    assert answers == [[[51], [51]], [[51], [50]]]
+
+
+def test_dimensions_without_an_offset_are_whole() -> None:
+    """LiteRT reads past its operands, and is not asked."""
+    x = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    drawn = single(
+        lambda d: d.operation(
+            "STRIDED_SLICE",
+            [
+                d.value(DType.FLOAT32, x.shape, array=x, constant=False),
+                *(d.integers(v, v) for v in (0, 1, 1)),
+            ],
+            [d.output(DType.FLOAT32)],
+            offset=True,
+        )
+    )
+    (ours,) = run(penstock.load(drawn.file), drawn)
+    np.testing.assert_array_equal(ours, x[:1, :1])

@@ -102,3 +102,9 @@ def test_types_without_a_kernel_are_refused() -> None:
     assert refusal("FLOOR_DIV", [x, x], [x]) == "FLOOR_DIV of (int64, int64) -> (int64)"
     byte = Operand(DType.UINT8, (4,), quantization=q(0.1))
     assert "uint8" in refusal("SQUARED_DIFFERENCE", [byte, byte], [byte])
+
+
+def test_long_sums_stay_finite_at_every_step() -> None:
+    parts = [np.array([v, 1], np.float32) for v in (-3e38, -3e38, 3e38)]
+    recorded = run_alone("ADD_N", [Given(p) for p in parts], [Wanted(DType.FLOAT32)])
+    np.testing.assert_array_equal(recorded.run()[0], recorded.wanted[0])

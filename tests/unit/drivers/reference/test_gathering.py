@@ -174,3 +174,12 @@ def test_nothing_is_gathered_from_batches() -> None:
     given = [Given(x), Given(np.zeros((0, 1), np.int32))]
     recorded = run_alone("GATHER", given, [Wanted(DType.FLOAT32)], axis=2, batch_dims=1)
     assert recorded.run()[0].shape == (0, 1, 1)
+
+
+def test_one_string_is_gathered_to_a_scalar() -> None:
+    words = np.array([b"a", b"bc"], object)
+    given = [Given(words), Given(np.array(1, np.int32))]
+    recorded = run_alone("GATHER", given, [Wanted(DType.STRING)], axis=0)
+    (got,) = recorded.run()
+    assert got.shape == ()
+    assert got.tolist() == b"bc"

@@ -27,6 +27,7 @@ COMPARED: Final = frozenset(
     | {DType.INT32, DType.INT64}
 )
 FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+FLOAT_RANGE: Final = (np.finfo(np.float32).min, np.finfo(np.float32).max)
 SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32})
 
 
@@ -145,7 +146,7 @@ def right_shift(site: Site) -> Kernel:
 
 @kernel("ADD_N")
 def add_n(site: Site) -> Kernel:
-    """The sum of all inputs, which have one shape."""
+    """The sum of all inputs, which have one shape; floats stay finite at every step."""
     dtype = site.output().dtype
     require(dtype in {DType.FLOAT32, DType.INT32}, f"ADD_N of {dtype.value}")
 
@@ -154,6 +155,8 @@ def add_n(site: Site) -> Kernel:
         total: NDArray = first.copy()
         for other in others:
             total += other
+            if dtype.is_float:
+                np.clip(total, *FLOAT_RANGE, out=total)
         return (total,)
 
     return run
