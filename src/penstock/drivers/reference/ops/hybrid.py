@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -47,14 +47,14 @@ class Rows:
 
 def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
     """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has scale 1."""
-    ranges = _ranges(rows, asymmetric=asymmetric)
-    values = _round(rows * ranges.inverse)
+    steps, inverse, offsets, _ = _ranges(rows, asymmetric=asymmetric)
+    values = _round(rows * inverse)
     if asymmetric:
-        values += ranges.offsets
+        values += offsets
     _limit(values, LEAST if asymmetric else -GREATEST, GREATEST)
-    scales = np.reshape(ranges.scales, -1)
-    offsets = np.broadcast_to(np.reshape(ranges.offsets, -1), scales.shape)
-    return Rows(values.astype(np.int8), scales, offsets.astype(np.int64))
+    scales = np.reshape(steps, -1)
+    every = np.broadcast_to(np.reshape(offsets, -1), scales.shape)
+    return Rows(values.astype(np.int8), scales, every.astype(np.int64))
 
 
 def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
@@ -62,13 +62,13 @@ def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
 
     Their magnitude is at most `reach_of` the mode.
     """
-    ranges = _ranges(rows, asymmetric=asymmetric)
-    values = _round(rows * ranges.inverse)
+    scales, inverse, offsets, unbounded = _ranges(rows, asymmetric=asymmetric)
+    values = _round(rows * inverse)
     if asymmetric:
-        _limit(values, LEAST - ranges.offsets, GREATEST - ranges.offsets)
-    elif ranges.unbounded:
+        _limit(values, LEAST - offsets, GREATEST - offsets)
+    elif unbounded:
         _limit(values, -GREATEST, GREATEST)
-    return values, ranges.scales
+    return values, scales
 
 
 def reach_of(*, asymmetric: bool) -> int:
@@ -76,21 +76,16 @@ def reach_of(*, asymmetric: bool) -> int:
     return 255 if asymmetric else 127
 
 
-class _Ranges(NamedTuple):
-    """Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for the only
-    row, which is faster. *unbounded* says that an inverse is infinite: others take no value beyond the range.
-    """
-
-    scales: Numbers
-    inverse: Numbers
-    offsets: Numbers
-    unbounded: bool
+_Ranges: TypeAlias = tuple[Numbers, Numbers, Numbers, bool]
+"""Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for the only row,
+which is faster; and whether an inverse is infinite: others take no value beyond a symmetric range.
+"""
 
 
 def _ranges(rows: NDArray, *, asymmetric: bool) -> _Ranges:
     if not rows.size:
         ones = np.ones((len(rows), 1), np.float32)
-        return _Ranges(ones, ones, np.zeros_like(ones), unbounded=False)
+        return ones, ones, np.zeros_like(ones), False
     if len(rows) == 1:
         return _asymmetric_row(rows) if asymmetric else _symmetric_row(rows)
     if not asymmetric:
@@ -104,13 +99,13 @@ def _symmetric(rows: NDArray) -> _Ranges:
     if not reach.all():
         reach[reach == 0] = GREATEST
     inverse = GREATEST / reach
-    return _Ranges(reach / GREATEST, inverse, NO_OFFSET, bool((inverse == np.inf).any()))
+    return reach / GREATEST, inverse, NO_OFFSET, bool((inverse == np.inf).any())
 
 
 def _symmetric_row(row: NDArray) -> _Ranges:
     reach = np.maximum.reduce(np.abs(row), axis=None) or GREATEST
     inverse = GREATEST / reach
-    return _Ranges(reach / GREATEST, inverse, NO_OFFSET, bool(inverse == np.inf))
+    return reach / GREATEST, inverse, NO_OFFSET, bool(inverse == np.inf)
 
 
 def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
@@ -124,7 +119,7 @@ def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
     offsets = np.where(empty, 0.0, round_half_away_from_zero(offsets))
     scales = steps.astype(np.float32)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
-    return _Ranges(scales, inverse, offsets.astype(np.float32), unbounded=False)
+    return scales, inverse, offsets.astype(np.float32), False
 
 
 def _asymmetric_row(row: NDArray) -> _Ranges:
@@ -138,7 +133,7 @@ def _asymmetric_row(row: NDArray) -> _Ranges:
     below, above = low / steps, high / steps
     offset = -128.0 - below if 128.0 - below < 127.0 + above else 127.0 - above
     rounded = np.float32(round_half_away(min(max(offset, -128.0), 127.0)))
-    return _Ranges(scale, np.float32(1) / scale, rounded, unbounded=False)
+    return scale, np.float32(1) / scale, rounded, False
 
 
 def _round(values: NDArray) -> NDArray:

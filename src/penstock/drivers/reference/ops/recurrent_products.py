@@ -133,9 +133,14 @@ def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -
 
     def product(vectors: NDArray) -> NDArray:
         rows, steps = centred_rows(vectors, asymmetric=asymmetric)
-        sums = np.matmul(rows.astype(across.dtype, copy=False), across)
-        real: NDArray = sums.astype(np.float32, copy=False)
-        real *= steps * scales
-        return real
+        sums: NDArray = np.matmul(rows, across)
+        sums *= steps * scales
+        return sums
 
-    return product
+    def wide_product(vectors: NDArray) -> NDArray:
+        rows, steps = centred_rows(vectors, asymmetric=asymmetric)
+        sums: NDArray = np.matmul(rows.astype(across.dtype), across).astype(np.float32)
+        sums *= steps * scales
+        return sums
+
+    return product if across.dtype == np.float32 else wide_product
