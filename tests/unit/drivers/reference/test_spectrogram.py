@@ -48,8 +48,8 @@ def test_a_spectrogram_is_a_windowed_fourier_sum() -> None:
 
 
 def test_the_sizes_of_spectrograms_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LimitExceeded, match="the window"):
-        spectrum(np.zeros((1, 1), np.float32), window_size=2**30, stride=1)
+    none = spectrum(np.zeros((1, 1), np.float32), window_size=2**20, stride=1)
+    assert none.shape == (1, 0, 2**19 + 1)
     monkeypatch.setattr(spectrogram, "MOST_ELEMENTS", 100)
     with pytest.raises(LimitExceeded, match="100 is the limit"):
         spectrum(np.zeros((99, 1), np.float32), window_size=8, stride=1)

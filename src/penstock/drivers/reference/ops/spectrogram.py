@@ -13,6 +13,10 @@ from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import Mfcc, audio_spectrogram, mfcc
 
 MOST_ELEMENTS = 1 << 28
+MOST_WEIGHTS = 1 << 24
+AT_ONCE = 1 << 22
+"""Numbers transformed in one step."""
+
 FLOOR = 1e-12
 """The least energy of a channel whose logarithm is taken."""
 
@@ -28,8 +32,6 @@ def audio_spectrogram_kernel(site: Site) -> Kernel:
     require(site.input(0).dtype is DType.FLOAT32, "AudioSpectrogram of other than float32")
     options = audio_spectrogram(site.attributes)
     size, stride, length = options.window_size, options.stride, options.fft_length
-    _bound(length, "the window of AudioSpectrogram")
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         samples = given(inputs[0])
@@ -37,14 +39,17 @@ def audio_spectrogram_kernel(site: Site) -> Kernel:
             raise ShapeMismatch(f"AudioSpectrogram of samples of shape {samples.shape}")
         channels = np.ascontiguousarray(samples.T)
         frames = max(channels.shape[1] - size + stride, 0) // stride
+        _bound(len(channels) * frames * length, MOST_ELEMENTS, "AudioSpectrogram")
         result = np.empty((len(channels), frames, length // 2 + 1), np.float32)
         if not frames:
             return (result,)
-        _bound(len(channels) * frames * length, "AudioSpectrogram")
+        window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
         windows = np.lib.stride_tricks.sliding_window_view(channels, size, axis=1)[:, ::stride]
-        spectrum = np.fft.rfft(windows[:, :frames] * window, length, axis=-1)
-        power = spectrum.real**2 + spectrum.imag**2
-        result[...] = power
+        step = max(1, AT_ONCE // (length * max(1, len(channels))))
+        for start in range(0, frames, step):
+            part = slice(start, min(start + step, frames))
+            spectrum = np.fft.rfft(windows[:, part] * window, length, axis=-1)
+            result[:, part] = spectrum.real**2 + spectrum.imag**2
         if not options.magnitude_squared:
             np.sqrt(result, out=result)
         return (result,)
@@ -52,9 +57,9 @@ def audio_spectrogram_kernel(site: Site) -> Kernel:
     return run
 
 
-def _bound(elements: int, what: str) -> None:
-    if elements > MOST_ELEMENTS:
-        raise LimitExceeded(f"{what} takes {elements} numbers; {MOST_ELEMENTS} is the limit")
+def _bound(elements: int, most: int, what: str) -> None:
+    if elements > most:
+        raise LimitExceeded(f"{what} takes {elements} numbers; {most} is the limit")
 
 
 @kernel("CUSTOM:Mfcc")
@@ -66,7 +71,7 @@ def mfcc_kernel(site: Site) -> Kernel:
     options = mfcc(site.attributes)
     channels, count = options.filterbank_channel_count, options.dct_coefficient_count
     require(count <= channels, f"{count} coefficients of {channels} channels")
-    _bound(channels * count, "the cosine transform of Mfcc")
+    _bound(channels * count, MOST_WEIGHTS, "the cosine transform of Mfcc")
     angles = np.outer(np.arange(count), np.arange(channels) + 0.5) * (np.pi / channels)
     cosines = np.sqrt(2.0 / channels) * np.cos(angles)
 
@@ -75,7 +80,7 @@ def mfcc_kernel(site: Site) -> Kernel:
         if spectrogram.ndim != 3 or rates.size != 1:
             raise ShapeMismatch(f"Mfcc of a spectrogram of shape {spectrogram.shape}")
         bins = spectrogram.shape[2]
-        _bound(bins * channels, "the filters of Mfcc")
+        _bound(bins * channels, MOST_WEIGHTS, "the filters of Mfcc")
         filters = mel_filters(options, bins, float(rates.reshape(-1)[0]))
         if filters is None:
             return (np.zeros((*spectrogram.shape[:2], count), np.float32),)
