@@ -42,6 +42,9 @@ CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 
 RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
+ENTERED_ANEW: Final = frozenset({"random", "tensor"})
+"""Kinds of state that an operation leaves in no subgraph that it has entered: the next entry begins with the initial value."""
+
 MAX_PASSES: Final = 64
 MAX_DEPTH: Final = 64
 LOOP_ROUNDS: Final = 5
@@ -292,8 +295,8 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
         raise InvalidOperation(
             "network state inside what it calls cannot be lowered", where=operator.place
         )
-    for keys, own in ((touched, use.touched[caller]), (written, use.written[caller])):
-        own.update((k, None) for k in keys if k.kind != "random")
+    use.touched[caller].update((k, None) for k in touched if k.kind != "random")
+    use.written[caller].update((k, None) for k in written if k.kind not in ENTERED_ANEW)
     return len(touched)
 
 

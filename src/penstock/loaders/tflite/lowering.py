@@ -35,6 +35,7 @@ from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.calls import (
     BRANCHES,
     CALLS,
+    ENTERED_ANEW,
     LOOPS,
     RANDOM_OPERATORS,
     Key,
@@ -414,14 +415,18 @@ class _Body:
         self.emit(operator.type, inputs, outputs, operator)
 
     def entering(self, key: Key) -> int:
-        """What brings *key* to a subgraph: its value; for a generator the beginning of its sequence."""
+        """What brings *key* to a subgraph: its value, which for variable tensors is the initial one; for a
+        generator the beginning of its sequence.
+        """
         if key.kind == "random":
             return self.add(Operand(DType.INT64, (), Lifetime.CONSTANT_COPY, value=bytes(8)))
         return self.value(key)
 
     def leaving(self, key: Key) -> int:
-        """What takes *key* from a subgraph; nobody reads how far a generator came."""
-        if key.kind == "random":
+        """What takes *key* from a subgraph; nobody reads how far a generator came, nor what a variable tensor
+        holds in the end: both begin anew wherever the subgraph is entered (LiteRT).
+        """
+        if key.kind in ENTERED_ANEW:
             return self.add(self.lowering.state_operand(key))
         return self.update(key)
 
@@ -567,7 +572,7 @@ class _Body:
             return
         once = Key("once", subgraph=init)
         inputs = [self.value(once), *(self.value(k) for k in touched)]
-        outputs = [self.update(k) for k in self.carried(init, "once")]
+        outputs = [self.leaving(k) for k in self.carried(init, "once")]
         skip = self.lowering.skip_subgraph(init)
         attributes = Attributes(then_subgraph_index=skip, else_subgraph_index=init)
         self.operations.append(
