@@ -54,6 +54,13 @@ def test_float_functions_near_and_far_from_zero(kind: str) -> None:
     np.testing.assert_allclose(got, wanted, 2e-6, 1e-30)
 
 
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("value", [2.5, -2.5, 9.0])
+def test_gelu_of_rank_0(value: float, approximate: bool) -> None:
+    x = Given(np.array(value, np.float32))
+    assert_agrees(run_alone("GELU", [x], [Wanted(DType.FLOAT32)], approximate=approximate))
+
+
 def test_approximate_gelu() -> None:
     x = np.linspace(-8, 8, 300, dtype=np.float32)
     assert_agrees(run_alone("GELU", [Given(x)], [Wanted(DType.FLOAT32)], approximate=True))

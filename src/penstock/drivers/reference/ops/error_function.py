@@ -40,6 +40,8 @@ _LARGEST: Final = 26.5
 
 def complementary_error_function(x: NDArray) -> NDArray:
     """erfc(x) = 1 - erf(x), in the type of *x*: float64, or float32 to about 1e-6 relative."""
+    if not x.ndim:
+        return complementary_error_function(x.reshape(1)).reshape(())
     real = x.dtype.type
     one, root = real(1), real(1 / math.sqrt(math.pi))
     bounded = np.clip(x, real(-_LARGEST), real(_LARGEST))
