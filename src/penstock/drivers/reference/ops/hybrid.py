@@ -146,8 +146,7 @@ def _round(values: NDArray) -> NDArray:
 
 
 def _limit(values: NDArray, low: Numbers, high: Numbers) -> None:
-    np.maximum(values, low, out=values)
-    np.minimum(values, high, out=values)
+    values.clip(low, high, out=values)
 
 
 def weight_values(values: NDArray, operand: Operand) -> NDArray:

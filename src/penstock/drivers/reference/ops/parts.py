@@ -17,7 +17,10 @@ Index: TypeAlias = "tuple[int | slice, ...]"
 
 def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
     """*compute* of arrays that broadcast, whose results depend on the elements at their place alone."""
-    if all(o.size <= BLOCK for o in operands):
+    for operand in operands:
+        if operand.size > BLOCK:
+            break
+    else:
         return np.asarray(compute(*operands))
     shape = np.broadcast(*operands).shape
     if all(o.shape == shape and o.flags.c_contiguous for o in operands):
