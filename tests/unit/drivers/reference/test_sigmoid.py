@@ -55,7 +55,7 @@ def test_float_functions_near_and_far_from_zero(kind: str) -> None:
 
 
 @pytest.mark.parametrize("approximate", [False, True])
-@pytest.mark.parametrize("value", [2.5, -2.5, 9.0])
+@pytest.mark.parametrize("value", [2.5, -0.5, 9.0])
 def test_gelu_of_rank_0(value: float, approximate: bool) -> None:
     x = Given(np.array(value, np.float32))
     assert_agrees(run_alone("GELU", [x], [Wanted(DType.FLOAT32)], approximate=approximate))
