@@ -15,7 +15,10 @@ PenstockError
 │   ├── GeneralFailure, InvalidArgument, OutputInsufficientSize, DeviceUnavailable, DeadObject
 │   ├── MissedDeadline (TimeoutError): MissedDeadlineTransient, MissedDeadlinePersistent
 │   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
-├── CacheError: SealBroken
+├── CacheError                         a cache entry cannot be used
+│   ├── SealBroken, WrongLength, NotRegularFile, Unreadable
+│   ├── TokenCollision, ForeignEntry, OtherVersion
+│   └── RegistryMissing, RolledBack
 ├── WireError                          bytes between processes are no message
 ├── ClosedError, StateError, Cancelled
 ├── NotAvailable                       a documented feature that this version does not have
@@ -270,11 +273,49 @@ def driver_error_classes() -> dict[ErrorStatus, type[DriverError]]:
 
 
 class CacheError(PenstockError):
-    """A cache entry cannot be used; reaches callers of `penstock.cache` only."""
+    """A cache entry cannot be used; reaches callers of `penstock.cache` only.
+
+    The message is `<Name>: sentence`, Name the class's, so that it stays whole as the text of a status.
+    """
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}: {super().__str__()}"
 
 
 class SealBroken(CacheError):
     """Cached bytes are not the bytes that were sealed."""
+
+
+class WrongLength(CacheError):
+    """A cache file is shorter or longer than what was sealed."""
+
+
+class NotRegularFile(CacheError):
+    """A cache file is a link, has a second name, or is no file at all."""
+
+
+class Unreadable(CacheError):
+    """A cache file, the registry or the key cannot be read or written."""
+
+
+class TokenCollision(CacheError):
+    """The token is the entry's, and what the token stands for is not."""
+
+
+class ForeignEntry(CacheError):
+    """A cache file is another token's, another driver's or another entry's, or stands in another's place."""
+
+
+class OtherVersion(CacheError):
+    """A cache file or a registry belongs to another version of the driver or of the format."""
+
+
+class RegistryMissing(CacheError):
+    """No registry knows the entry: it was lost, or never was."""
+
+
+class RolledBack(CacheError):
+    """The entry or the registry was replaced by one that was in use before."""
 
 
 class WireError(PenstockError):

@@ -169,6 +169,18 @@ random_seed: Final = Knob(
     "Seed of random operations whose model gives none, so that runs repeat; negative means other numbers "
     "each time.",
 )
+state_dir: Final = Knob(
+    "state_dir",
+    str,
+    "",
+    "Directory of the drivers' registries of what they cached; empty means the user's state directory.",
+)
+key_store: Final = Knob(
+    "key_store",
+    str,
+    "auto",
+    "Where the key of the cache's seals lies: auto (the system's key store where it answers, else a file) or file.",
+)
 
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
     {
@@ -181,6 +193,8 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             devices,
             allow_fallback,
             random_seed,
+            state_dir,
+            key_store,
         )
     }
 )
