@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from penstock.drivers.reference.ops.activation_range import activation_bounds, clamp_in_place
@@ -45,17 +47,24 @@ def fully_connected(site: Site) -> Kernel:
     raise site.unsupported_types()
 
 
-def _output(source: NDArray, weights: NDArray, site: Site) -> NDArray:
-    units, depth = weights.shape
-    leading = source.shape[:-1] if site.attributes.flag("keep_num_dims") else (-1,)
-    if leading == (-1,):
-        leading = (source.size // depth,) if depth else (0,)
-    return np.empty((*leading, units), site.output().dtype.numpy)
+def _output(site: Site) -> Callable[[NDArray, NDArray], NDArray]:
+    """What makes the output, still empty, of an input and weights."""
+    keep, dtype = site.attributes.flag("keep_num_dims"), site.output().dtype.numpy
+
+    def make(source: NDArray, weights: NDArray) -> NDArray:
+        units, depth = weights.shape
+        if keep:
+            return np.empty((*source.shape[:-1], units), dtype)
+        return np.empty((source.size // depth if depth else 0, units), dtype)
+
+    return make
 
 
 def _float_layer(site: Site) -> Prepare:
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
+
+    make = _output(site)
 
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
@@ -64,7 +73,7 @@ def _float_layer(site: Site) -> Prepare:
         finish = float_finish(rest, activation)
 
         def layer(source: NDArray) -> NDArray:
-            out = _output(source, weights, site)
+            out = make(source, weights)
             if not out.size:
                 return out
             rows, results = source.reshape(-1, depth), out.reshape(-1, units)
@@ -81,13 +90,15 @@ def _quantized_layer(site: Site) -> Prepare:
     operand = site.input(1)
     signed = scaling.signed_input
 
+    make = _output(site)
+
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
         columns = Columns(centred(weights, operand), signed.magnitude)
         finish = scaling.real_requantizer(columns.sums, bias)
 
         def layer(source: NDArray) -> NDArray:
-            out = _output(source, weights, site)
+            out = make(source, weights)
             if not out.size:
                 return out
             rows = signed.signed(source).reshape(-1, depth)
@@ -108,6 +119,8 @@ def _hybrid_layer(site: Site) -> Prepare:
     operand = site.input(1)
     scaling = weight_scales(operand, axis=0)
 
+    make = _output(site)
+
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         depth = weights.shape[1]
         reach = reach_of(asymmetric=asymmetric)
@@ -115,7 +128,7 @@ def _hybrid_layer(site: Site) -> Prepare:
         offset = None if bias is None else bias.reshape(-1)
 
         def layer(source: NDArray) -> NDArray:
-            out = _output(source, weights, site)
+            out = make(source, weights)
             if not out.size:
                 return out
             rows, steps = centred_rows(source.reshape(-1, depth), asymmetric=asymmetric)
