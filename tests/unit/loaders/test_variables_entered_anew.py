@@ -43,7 +43,8 @@ def _branches(file: FileBuilder) -> None:
     file.begin("stateless")
     x, y = file.tensor("x", [1, 2]), file.tensor("y", [1, 1])
     begin, size = (
-        file.tensor(n, [2], "INT32", np.int32(v)) for n, v in (("b", [0, 0]), ("s", [1, 1]))
+        file.tensor(n, [2], "INT32", np.array(v, np.int32))
+        for n, v in (("b", [0, 0]), ("s", [1, 1]))
     )
     file.operator("SLICE", [x, begin, size], [y])
     file.end([x], [y])
