@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -55,16 +55,34 @@ class Generator:
             return cls(seeds, site.operation.outputs[0])
         return cls(seeds, origin.subgraph << 32 | origin.index)
 
-    def fill(
-        self, position: NDArray | None, numbers: NDArray, make: Callable[[NDArray], NDArray]
-    ) -> None:
-        """Fills *numbers* with what *make* makes of words from block *position* on."""
+    def reals(self, position: NDArray | None, count: int) -> NDArray:
+        """*count* float64 in [0, 1) from block *position* on."""
+        return self._numbers(position, count, wide_uniforms, np.dtype(np.float64))
+
+    def singles(
+        self, position: NDArray | None, count: int, make: Callable[[NDArray], NDArray]
+    ) -> NDArray:
+        """*count* float32 that *make* makes of a word each, from block *position* on."""
+        return self._numbers(position, count, make, np.dtype(np.float32))
+
+    def _numbers(
+        self,
+        position: NDArray | None,
+        count: int,
+        make: Callable[[NDArray], NDArray],
+        dtype: np.dtype[Any],
+    ) -> NDArray:
+        """`LimitExceeded` beyond `MOST_NUMBERS`, before anything is allocated."""
+        if count > MOST_NUMBERS:
+            raise LimitExceeded(f"{count} random numbers at once; {MOST_NUMBERS} is the limit")
         key, stream = self.seeds or self._own_seeds()
-        each = numbers.itemsize // 4
+        each = dtype.itemsize // 4
+        numbers = np.empty(count + -count % WORDS, dtype)
         for start in range(0, len(numbers), AT_ONCE):
             part = numbers[start : start + AT_ONCE]
             place = _count(position) + start * each // WORDS
             part[:] = make(words(key, stream, place, len(part) * each))
+        return numbers[:count]
 
     def _own_seeds(self) -> tuple[int, int]:
         seed = knobs.random_seed()
@@ -75,12 +93,6 @@ class Generator:
 
 def _signed(seed: int) -> int:
     return (seed + 2**31) % 2**32 - 2**31
-
-
-def _bounded(count: int) -> int:
-    if count > MOST_NUMBERS:
-        raise LimitExceeded(f"{count} random numbers at once; {MOST_NUMBERS} is the limit")
-    return count
 
 
 def _count(position: NDArray | None) -> int:
@@ -110,12 +122,11 @@ def fill(site: Site) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         shape = checked(dimensions(inputs[0]), site.operation.type)
-        size = _bounded(math.prod(shape))
+        size = math.prod(shape)
         blocks = -(-size // WORDS)
         position = inputs[1] if len(inputs) > 1 else None
-        numbers = np.empty(blocks * WORDS, np.float32)
-        generator.fill(position, numbers, make)
-        return _results(site, numbers[:size].reshape(shape), position, blocks)
+        numbers = generator.singles(position, size, make)
+        return _results(site, numbers.reshape(shape), position, blocks)
 
     return run
 
@@ -134,11 +145,8 @@ def multinomial(site: Site) -> Kernel:
         if logits.ndim != 2 or samples < 0 or (logits.size == 0 and samples and len(logits)):
             raise ShapeMismatch(f"{samples} samples of logits of shape {logits.shape}")
         rows = len(logits)
-        _bounded(rows * samples)
         position = inputs[2] if len(inputs) > 2 else None
-        drawn = np.empty(-(-rows * samples // 2) * 2)
-        generator.fill(position, drawn, wide_uniforms)
-        drawn = drawn[: rows * samples]
+        drawn = generator.reals(position, rows * samples)
         result = np.empty((rows, samples), dtype)
         step = max(1, AT_ONCE // max(1, samples * logits.shape[1]))
         for start in range(0, rows, step):

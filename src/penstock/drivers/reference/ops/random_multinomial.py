@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.ops.philox import wide_uniforms
 from penstock.drivers.reference.ops.random import Generator
 from penstock.drivers.reference.ops.real_values import reader
 from penstock.drivers.reference.ops.shape import checked
@@ -39,7 +38,7 @@ def random_multinomial(site: Site) -> Kernel:
         sums = _running_sums(logits)
         first, second = (int(s) & MASK for s in seeds)
         generator = Generator((first, second) if first or second else None, place)
-        drawn = wide_uniforms(generator.words(None, 2 * count)).reshape(shape)
+        drawn = generator.reals(None, count).reshape(shape)
         result = np.empty(shape, np.int32)
         for row, part, out in zip(sums, drawn, result, strict=True):
             out[:] = np.searchsorted(row, part * row[-1], "right")
