@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain
+from typing import Final
 
 import penstock
 from benchmarks.measuring import Row, interleaved, medians
@@ -23,6 +23,28 @@ ENOUGH_SECONDS = 1.5
 """A model's rounds end once they have taken this long, though not before the fifth."""
 
 
+FAMILIES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
+    layers.convolutions,
+    layers.depthwise_convolutions,
+    layers.transpose_convolutions,
+    layers.fully_connected,
+    layers.matrix_products,
+    layers.volumes,
+    recurrent.memories,
+    recurrent.basic_memories,
+    recurrent.basic_cells,
+    recurrent.filters,
+    recurrent.gated_units,
+    elementwise.binary,
+    elementwise.unary,
+    elementwise.pools,
+    elementwise.resizes,
+    elementwise.reductions,
+    elementwise.movements,
+)
+"""What draws the models, by kind of operation."""
+
+
 def rows(*, quick: bool) -> list[Row]:
     """How many times LiteRT's time ours is, operation by operation. Empty without LiteRT."""
     found = []
@@ -36,25 +58,8 @@ def rows(*, quick: bool) -> list[Row]:
 
 def cases() -> Iterator[Case]:
     """Every model that is timed."""
-    return chain(
-        layers.convolutions(),
-        layers.depthwise_convolutions(),
-        layers.transpose_convolutions(),
-        layers.fully_connected(),
-        layers.matrix_products(),
-        layers.volumes(),
-        recurrent.memories(),
-        recurrent.basic_memories(),
-        recurrent.basic_cells(),
-        recurrent.filters(),
-        recurrent.gated_units(),
-        elementwise.binary(),
-        elementwise.unary(),
-        elementwise.pools(),
-        elementwise.resizes(),
-        elementwise.reductions(),
-        elementwise.movements(),
-    )
+    for family in FAMILIES:
+        yield from family()
 
 
 def compared(case: Case, *, rounds: int) -> Row | None:

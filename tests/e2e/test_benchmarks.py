@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks import operations
 from benchmarks.measuring import Row, interleaved, medians
+from benchmarks.models.making import Case
 from tests.conftest import ROOT
 
 
@@ -55,6 +58,19 @@ def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
     ]
     assert len(result.stdout.splitlines()) == len(written["rows"]) > 5
     assert set(written["machine"]) == {"python", "numpy", "platform", "processor"}
+
+
+@pytest.mark.parametrize("family", operations.FAMILIES, ids=lambda f: f.__name__)
+def test_operations_are_compared_with_those_of_litert(
+    family: Callable[[], Iterator[Case]],
+) -> None:
+    pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+    case = next(family())
+    row = operations.compared(case, rounds=1)
+    assert row is not None
+    assert row.measure.startswith(case.name)
+    assert row.value > 0
+    assert row.limit == (3 if case.work > 1e6 else None)
 
 
 def test_a_name_that_is_no_benchmark_is_refused() -> None:
