@@ -181,8 +181,9 @@ def upsampling(draw: Draw, kind: str) -> None:
     padding = draw.pick(("SAME", "VALID"))
     extent = draw.integer(1, 3)
     image = (1, draw.integer(1, 4), draw.integer(1, 4), channels)
-    cut = max(extent - stride, 0) if padding == "SAME" else 0
-    made = (1, *(stride * (d - 1) + extent - cut for d in image[1:3]), filters)
+    cuts = [max(extent - (d - 1) % stride - 1, 0) * (padding == "SAME") for d in image[1:3]]
+    sides = (stride * (d - 1) + extent - cut for d, cut in zip(image[1:3], cuts, strict=True))
+    made = (1, *sides, filters)
     given = [
         draw.value(DType.FLOAT32, image, constant=False, static=True),
         draw.value(DType.FLOAT32, (filters, extent, extent, channels), constant=True),

@@ -183,3 +183,10 @@ def test_one_string_is_gathered_to_a_scalar() -> None:
     (got,) = recorded.run()
     assert got.shape == ()
     assert got.tolist() == b"bc"
+
+
+@pytest.mark.parametrize("kind", ["UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN"])
+def test_extremes_of_segments_pass_over_what_is_no_number(kind: str) -> None:
+    x = np.array([np.nan, 2, np.nan, -3], np.float32)
+    given = [Given(x), Given(np.array([0, 1, 1, 1], np.int32)), Given(np.array(2, np.int32))]
+    assert_agrees(run_alone(kind, given, [Wanted(DType.FLOAT32)]))

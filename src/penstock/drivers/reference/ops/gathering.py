@@ -201,8 +201,8 @@ def bucketize(site: Site) -> Kernel:
 _SEGMENTS: Final[dict[str, tuple[np.ufunc, str]]] = {
     "UNSORTED_SEGMENT_SUM": (np.add, "zero"),
     "UNSORTED_SEGMENT_PROD": (np.multiply, "one"),
-    "UNSORTED_SEGMENT_MAX": (np.maximum, "least"),
-    "UNSORTED_SEGMENT_MIN": (np.minimum, "greatest"),
+    "UNSORTED_SEGMENT_MAX": (np.fmax, "least"),
+    "UNSORTED_SEGMENT_MIN": (np.fmin, "greatest"),
 }
 
 
