@@ -4,7 +4,7 @@
 modules of their own. What becomes of each operation is in docs/nnapi.md.
 """
 
-from penstock.nnapi.lowering.lower import lower
+from penstock.nnapi.lowering.model import lower
 from penstock.nnapi.lowering.registry import Rule, lowers, rules
 from penstock.nnapi.lowering.site import Site
 

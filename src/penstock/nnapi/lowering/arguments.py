@@ -23,7 +23,7 @@ from penstock.nnapi.lowering.operands import ir_operand, value_type
 
 if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
-    from penstock.nnapi.lowering.lower import SubgraphLowering
+    from penstock.nnapi.lowering.model import SubgraphLowering
 
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
 """Fuse codes by number (NNAPI section 1.1)."""

@@ -15,7 +15,7 @@ from penstock.nnapi.lowering.graph import ValueType
 
 if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
-    from penstock.nnapi.lowering.lower import SubgraphLowering
+    from penstock.nnapi.lowering.model import SubgraphLowering
 
 
 class Site(Arguments):
