@@ -1,0 +1,216 @@
+"""Blobs by key, in memory, within limits."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from penstock.blobcache import flat
+from penstock.blobcache.flat import Version
+from penstock.blobcache.policy import Limits, Policy, Select
+from penstock.errors import InputError
+
+
+class Buffer(Protocol):
+    """Anything that has bytes: bytes, bytearray, memoryview, mmap, a contiguous NumPy array."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+B = TypeVar("B", bound=Buffer)
+
+
+class BlobCache:
+    """A mapping from bytes to bytes that evicts entries to stay within its limits (NNAPI's `BlobCache`).
+
+    `total` counts keys and values, not the memory around them. *seed* makes `Select.RANDOM` repeatable.
+    *version* is written by `flatten`; what has another one is not read by `unflatten`.
+    Not thread-safe; `PersistentBlobCache` is.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        policy: Policy | None = None,
+        *,
+        version: Version | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.limits, self.policy = limits or Limits(), policy or Policy()
+        self.version = version or Version()
+        self._random = random.Random(seed)  # noqa: S311  # picks victims, keeps no secret
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
+        self._slots: list[bytes] = []
+        self._places: dict[bytes, int] = {}
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all keys and values."""
+        return self._total
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Buffer) -> bool:
+        return _bytes(key) in self._entries
+
+    def keys(self) -> list[bytes]:
+        """The keys of now, last used first to leave: the longest ago comes first. No use of them."""
+        return list(self._entries)
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """The entries of now, in the order of `keys`. No use of them."""
+        return list(self._entries.items())
+
+    def set(self, key: Buffer, value: Buffer) -> bool:
+        """Stores a copy of *value* under a copy of *key*; whether it did.
+
+        It does not when key or value is empty, when one of them or both together exceed a limit, or when the
+        policy frees too little. A value that the key had before then stays, unless it was evicted.
+        """
+        key, value = _bytes(key), _bytes(value)
+        if not self.limits.admit(len(key), len(value)):
+            return False
+        while True:
+            old = self._entries.get(key)
+            growth = len(value) - len(old) if old is not None else len(key) + len(value)
+            if self._total + growth <= self.limits.total:
+                break
+            if not self.policy.cleanable(self._total, self.limits.total):
+                return False
+            self._clean(self.policy.target(self.limits.total, growth))
+        if old is None:
+            self._places[key] = len(self._slots)
+            self._slots.append(key)
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        self._total += growth
+        return True
+
+    def get(self, key: Buffer) -> bytes | None:
+        """The value; None when there is none."""
+        found = self.peek(key)
+        if found is not None:
+            self._entries.move_to_end(_bytes(key))
+        return found
+
+    def peek(self, key: Buffer) -> bytes | None:
+        """The value, without counting as a use."""
+        return self._entries.get(_bytes(key))
+
+    def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
+        """Size of the value, 0 when there is none; the value is written to the start of *buffer* if it fits.
+
+        A contiguous buffer of any type does. None asks for the size alone. Only a get that writes is a use.
+        """
+        found = self.peek(key)
+        if found is None:
+            return 0
+        if fill(buffer, found):
+            self._entries.move_to_end(_bytes(key))
+        return len(found)
+
+    def get_allocated(
+        self, key: Buffer, allocate: Callable[[int], B | None]
+    ) -> tuple[int, B | None]:
+        """Size of the value, and the buffer of that many bytes that *allocate* gave, with the value in it.
+
+        `(0, None)` when there is no value: *allocate* is not called then. `(size, None)` when *allocate*
+        answered None. Raises `InputError` when its buffer is too small.
+        """
+        found = self.peek(key)
+        if found is None:
+            return 0, None
+        buffer = fill_allocated(allocate, found)
+        if buffer is not None and (own := _bytes(key)) in self._entries:
+            self._entries.move_to_end(own)
+        return len(found), buffer
+
+    def delete(self, key: Buffer) -> bool:
+        """Frees an entry; whether there was one."""
+        if (own := _bytes(key)) not in self._entries:
+            return False
+        self._remove(own)
+        return True
+
+    def clear(self) -> None:
+        """Frees all entries."""
+        self._entries.clear()
+        self._slots.clear()
+        self._places.clear()
+        self._total = 0
+
+    def flattened_size(self) -> int:
+        """Bytes that `flatten` gives."""
+        return flat.flattened_size(self._entries.items(), self.version)
+
+    def flatten(self) -> bytes:
+        """All entries as bytes, in the layout of `penstock.blobcache.flat`. No use of them."""
+        return flat.flatten(self._entries.items(), self.version)
+
+    def flatten_into(self, buffer: Buffer) -> int:
+        """Writes what `flatten` gives to the start of *buffer*; its size.
+
+        Raises `InputError`, having written nothing, when *buffer* is smaller than `flattened_size()`.
+        """
+        data = self.flatten()
+        if not fill(buffer, data):
+            size = memoryview(buffer).nbytes
+            raise InputError(f"a buffer of {size} bytes for a flattened cache of {len(data)}")
+        return len(data)
+
+    def unflatten(self, data: Buffer) -> bool:
+        """Replaces the entries by those in *data*, subject to this cache's limits and policy.
+
+        False when another version wrote them: the cache is empty then. Raises `MalformedBlobs` when *data* is
+        not what `flatten` gives: the cache is empty then too.
+        """
+        self.clear()
+        entries = flat.unflatten(memoryview(_bytes(data)), self.version)
+        for key, value in entries or ():
+            self.set(key, value)
+        return entries is not None
+
+    def replace(self, entries: flat.Entries) -> None:
+        """Replaces the entries, in order of last use, subject to limits and policy."""
+        entries = list(entries)
+        self.clear()
+        for key, value in entries:
+            self.set(key, value)
+
+    def _clean(self, target: int) -> None:
+        while self._total > target:
+            if self.policy.select is Select.LRU:
+                self._remove(next(iter(self._entries)))
+            else:
+                self._remove(self._random.choice(self._slots))
+
+    def _remove(self, key: bytes) -> None:
+        self._total -= len(key) + len(self._entries.pop(key))
+        place, last = self._places.pop(key), self._slots.pop()
+        if last != key:
+            self._slots[place] = last
+            self._places[last] = place
+
+
+def fill(buffer: Buffer | None, value: bytes) -> bool:
+    """Writes *value* to the start of *buffer* if it fits; whether it did."""
+    if buffer is None or (view := memoryview(buffer)).nbytes < len(value):
+        return False
+    view.cast("B")[: len(value)] = value
+    return True
+
+
+def fill_allocated(allocate: Callable[[int], B | None], value: bytes) -> B | None:
+    """A buffer from *allocate* with *value* in it, or None. Raises `InputError` when it is too small."""
+    buffer = allocate(len(value))
+    if buffer is not None and not fill(buffer, value):
+        raise InputError(f"the allocator gave too small a buffer for {len(value)} bytes")
+    return buffer
+
+
+def _bytes(data: Buffer) -> bytes:
+    return data if type(data) is bytes else memoryview(data).tobytes()

@@ -1,0 +1,168 @@
+"""A blob cache as bytes: NNAPI's layout, little-endian, every entry aligned to 8 bytes.
+
+| offset | content |
+|---|---|
+| 0 | u32 magic: 0x5F426224, that is `_Bb$` with the first letter in the highest byte |
+| 4 | u32 version of this layout: 3 |
+| 8 | u32 device version |
+| 12 | 4 zero bytes |
+| 16 | u64 number of entries |
+| 24 | i32 bytes of the build id |
+| 28 | the build id, UTF-8; zero bytes up to the next multiple of 8 at or after 32 + its size |
+| then | per entry u64 key size, u64 value size, key, value, zero bytes up to a multiple of 8 |
+
+Entries stand in order of last use, the longest ago first, so that whoever reads them one after the other into an
+empty cache has the order again. A file puts `nn$$` and a u32 checksum of all that follows before this.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.blobcache.checksum import checksum
+from penstock.blobcache.policy import Limits
+from penstock.errors import CacheError, InputError
+
+Entries = Iterable[tuple[bytes, bytes]]
+
+MAGIC: Final = (ord("_") << 24) + (ord("B") << 16) + (ord("b") << 8) + ord("$")
+LAYOUT_VERSION: Final = 3
+FILE_MAGIC: Final = b"nn$$"
+MAX_BUILD_ID: Final = 1024
+
+_HEADER: Final = struct.Struct("<IIIIQi")
+_ENTRY: Final = struct.Struct("<QQ")
+_FILE_HEADER: Final = struct.Struct("<4sI")
+_BASE: Final = 32  # where entries start without a build id: a C compiler's size of the header
+
+
+class MalformedBlobs(CacheError, ValueError):
+    """Bytes are not a flattened blob cache, or a part of one is missing or altered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Whose blobs these are. Those of another device version or build are not read.
+
+    *device* is a 32-bit number, *build* at most 1024 bytes of UTF-8. Raises `InputError` otherwise.
+    """
+
+    device: int = 1
+    build: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.device < 1 << 32:
+            raise InputError(f"a device version is a 32-bit number, not {self.device}")
+        if len(self.build.encode()) > MAX_BUILD_ID:
+            raise InputError(f"a build id has at most {MAX_BUILD_ID} bytes")
+
+
+def flattened_size(entries: Entries, version: Version) -> int:
+    """Bytes that `flatten` makes of *entries*."""
+    sizes = (_align(_ENTRY.size + len(k) + len(v)) for k, v in entries)
+    return _align(_BASE + len(version.build.encode())) + sum(sizes)
+
+
+def largest_flattened(limits: Limits, version: Version) -> int:
+    """Most bytes that a cache of these limits has when flattened.
+
+    Keys and values have 1 byte or more, so no entry takes more than 12 times what it counts.
+    """
+    return _align(_BASE + len(version.build.encode())) + 12 * limits.total
+
+
+def flatten(entries: Entries, version: Version) -> bytes:
+    """*entries* as bytes, in their order."""
+    entries, build = list(entries), version.build.encode()
+    header = _HEADER.pack(MAGIC, LAYOUT_VERSION, version.device, 0, len(entries), len(build))
+    parts = [_padded(header + build, _align(_BASE + len(build)))]
+    for key, value in entries:
+        part = _ENTRY.pack(len(key), len(value)) + key + value
+        parts.append(_padded(part, _align(len(part))))
+    return b"".join(parts)
+
+
+def unflatten(data: memoryview, version: Version) -> list[tuple[bytes, bytes]] | None:
+    """The entries in *data*; None when another version wrote them.
+
+    Raises `MalformedBlobs` for anything that `flatten` cannot have written. No size that the bytes claim is
+    used before it is compared with how many there are.
+    """
+    if len(data) < _HEADER.size:
+        raise MalformedBlobs(f"{len(data)} bytes end inside the header of {_HEADER.size}")
+    magic, layout, device, gap, count, build_size = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise MalformedBlobs(f"the magic is {magic:#010x}, not {MAGIC:#010x}")
+    if (layout, device) != (LAYOUT_VERSION, version.device):
+        return None
+    start = _align(_BASE + build_size)
+    if build_size < 0 or start > len(data):
+        raise MalformedBlobs(f"{len(data)} bytes cannot hold a build id of {build_size}")
+    build_end = _HEADER.size + build_size
+    if data[_HEADER.size : build_end] != version.build.encode():
+        return None
+    if gap or any(data[build_end:start]):
+        raise MalformedBlobs("the padding of the header is not zero")
+    entries: dict[bytes, bytes] = {}
+    for index in range(count):
+        key, value, start = _read_entry(data, start, index)
+        if key in entries:
+            raise MalformedBlobs(f"entry {index} has the key of an entry before it")
+        entries[key] = value
+    if start != len(data):
+        raise MalformedBlobs(f"{len(data) - start} bytes follow the last entry")
+    return list(entries.items())
+
+
+def _read_entry(data: memoryview, start: int, index: int) -> tuple[bytes, bytes, int]:
+    """Key and value of the entry at *start*, and where the next one starts."""
+    if start + _ENTRY.size > len(data):
+        raise MalformedBlobs(f"entry {index} is missing")
+    key_size, value_size = _ENTRY.unpack_from(data, start)
+    if not key_size or not value_size:
+        raise MalformedBlobs(f"entry {index} has an empty key or value")
+    key_start = start + _ENTRY.size
+    value_start = key_start + key_size
+    stop = value_start + value_size
+    following = _align(stop)
+    if following > len(data):
+        raise MalformedBlobs(
+            f"entry {index} of {key_size} + {value_size} bytes does not end in these bytes"
+        )
+    if any(data[stop:following]):
+        raise MalformedBlobs(f"the padding of entry {index} is not zero")
+    return bytes(data[key_start:value_start]), bytes(data[value_start:stop]), following
+
+
+def wrap(flat: bytes) -> bytes:
+    """The file that holds *flat*."""
+    return _FILE_HEADER.pack(FILE_MAGIC, checksum(flat)) + flat
+
+
+def unwrap(file: bytes) -> memoryview:
+    """The flattened cache in a file. Raises `MalformedBlobs` when it is not what was written."""
+    if len(file) < _FILE_HEADER.size:
+        raise MalformedBlobs(f"a file of {len(file)} bytes is no blob cache")
+    magic, expected = _FILE_HEADER.unpack_from(file)
+    if magic != FILE_MAGIC:
+        raise MalformedBlobs(f"the file starts with {magic!r}, not {FILE_MAGIC!r}")
+    flat = memoryview(file)[_FILE_HEADER.size :]
+    if (actual := checksum(flat)) != expected:
+        raise MalformedBlobs(f"the checksum is {actual:#010x}; the file says {expected:#010x}")
+    return flat
+
+
+def largest_file(limits: Limits, version: Version) -> int:
+    """Most bytes of a file of these limits."""
+    return _FILE_HEADER.size + largest_flattened(limits, version)
+
+
+def _align(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+def _padded(data: bytes, size: int) -> bytes:
+    return data + bytes(size - len(data))

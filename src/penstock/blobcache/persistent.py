@@ -1,0 +1,359 @@
+"""Blobs by key that outlive the process, in a file that several processes share."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from penstock.blobcache import flat
+from penstock.blobcache.cache import BlobCache, Buffer, fill, fill_allocated
+from penstock.blobcache.clock import Clock, SystemClock
+from penstock.blobcache.files import Files, OsFiles
+from penstock.blobcache.flat import MalformedBlobs, Version
+from penstock.blobcache.merge import merge
+from penstock.blobcache.policy import Limits, Policy, Select
+from penstock.blobcache.store import Store
+from penstock.errors import StateError
+
+log = logging.getLogger("penstock.blobcache")
+
+B = TypeVar("B", bound=Buffer)
+
+SAVE_DELAY_S: Final = 4.0
+LOCK_TIMEOUT_S: Final = 10.0
+
+
+class PersistentBlobCache:
+    """A `BlobCache` with a file (NNAPI's `NNCache`, its flaws left out). Safe from any thread.
+
+    Before `initialize` and after `terminate` every get misses and every set is ignored. The file is read at
+    the first use, and written *save_delay* seconds after the first change since it was last written, by `terminate`,
+    and when the interpreter ends. Writing merges: entries that other processes wrote stay, those that they
+    freed go. Without a *path* nothing is kept.
+
+    A file that cannot be read, written or believed never raises here; `problem` says what is wrong, and a
+    warning is logged. All who share a file should use the same limits and version: what does not fit the one who
+    writes is not kept.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        version: Version | None = None,
+        save_delay: float = SAVE_DELAY_S,
+        lock_timeout: float = LOCK_TIMEOUT_S,
+        seed: int | None = None,
+        files: Files | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._files, self._clock = files or OsFiles(), clock or SystemClock()
+        self._version, self._seed = version or Version(), seed
+        self._save_delay, self._lock_timeout = save_delay, lock_timeout
+        self._problem = ""
+        self._store: Store | None = None
+        self._renew_locks()
+        self._forget()
+        self.set_path(path)
+        _live.add(self)
+
+    def _renew_locks(self) -> None:
+        self._saving = threading.Lock()  # held while the file is written; taken before the other
+        self._lock = threading.RLock()  # guards all that follows; never held while writing
+        self._cancel_timer: Callable[[], None] | None = None
+
+    def _forget(self) -> None:
+        self._cache: BlobCache | None = None
+        self._loaded = False
+        self._ending = False
+        self._changed = False
+        self._base: dict[bytes, bytes] = {}  # what the file held when last read or written
+        self._used: set[bytes] = set()  # used since then
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        limits: Limits | None = None,
+        policy: Policy | None = None,
+        *,
+        version: Version | None = None,
+        save_delay: float = SAVE_DELAY_S,
+    ) -> Self:
+        """An initialized cache. As a context manager it terminates at the end of the block."""
+        cache = cls(path, version=version, save_delay=save_delay)
+        cache.initialize(limits, policy)
+        return cache
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.terminate()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file is, or will be."""
+        return None if self._store is None else self._store.path
+
+    def set_path(self, path: str | os.PathLike[str] | None) -> None:
+        """Says where the file is. `StateError` once it has been read, until `terminate`."""
+        with self._lock:
+            if self._loaded:
+                raise StateError("the path of a blob cache in use; call terminate() first")
+            self._store = None
+            if path is not None:
+                # Made absolute: a later change of directory must not move the cache.
+                where = Path(path).absolute()
+                self._store = Store(where, self._files, self._clock, self._lock_timeout)
+
+    @property
+    def problem(self) -> str:
+        """Why the file could not be read or written when that was last tried; empty when it could."""
+        return self._problem
+
+    def initialize(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
+        """Starts an empty cache; what the file has is there at the first use. `StateError` when started."""
+        with self._saving, self._lock:
+            if self._cache is not None:
+                raise StateError("this blob cache is initialized; call terminate() first")
+            self._forget()
+            self._cache = BlobCache(limits, policy, version=self._version, seed=self._seed)
+
+    def terminate(self) -> bool:
+        """Saves, then frees everything. What `save` answers. Harmless when not initialized."""
+        with self._saving:
+            with self._lock:
+                self._ending = True  # what is set from now on is ignored, not lost
+            try:
+                return self._save()
+            finally:
+                with self._lock:
+                    self._stop_timer()
+                    self._forget()
+
+    def set(self, key: Buffer, value: Buffer) -> bool:
+        """As `BlobCache.set`. False when not initialized."""
+        with self._lock:
+            cache = self._ready()
+            if cache is None or not cache.set(key, value):
+                return False
+            self._used.add(memoryview(key).tobytes())
+            self._note_change()
+            return True
+
+    def get(self, key: Buffer) -> bytes | None:
+        """As `BlobCache.get`. None when not initialized."""
+        with self._lock:
+            cache = self._ready()
+            found = None if cache is None else cache.get(key)
+            if found is not None:
+                self._used.add(memoryview(key).tobytes())
+            return found
+
+    def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
+        """As `BlobCache.get_into`. 0 when not initialized."""
+        found = self._peek(key)
+        if found is not None and fill(buffer, found):
+            self.get(key)
+        return 0 if found is None else len(found)
+
+    def get_allocated(
+        self, key: Buffer, allocate: Callable[[int], B | None]
+    ) -> tuple[int, B | None]:
+        """As `BlobCache.get_allocated`. `(0, None)` when not initialized. No lock is held in *allocate*."""
+        found = self._peek(key)
+        if found is None:
+            return 0, None
+        buffer = fill_allocated(allocate, found)
+        if buffer is not None:
+            self.get(key)
+        return len(found), buffer
+
+    def delete(self, key: Buffer) -> bool:
+        """Frees an entry, in the file too when it is next written; whether there was one."""
+        with self._lock:
+            cache = self._ready()
+            if cache is None or not cache.delete(key):
+                return False
+            self._note_change()
+            return True
+
+    def keys(self) -> list[bytes]:
+        """As `BlobCache.keys`. Empty when not initialized."""
+        return [key for key, _ in self.items()]
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """As `BlobCache.items`. Empty when not initialized."""
+        with self._lock:
+            cache = self._ready()
+            return [] if cache is None else cache.items()
+
+    def __len__(self) -> int:
+        return len(self.items())
+
+    def __contains__(self, key: Buffer) -> bool:
+        return self._peek(key) is not None
+
+    @property
+    def total(self) -> int:
+        """Bytes of all keys and values."""
+        with self._lock:
+            cache = self._ready()
+            return 0 if cache is None else cache.total
+
+    def save(self) -> bool:
+        """Writes now what was changed, merged with what others wrote, which is then here too.
+
+        True when there was nothing to write, or it was written. False when that failed: `problem` says why,
+        nothing is lost, and it is tried again after the next change.
+        """
+        with self._saving:
+            return self._save()
+
+    def _save(self) -> bool:
+        with self._lock:
+            self._stop_timer()
+            cache, store, base, used = self._cache, self._store, self._base, self._used
+            if cache is None or store is None or not self._worth_saving(cache):
+                return True
+            mine = dict(cache.items())
+            changed, self._changed, self._used = self._changed, False, set()
+        saved = BlobCache(cache.limits, cache.policy, version=self._version, seed=self._seed)
+
+        def join(file: bytes | None) -> bytes:
+            theirs = self._believe(file, cache.limits)
+            # With no file there is nothing that others could have freed.
+            merged = merge(base, mine, dict(theirs), used) if theirs is not None else mine
+            saved.replace(merged.items())
+            return flat.wrap(saved.flatten())
+
+        try:
+            store.update(flat.largest_file(cache.limits, self._version), join)
+        except BaseException as error:
+            with self._lock:
+                self._changed |= changed
+                self._used |= used
+            if not isinstance(error, OSError):
+                raise
+            if not changed:  # only the order of last use is lost
+                log.debug("blob cache %s was not written: %s", store.path, error)
+                return True
+            self._report(f"{store.path} was not written: {error}")
+            return False
+        with self._lock:
+            self._problem = ""
+            if self._cache is cache:
+                self._base = dict(saved.items())
+                if cache.items() != saved.items():
+                    now = dict(cache.items())
+                    cache.replace(merge(mine, now, self._base, self._used).items())
+        return True
+
+    def _worth_saving(self, cache: BlobCache) -> bool:
+        return self._changed or (bool(self._used) and cache.policy.select is Select.LRU)
+
+    def _peek(self, key: Buffer) -> bytes | None:
+        with self._lock:
+            cache = self._ready()
+            return None if cache is None else cache.peek(key)
+
+    def _ready(self) -> BlobCache | None:
+        """The cache, with what the file has; None when not initialized."""
+        cache, store = self._cache, self._store
+        if cache is None or self._ending:
+            return None
+        if self._loaded:
+            return cache
+        self._loaded = True
+        if store is None:
+            return cache
+        try:
+            file = store.read(flat.largest_file(cache.limits, self._version))
+        except OSError as error:
+            self._report(f"{store.path} was not read: {error}")
+            return cache
+        self._problem = ""
+        cache.replace(self._believe(file, cache.limits) or ())
+        self._base = dict(cache.items())
+        return cache
+
+    def _believe(self, file: bytes | None, limits: Limits) -> list[tuple[bytes, bytes]] | None:
+        """The entries of a file; None when there is none of this version, or it is not to be believed."""
+        if file is None:
+            return None
+        try:
+            if len(file) > (most := flat.largest_file(limits, self._version)):
+                raise MalformedBlobs(f"it has more than the {most} bytes that these limits allow")
+            return flat.unflatten(flat.unwrap(file), self._version)
+        except MalformedBlobs as error:
+            self._report(f"{self.path} was not believed: {error}")
+            return None
+
+    def _report(self, problem: str) -> None:
+        self._problem = problem
+        log.warning("blob cache %s", problem)
+
+    def _note_change(self) -> None:
+        self._changed = True
+        if self._store is None or self._cancel_timer is not None:
+            return
+        try:
+            self._cancel_timer = self._clock.after(self._save_delay, self.save)
+        except RuntimeError as error:
+            self._report(f"{self._store.path} will be written at the end: {error}")
+
+    def _stop_timer(self) -> None:
+        if self._cancel_timer is not None:
+            self._cancel_timer()
+            self._cancel_timer = None
+
+
+_live: weakref.WeakSet[PersistentBlobCache] = weakref.WeakSet()
+_held: list[PersistentBlobCache] = []
+
+
+def _save_all() -> None:
+    for cache in list(_live):
+        cache.save()
+
+
+def _before_fork() -> None:
+    _held[:] = list(_live)
+    for cache in _held:
+        cache._saving.acquire()  # noqa: SLF001  # a child must not inherit a lock that another thread holds
+        cache._lock.acquire()  # noqa: SLF001
+
+
+def _after_fork_in_parent() -> None:
+    for cache in _held:
+        cache._lock.release()  # noqa: SLF001
+        cache._saving.release()  # noqa: SLF001
+    _held.clear()
+
+
+def _after_fork_in_child() -> None:
+    for cache in _held:
+        cache._renew_locks()  # noqa: SLF001  # and no timer: threads are not inherited
+    _held.clear()
+
+
+atexit.register(_save_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
