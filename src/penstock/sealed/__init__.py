@@ -1,0 +1,57 @@
+"""Cache files that tell whether they are what was saved: seal, verify, load only what was verified.
+
+A driver makes one `Seal` and calls `save` where it compiled and `load` where it is asked for a cached
+model. What the files look like is in docs/cache-format.md, what this stops and what not in
+docs/threat-model.md.
+"""
+
+from penstock.sealed.files import (
+    SYSTEM_FILES,
+    FileStatus,
+    FileSystem,
+    Handle,
+    SystemFiles,
+    open_cache_file,
+)
+from penstock.sealed.header import HEADER_BYTES, Header, Kind
+from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
+from penstock.sealed.merkle import LEAF_BYTES, merkle_root
+from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
+from penstock.sealed.seal import (
+    LoadedEntry,
+    SaveReport,
+    Seal,
+    read_header,
+    registry_path,
+    state_directory,
+)
+from penstock.sealed.sqlite_registry import SqliteRegistry
+
+__all__ = [
+    "HEADER_BYTES",
+    "LEAF_BYTES",
+    "SYSTEM_FILES",
+    "FileKeyStore",
+    "FileRecord",
+    "FileStatus",
+    "FileSystem",
+    "Handle",
+    "Header",
+    "KeyStore",
+    "Kind",
+    "LoadedEntry",
+    "MemoryKeyStore",
+    "Owner",
+    "Registry",
+    "RegistryState",
+    "Row",
+    "SaveReport",
+    "Seal",
+    "SqliteRegistry",
+    "SystemFiles",
+    "merkle_root",
+    "open_cache_file",
+    "read_header",
+    "registry_path",
+    "state_directory",
+]

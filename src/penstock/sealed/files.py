@@ -1,0 +1,190 @@
+"""The file operations that seals are made of, so that a test can fail each of them in turn."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from penstock.errors import NotRegularFile, Unreadable
+
+_BINARY: Final[int] = getattr(os, "O_BINARY", 0)
+_CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
+_NOFOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """An open cache file, lent for the call: `hal.CacheHandle` is one."""
+
+    @property
+    def fd(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """Of an open file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its
+    *owner* (0 where there are none) and its permission bits *mode*.
+    """
+
+    regular: bool
+    links: int
+    size: int
+    owner: int = 0
+    mode: int = 0o600
+
+
+class FileSystem(Protocol):
+    """Operations on descriptors and paths. Each raises `OSError` as the system does.
+
+    None but `open` moves or trusts a descriptor's offset.
+    """
+
+    def status(self, fd: int) -> FileStatus: ...
+
+    def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
+        """Reads at most *buffer*'s bytes from *offset*; returns how many, 0 at the end of the file."""
+        ...
+
+    def write(self, fd: int, content: memoryview, offset: int) -> int:
+        """Writes some of *content* at *offset*; returns how many bytes."""
+        ...
+
+    def truncate(self, fd: int, size: int) -> None: ...
+
+    def sync(self, fd: int) -> None:
+        """Returns once the file's bytes would survive a loss of power."""
+        ...
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """A descriptor that child processes do not inherit. A symbolic link is not followed (ELOOP)."""
+        ...
+
+    def close(self, fd: int) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None:
+        """Gives *source* the name *target* as well. `FileExistsError` when there is one."""
+        ...
+
+    def replace(self, source: Path, target: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+
+class SystemFiles:
+    """`FileSystem` on the operating system."""
+
+    def __init__(self) -> None:
+        self._offset_lock = threading.Lock()
+
+    def status(self, fd: int) -> FileStatus:
+        found = os.fstat(fd)
+        return FileStatus(
+            stat.S_ISREG(found.st_mode),
+            found.st_nlink,
+            found.st_size,
+            found.st_uid,
+            stat.S_IMODE(found.st_mode),
+        )
+
+    def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
+        if sys.platform == "win32":
+            with self._offset_lock:
+                os.lseek(fd, offset, os.SEEK_SET)
+                content = os.read(fd, buffer.nbytes)
+            buffer[: len(content)] = content
+            return len(content)
+        return os.preadv(fd, [buffer], offset)
+
+    def write(self, fd: int, content: memoryview, offset: int) -> int:
+        if sys.platform == "win32":
+            with self._offset_lock:
+                os.lseek(fd, offset, os.SEEK_SET)
+                return os.write(fd, content)
+        return os.pwrite(fd, content, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags | _CLOEXEC | _BINARY | _NOFOLLOW, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def link(self, source: Path, target: Path) -> None:
+        os.link(source, target)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+
+SYSTEM_FILES: Final[FileSystem] = SystemFiles()
+
+
+def open_cache_file(path: Path, *, create: bool = False, files: FileSystem = SYSTEM_FILES) -> int:
+    """A read-write descriptor of the cache file at *path*, which is never a symbolic link.
+
+    With *create* a missing file is made, readable by its owner alone. Raises `NotRegularFile` for a link,
+    a directory, a device or a file with a second name, `FileNotFoundError` when there is none, `Unreadable`
+    otherwise.
+    """
+    flags = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | (os.O_CREAT if create else 0)
+    try:
+        fd = files.open(path, flags)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}:
+            raise NotRegularFile(f"{path.name} is a link or no file ({error.strerror})") from None
+        raise Unreadable(f"{path.name} cannot be opened: {error.strerror}") from None
+    try:
+        require_regular(files, fd, path.name)
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+def require_regular(files: FileSystem, fd: int, place: str) -> FileStatus:
+    """The status of a regular file of at most one name. Raises `NotRegularFile` for any other."""
+    status = files.status(fd)
+    if not status.regular:
+        raise NotRegularFile(f"{place} is not a regular file")
+    if status.links > 1:
+        raise NotRegularFile(f"{place} is a hard link: the file has {status.links} names")
+    return status
+
+
+def read_exactly(files: FileSystem, fd: int, buffer: memoryview, offset: int) -> bool:
+    """Fills *buffer* from *offset* on; False when the file ends before it is full."""
+    done = 0
+    while done < buffer.nbytes:
+        with buffer[done:] as rest:
+            count = files.read_into(fd, rest, offset + done)
+        if not count:
+            return False
+        done += count
+    return True
+
+
+def write_all(
+    files: FileSystem, fd: int, content: bytes | bytearray | memoryview, offset: int
+) -> None:
+    """Writes all of *content* at *offset*."""
+    with memoryview(content) as whole, whole.cast("B") as flat:
+        done = 0
+        while done < flat.nbytes:
+            with flat[done : done + (1 << 24)] as rest:
+                done += files.write(fd, rest, offset + done)

@@ -1,0 +1,130 @@
+"""The sealed header: the first 256 bytes of every cache file (docs/cache-format.md)."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+MAGIC: Final = b"\x89PNSEAL\n"
+FORMAT: Final = 1
+HEADER_BYTES: Final = 256
+SEAL_BYTES: Final = 32
+_SIGNED: Final = HEADER_BYTES - SEAL_BYTES
+_FIELDS: Final = struct.Struct("<8sH4BHQQ16s16s32s32s32s32s32s")
+_SEAL_DOMAIN: Final = b"penstock file seal\x00"
+_DIGEST_DOMAIN: Final = b"penstock file digest\x00"
+
+
+class Kind(enum.IntEnum):
+    """What a cache file holds: a compiled program, or constants (NNAPI section 2.1)."""
+
+    MODEL = 1
+    DATA = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a cache file says of itself.
+
+    *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry that lists
+    it and *sequence* is that registry's count when the entry was sealed. *token*, *binding*, *driver* and
+    *version* are 32 bytes each, the last two digests of the driver's name and version. The file is number
+    *index* of *models* or *datas* files of its *kind*; *root* is `merkle_root` of its *length* bytes of
+    payload.
+    """
+
+    kind: int
+    index: int
+    models: int
+    datas: int
+    sequence: int
+    length: int
+    entry: bytes
+    registry: bytes
+    token: bytes
+    binding: bytes
+    driver: bytes
+    version: bytes
+    root: bytes
+    format: int = FORMAT
+
+    def pack(self, key: bytes) -> bytes:
+        """The 256 bytes, sealed with *key*."""
+        fields = _FIELDS.pack(
+            MAGIC,
+            self.format,
+            self.kind,
+            self.index,
+            self.models,
+            self.datas,
+            0,
+            self.sequence,
+            self.length,
+            self.entry,
+            self.registry,
+            self.token,
+            self.binding,
+            self.driver,
+            self.version,
+            self.root,
+        )
+        return fields + _seal(fields, key)
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Header | None:
+        """What *content* says, true or not; None when it is no header."""
+        if len(content) != HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
+            return None
+        _, format_, kind, index, models, datas, _, sequence, length, *rest = _FIELDS.unpack(
+            content[:_SIGNED]
+        )
+        entry, registry, token, binding, driver, version, root = rest
+        return cls(
+            kind,
+            index,
+            models,
+            datas,
+            sequence,
+            length,
+            entry,
+            registry,
+            token,
+            binding,
+            driver,
+            version,
+            root,
+            format_,
+        )
+
+    @property
+    def place(self) -> str:
+        """Where the file says it stands: "model file 0"."""
+        word = Kind(self.kind).word if self.kind in set(Kind) else f"kind {self.kind}"
+        return f"{word} file {self.index}"
+
+
+def is_sealed(content: bytes, key: bytes) -> bool:
+    """Whether the 256 bytes *content* were sealed with *key*. The seal stands at the same place in every format."""
+    return hmac.compare_digest(content[_SIGNED:], _seal(content[:_SIGNED], key))
+
+
+def file_digest(header: bytes) -> bytes:
+    """The hash of a whole file: of its header, which holds the payload's root and length."""
+    return hashlib.sha256(_DIGEST_DOMAIN + header).digest()
+
+
+def identity(text: str) -> bytes:
+    """The 32-byte digest that stands for a driver's name or version."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _seal(fields: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, _SEAL_DOMAIN + fields, "sha256")

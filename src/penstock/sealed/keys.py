@@ -1,0 +1,175 @@
+"""The per-user key that seals are made with, and where it lies."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from penstock.errors import Unreadable
+from penstock.sealed.files import (
+    SYSTEM_FILES,
+    FileStatus,
+    FileSystem,
+    read_exactly,
+    write_all,
+)
+
+KEY_BYTES: Final = 32
+_STALE_SECONDS: Final = 60.0
+
+
+class KeyStore(Protocol):
+    """Holds one secret key of 32 bytes a user, and perhaps a count for each registry.
+
+    A count that lies where a copy of the files cannot reach it is what tells a registry that was rolled
+    back from the newest one. Thread-safe.
+    """
+
+    @property
+    def name(self) -> str:
+        """A short word for messages and file names: "file", "keyring"."""
+        ...
+
+    def key(self) -> bytes:
+        """The key; made at the first call of a user. Raises `Unreadable` when there can be none."""
+        ...
+
+    def count(self, registry: str) -> int | None:
+        """The highest count stored for *registry*: 0 where none was, None when this store holds none."""
+        ...
+
+    def store_count(self, registry: str, count: int) -> None:
+        """Remembers *count* for *registry*. A store that cannot does nothing: the next call may."""
+        ...
+
+
+class MemoryKeyStore:
+    """A `KeyStore` that forgets: the smallest one, and the double of a system key store in tests."""
+
+    name = "memory"
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        self.counts: dict[str, int] = {}
+
+    def key(self) -> bytes:
+        return self._key
+
+    def count(self, registry: str) -> int | None:
+        return self.counts.get(registry, 0)
+
+    def store_count(self, registry: str, count: int) -> None:
+        self.counts[registry] = max(count, self.counts.get(registry, 0))
+
+
+class FileKeyStore:
+    """A `KeyStore` in one 0600 file, *path*; holds no counts.
+
+    A file that others can read or write, that is a link, or that is not 32 bytes long is not trusted: a new
+    key takes its place, and whatever the old one sealed is refused from then on.
+    """
+
+    name = "file"
+
+    def __init__(self, path: Path, *, files: FileSystem = SYSTEM_FILES) -> None:
+        self.path, self._files = path, files
+        self._known: bytes | None = None
+
+    def key(self) -> bytes:
+        if self._known is None:
+            self._known = self._read_or_create()
+        return self._known
+
+    def count(self, registry: str) -> int | None:
+        return None
+
+    def store_count(self, registry: str, count: int) -> None:
+        return
+
+    def _read_or_create(self) -> bytes:
+        try:
+            if (found := self._read()) is not None:
+                return found
+            self._create()
+            found = self._read()
+        except OSError as error:
+            raise Unreadable(
+                f"the key file {self.path} cannot be read or made: {error.strerror or error}"
+            ) from None
+        if found is None:
+            raise Unreadable(f"the key file {self.path} does not stay as it was made")
+        return found
+
+    def _read(self) -> bytes | None:
+        """The key; None when there is no file, or none to trust."""
+        try:
+            fd = self._files.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if self.path.is_symlink():
+                return None
+            raise
+        try:
+            if not _private(self._files.status(fd)):
+                return None
+            content = bytearray(KEY_BYTES)
+            with memoryview(content) as view:
+                return bytes(content) if read_exactly(self._files, fd, view, 0) else None
+        finally:
+            self._files.close(fd)
+
+    def _create(self) -> None:
+        """Makes a key under a name of its own, then gives it the file's name if nobody was faster."""
+        self._sweep()
+        untrusted = os.path.lexists(self.path)
+        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            try:
+                write_all(self._files, fd, secrets.token_bytes(KEY_BYTES), 0)
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+            if untrusted:
+                self._files.replace(temporary, self.path)
+            else:
+                with suppress(FileExistsError):
+                    self._files.link(temporary, self.path)
+        finally:
+            with suppress(OSError):
+                self._files.unlink(temporary)
+
+    def _sweep(self) -> None:
+        """Removes what processes that died left behind."""
+        for left in self.path.parent.glob(f"{self.path.name}.*.tmp"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                    left.unlink()
+
+
+def _private(status: FileStatus) -> bool:
+    if not status.regular or status.size != KEY_BYTES:
+        return False
+    if sys.platform == "win32":
+        return True
+    return status.owner == os.geteuid() and not status.mode & 0o077
+
+
+def default_key_store(directory: Path, choose: Callable[[], str]) -> KeyStore:
+    """The user's key store: the system's where it answers and *choose*() allows it, else a file in *directory*.
+
+    The system's store is asked at most once a process.
+    """
+    if choose() == "auto":
+        from penstock.sealed.keyring_store import system_key_store
+
+        if (store := system_key_store()) is not None:
+            return store
+    return FileKeyStore(directory / "key")

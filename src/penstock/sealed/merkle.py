@@ -1,0 +1,68 @@
+"""The hash of a payload: a Merkle tree of SHA-256 over leaves of 1 MiB, hashed side by side.
+
+Leaves and nodes start with different bytes (RFC 6962 section 2.1), so that no node passes for a leaf, and
+the root covers the length, so that no two payloads share a tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Final, TypeVar
+
+from penstock import knobs
+
+T = TypeVar("T")
+
+LEAF_BYTES: Final = 1 << 20
+DIGEST_BYTES: Final = 32
+_FEW_LEAVES: Final = 4
+_MOST_THREADS: Final = 8
+_LEAF, _NODE, _ROOT = b"\x00", b"\x01", b"\x02"
+
+
+def merkle_root(content: bytes | bytearray | memoryview) -> bytes:
+    """The 32-byte root over *content*, a contiguous buffer of any length, zero included.
+
+    From 4 MiB on the leaves are hashed by as many threads as the knob `num_threads` allows.
+    """
+    with memoryview(content) as whole, whole.cast("B") as flat:
+        level = map_leaves(flat.nbytes, lambda start, stop: _leaf(flat, start, stop))
+        while len(level) > 1:
+            level = list(_parents(level))
+        return hashlib.sha256(_ROOT + flat.nbytes.to_bytes(8, "little") + level[0]).digest()
+
+
+def map_leaves(size: int, work: Callable[[int, int], T]) -> list[T]:
+    """*work*(start, stop) for each leaf of *size* bytes, in order of the leaves; at least one leaf."""
+    bounds = list(pairwise([*range(0, size, LEAF_BYTES), size])) or [(0, 0)]
+    if len(bounds) < _FEW_LEAVES or (threads := _threads()) < 2:
+        return [work(start, stop) for start, stop in bounds]
+    with ThreadPoolExecutor(min(threads, len(bounds)), "penstock-hash") as pool:
+        return list(pool.map(lambda bound: work(*bound), bounds))
+
+
+def _leaf(flat: memoryview, start: int, stop: int) -> bytes:
+    digest = hashlib.sha256(_LEAF)
+    with flat[start:stop] as leaf:
+        digest.update(leaf)
+    return digest.digest()
+
+
+def _parents(level: list[bytes]) -> Iterator[bytes]:
+    """The next level; a last node without a sibling moves up as it is."""
+    for i in range(0, len(level) - 1, 2):
+        yield hashlib.sha256(_NODE + level[i] + level[i + 1]).digest()
+    if len(level) % 2:
+        yield level[-1]
+
+
+def _threads() -> int:
+    if wanted := knobs.num_threads():
+        return wanted
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    return min(os.cpu_count() or 1, _MOST_THREADS)

@@ -1,0 +1,139 @@
+"""What a driver remembers of the entries it sealed."""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from penstock.sealed.header import identity
+
+MOST_FILES: Final = 32
+"""Most files of one kind in an entry (NNAPI section 2.1)."""
+MOST_ROWS: Final = 4096
+"""Rows a registry keeps; the oldest make room for a new one."""
+
+_RECORD: Final = struct.Struct("<32sQ")
+_ROW_DOMAIN: Final = b"penstock registry row\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What one file was sealed as: *digest* is `file_digest` of its header, *length* its payload's bytes."""
+
+    digest: bytes
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One entry: *models* and *datas* list its files in order. *sequence* is the registry's count when the
+    row was inserted.
+    """
+
+    token: bytes
+    entry: bytes
+    models: tuple[FileRecord, ...]
+    datas: tuple[FileRecord, ...]
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryState:
+    """*registry* (16 random bytes) names this registry since it was last emptied; *count* grows with each
+    change of it.
+    """
+
+    registry: bytes
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose registry it is: a driver's name and its version string."""
+
+    driver: str
+    version: str
+
+    @property
+    def driver_digest(self) -> bytes:
+        return identity(self.driver)
+
+    @property
+    def version_digest(self) -> bytes:
+        return identity(self.version)
+
+
+class Registry(Protocol):
+    """The persistent, authenticated table (token, entry id) -> hashes of every file, of one driver version.
+
+    Publication is: `begin` (both the new row and the replaced one are valid), the files are written or
+    renamed into place, `publish` (the replaced row goes). A process may die between any two of them.
+
+    A reading method raises `SealBroken`, `OtherVersion` or `RolledBack` for a registry that is not what
+    this key's holders wrote last, and `Unreadable` when the system fails; all may be called by several
+    threads and processes at once. A row is never changed, and may be dropped at any time: a miss.
+    """
+
+    def state(self) -> RegistryState | None:
+        """The verified state; None where there is no registry yet."""
+        ...
+
+    def open(self) -> RegistryState:
+        """The verified state; a registry that is missing or cannot be trusted is made anew, empty.
+
+        Raises `Unreadable` when it cannot be made.
+        """
+        ...
+
+    def begin(self, row: Row) -> None:
+        """Inserts *row*, beside others of its token. A registry that cannot be trusted is emptied first.
+
+        Raises `Unreadable`; the row is then not in it. After returning, the row survives a loss of power.
+        """
+        ...
+
+    def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
+        """*entry*'s files stand where they are found; the rows of *replaced* entries of the token go."""
+        ...
+
+    def find(self, token: bytes, entry: bytes) -> Row | None:
+        """The row, verified; None when there is none."""
+        ...
+
+    def remove(self, token: bytes, entry: bytes) -> None:
+        """Forgets the row, if there is one: its files are refused from then on."""
+        ...
+
+    def rows(self) -> tuple[Row, ...]:
+        """Every row, verified, in no promised order."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets every row."""
+        ...
+
+
+def pack_records(row: Row) -> bytes:
+    """The files of *row*, model files first: 32 bytes of digest and 8 of length each, little-endian."""
+    return b"".join(_RECORD.pack(f.digest, f.length) for f in (*row.models, *row.datas))
+
+
+def unpack_records(
+    content: bytes, models: int
+) -> tuple[tuple[FileRecord, ...], tuple[FileRecord, ...]]:
+    """Inverse of `pack_records`: the model files, the data files. Raises `ValueError`."""
+    files, rest = divmod(len(content), _RECORD.size)
+    if rest or not 0 <= models <= min(files, MOST_FILES) or files - models > MOST_FILES:
+        raise ValueError("records of no entry")
+    records = tuple(FileRecord(*fields) for fields in _RECORD.iter_unpack(content))
+    return records[:models], records[models:]
+
+
+def row_mac(key: bytes, owner: Owner, registry: bytes, row: Row) -> bytes:
+    """The 32-byte authentication of *row* as one of *owner*'s *registry*."""
+    head = struct.pack("<QBB", row.sequence, len(row.models), len(row.datas))
+    fields = (owner.driver_digest, owner.version_digest, registry, row.token, row.entry, head)
+    return hmac.digest(key, _ROW_DOMAIN + b"".join(fields) + pack_records(row), "sha256")

@@ -1,0 +1,396 @@
+"""The registry as one SQLite database a driver version."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import sqlite3
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
+from penstock.sealed.keys import KeyStore
+from penstock.sealed.registry import (
+    MOST_ROWS,
+    Owner,
+    RegistryState,
+    Row,
+    pack_records,
+    row_mac,
+    unpack_records,
+)
+
+Connect: TypeAlias = Callable[[Path], sqlite3.Connection]
+
+_FORMAT: Final = 1
+_MOST_BYTES: Final = 64 << 20
+_WAIT_SECONDS: Final = 5.0
+_WHOLE_DOMAIN: Final = b"penstock registry\x00"
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS registry (
+    format INTEGER NOT NULL, driver BLOB NOT NULL, version BLOB NOT NULL,
+    driver_name TEXT NOT NULL, version_name TEXT NOT NULL,
+    registry BLOB NOT NULL, count INTEGER NOT NULL, mac BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS entry (
+    token BLOB NOT NULL, entry BLOB NOT NULL, sequence INTEGER NOT NULL, models INTEGER NOT NULL,
+    files BLOB NOT NULL, mac BLOB NOT NULL, PRIMARY KEY (token, entry)) WITHOUT ROWID;
+"""
+# The system failed, as opposed to: the file is not what was written.
+_SYSTEM_FAILED: Final = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to the database at *path*, which exists."""
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        timeout=_WAIT_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+
+
+class SqliteRegistry:
+    """`Registry` in the SQLite database *path* (WAL, synchronous FULL, 0600), authenticated by *keys*.
+
+    Every call opens the database and closes it, so that nothing stays open, a child process inherits
+    nothing, and a database that was removed or exchanged is noticed. Not for network file systems, as
+    SQLite's WAL is not.
+    """
+
+    def __init__(
+        self, path: Path, owner: Owner, keys: KeyStore, *, connect: Connect = connect
+    ) -> None:
+        self.path, self.owner, self._keys, self._connect = path, owner, keys, connect
+        self._name = f"{owner.driver_digest.hex()[:16]}-{owner.version_digest.hex()[:32]}"
+        self._lock = threading.Lock()
+        self._highest = 0
+
+    def state(self) -> RegistryState | None:
+        floor = self._floor()
+        with self._reading() as database:
+            return None if database is None else self._verified(database, floor)
+
+    def find(self, token: bytes, entry: bytes) -> Row | None:
+        floor = self._floor()
+        with self._reading() as database:
+            if database is None or (state := self._verified(database, floor)) is None:
+                return None
+            found = database.execute(
+                "SELECT * FROM entry WHERE token = ? AND entry = ?", (token, entry)
+            ).fetchone()
+            return None if found is None else self._row(found, state.registry)
+
+    def rows(self) -> tuple[Row, ...]:
+        floor = self._floor()
+        with self._reading() as database:
+            if database is None or (state := self._verified(database, floor)) is None:
+                return ()
+            found = database.execute("SELECT * FROM entry").fetchall()
+            return tuple(self._row(fields, state.registry) for fields in found)
+
+    def open(self) -> RegistryState:
+        try:
+            state = self.state()
+        except (SealBroken, OtherVersion, RolledBack):
+            state = None
+        if state is None:
+            self._change(lambda *_: 0, repair=True)
+            state = self.state()
+        if state is None:
+            raise Unreadable("the registry does not stay as it was made")
+        return state
+
+    def begin(self, row: Row) -> None:
+        self._change(lambda database, state: self._insert(database, state, row), repair=True)
+
+    def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
+        if gone := [old for old in replaced if old != entry]:
+            self._change(lambda database, _: _delete(database, token, gone))
+
+    def remove(self, token: bytes, entry: bytes) -> None:
+        self._change(lambda database, _: _delete(database, token, [entry]))
+
+    def clear(self) -> None:
+        self._change(
+            lambda database, _: database.execute("DELETE FROM entry").rowcount, repair=True
+        )
+
+    def _insert(self, database: sqlite3.Connection, state: RegistryState, row: Row) -> int:
+        # One more than the count so far: the change that is under way.
+        placed = Row(row.token, row.entry, row.models, row.datas, state.count + 1)
+        mac = row_mac(self._keys.key(), self.owner, state.registry, placed)
+        database.execute(
+            "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?)",
+            (row.token, row.entry, placed.sequence, len(row.models), pack_records(row), mac),
+        )
+        database.execute(
+            "DELETE FROM entry WHERE sequence <= (SELECT sequence FROM entry "
+            "ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
+            (MOST_ROWS,),
+        )
+        return 1
+
+    def _change(
+        self, act: Callable[[sqlite3.Connection, RegistryState], int], *, repair: bool = False
+    ) -> None:
+        """Runs *act* in one transaction, which counts as one change if *act* says that it touched a row.
+
+        Without *repair* nothing is done to a registry that is missing.
+        """
+        floor = self._floor()
+        if not repair and not self.path.exists():
+            return
+        try:
+            count = self._write(act, floor, repair=repair)
+        except SealBroken:
+            if not repair:
+                raise
+            self._discard()
+            count = self._write(act, floor, repair=True)
+        if count:
+            self._store_count(count)
+
+    def _write(
+        self,
+        act: Callable[[sqlite3.Connection, RegistryState], int],
+        floor: int,
+        *,
+        repair: bool,
+    ) -> int:
+        if repair:
+            make_private_directory(self.path.parent)
+            self._create()
+        with self._database() as database:
+            _use_wal(database)
+            database.execute("PRAGMA synchronous = FULL")
+            with _transaction(database, "IMMEDIATE"):
+                if repair:
+                    for statement in _SCHEMA.split(";")[:-1]:
+                        database.execute(statement)
+                state = self._state_to_change(database, floor, repair=repair)
+                if state is None or not act(database, state):
+                    return 0
+                state = RegistryState(state.registry, state.count + 1)
+                database.execute(
+                    "UPDATE registry SET count = ?, mac = ?",
+                    (state.count, self._whole_mac(database, state)),
+                )
+                return state.count
+
+    def _state_to_change(
+        self, database: sqlite3.Connection, floor: int, *, repair: bool
+    ) -> RegistryState | None:
+        try:
+            state = self._verified(database, floor)
+        except (SealBroken, OtherVersion, RolledBack):
+            if not repair:
+                raise
+            state = None
+        if state is not None or not repair:
+            return state
+        state = RegistryState(secrets.token_bytes(16), floor)
+        database.execute("DELETE FROM entry")
+        database.execute("DELETE FROM registry")
+        owner = self.owner
+        database.execute(
+            "INSERT INTO registry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                _FORMAT,
+                owner.driver_digest,
+                owner.version_digest,
+                owner.driver,
+                owner.version,
+                state.registry,
+                state.count,
+                self._whole_mac(database, state),
+            ),
+        )
+        return state
+
+    def _verified(self, database: sqlite3.Connection, floor: int) -> RegistryState | None:
+        """The state, if it is authentic and the newest known; None for a database without a registry."""
+        if not database.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
+            return None
+        found = database.execute(
+            "SELECT format, driver, version, registry, count, mac FROM registry LIMIT 2"
+        ).fetchall()
+        if not found:
+            return None
+        format_, driver, version, registry, count, mac = _typed(
+            found[0], (int, bytes, bytes, bytes, int, bytes)
+        )
+        state = RegistryState(registry, count)
+        if len(found) > 1 or driver != self.owner.driver_digest:
+            raise SealBroken("the registry is another driver's")
+        if version != self.owner.version_digest or format_ != _FORMAT:
+            raise OtherVersion("the registry was written by another version of the driver")
+        if len(registry) != 16 or not 0 <= count < 1 << 63:
+            raise SealBroken("the registry's state has no possible value")
+        if not hmac.compare_digest(mac, self._whole_mac(database, state)):
+            raise SealBroken("the registry was altered, or sealed with another key")
+        if count < floor:
+            raise RolledBack(
+                f"the registry stands at change {count}, and change {floor} was seen before"
+            )
+        with self._lock:
+            self._highest = max(self._highest, count)
+        return state
+
+    def _whole_mac(self, database: sqlite3.Connection, state: RegistryState) -> bytes:
+        """Authenticates the state and the list of rows, through their own authentication."""
+        macs = hashlib.sha256()
+        rows = 0
+        for token, entry, mac in database.execute(
+            "SELECT token, entry, mac FROM entry ORDER BY token, entry"
+        ):
+            for part in _typed((token, entry, mac), (bytes, bytes, bytes)):
+                macs.update(len(part).to_bytes(8, "little") + part)
+            rows += 1
+        owner = self.owner
+        fields = (owner.driver_digest, owner.version_digest, state.registry, macs.digest())
+        numbers = struct.pack("<QQ", state.count, rows)
+        return hmac.digest(self._keys.key(), _WHOLE_DOMAIN + b"".join(fields) + numbers, "sha256")
+
+    def _row(self, found: Sequence[object], registry: bytes) -> Row:
+        token, entry, sequence, models, files, mac = _typed(
+            found, (bytes, bytes, int, int, bytes, bytes)
+        )
+        try:
+            row = Row(token, entry, *unpack_records(files, models), sequence)
+            expected = row_mac(self._keys.key(), self.owner, registry, row)
+        except (ValueError, struct.error):
+            raise SealBroken("a row of the registry has no possible value") from None
+        if not hmac.compare_digest(mac, expected):
+            raise SealBroken("a row of the registry was altered")
+        return row
+
+    def _floor(self) -> int:
+        """The highest count known; asked for before the registry is read, so that it cannot be too high."""
+        stored = self._keys.count(self._name) or 0
+        with self._lock:
+            self._highest = max(self._highest, stored)
+            return self._highest
+
+    def _store_count(self, count: int) -> None:
+        with self._lock:
+            self._highest = max(self._highest, count)
+        self._keys.store_count(self._name, count)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:
+            yield None
+            return
+        except OSError as error:
+            raise Unreadable(f"the registry cannot be read: {error.strerror}") from None
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+            raise SealBroken("the registry is no database")
+        with self._database() as database, _transaction(database, "DEFERRED"):
+            yield database
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """A connection. SQLite's errors come out as `Unreadable` or `SealBroken`."""
+        try:
+            with closing(self._connect(self.path)) as database:
+                database.text_factory = bytes
+                database.execute("PRAGMA trusted_schema = OFF")
+                yield database
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in _SYSTEM_FAILED:
+                raise Unreadable(f"the registry cannot be used: {error}") from None
+            raise SealBroken(f"the registry is damaged: {error}") from None
+        except OSError as error:
+            raise Unreadable(f"the registry cannot be used: {error.strerror}") from None
+
+    def _create(self) -> None:
+        """An empty 0600 file where there is no database; what is no regular file makes room."""
+        try:
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(self.path.lstat().st_mode):
+                    self.path.unlink()
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:
+            raise Unreadable(f"the registry cannot be made: {error.strerror}") from None
+
+    def _discard(self) -> None:
+        """Removes a database that cannot be read, its log first."""
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            with suppress(OSError):
+                self.path.with_name(self.path.name + suffix).unlink()
+
+
+def make_private_directory(path: Path) -> None:
+    """Makes *path*, for its owner alone (0700). Raises `Unreadable` when it cannot be, or is another user's."""
+    try:
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise Unreadable(f"{path} is a link or no directory")
+        if sys.platform != "win32":
+            if status.st_uid != os.geteuid():
+                raise Unreadable(f"{path} belongs to another user")
+            if status.st_mode & 0o077:
+                path.chmod(0o700)
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be made: {error.strerror}") from None
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection, kind: str) -> Iterator[None]:
+    """A transaction, which closing the connection undoes if the block raises."""
+    database.execute(f"BEGIN {kind}")
+    yield
+    database.execute("COMMIT")
+
+
+def _use_wal(database: sqlite3.Connection) -> None:
+    """Turns the log on. SQLite does not wait by itself while another process does the same."""
+    until = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _delete(database: sqlite3.Connection, token: bytes, entries: Sequence[bytes]) -> int:
+    return sum(
+        database.execute("DELETE FROM entry WHERE token = ? AND entry = ?", (token, old)).rowcount
+        for old in entries
+    )
+
+
+def _typed(values: Sequence[object], kinds: Sequence[type]) -> tuple[Any, ...]:
+    """*values*, if each is of its kind: SQLite's columns hold what they were given."""
+    if len(values) != len(kinds) or not all(map(isinstance, values, kinds)):
+        raise SealBroken("the registry holds values of other types")
+    return tuple(values)
