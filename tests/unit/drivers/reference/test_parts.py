@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.parts import BLOCK, by_parts, parts
+from penstock.drivers.reference.ops.parts import BLOCK, by_parts, by_rows, parts
 from penstock.ir import NDArray
 
 SHAPES = (
@@ -53,3 +53,13 @@ def test_results_are_those_of_the_whole(first: tuple[int, ...], second: tuple[in
         found = by_parts(compute, left, right)
         assert found.dtype == np.int32
         np.testing.assert_array_equal(found, compute(left, right))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2 * BLOCK,), (700, 99), (3, 0), (2, 1, BLOCK + 1)])
+def test_rows_are_computed_whole(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(1).integers(-9, 9, shape)
+
+    def compute(rows: NDArray) -> NDArray:
+        return rows - rows.sum(axis=-1, keepdims=True) if rows.ndim else rows
+
+    np.testing.assert_array_equal(by_rows(compute, x), compute(x))

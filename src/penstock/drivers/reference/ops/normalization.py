@@ -15,6 +15,7 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.parts import by_rows
 from penstock.drivers.reference.ops.tables import QUANTIZED_8
 from penstock.ir import DType, NDArray
 
@@ -27,7 +28,7 @@ def l2_normalization(site: Site) -> Kernel:
     dtype, activation = site.input(0).dtype, site.attributes.text("fused_activation_function")
     require(activation == "NONE", f"L2_NORMALIZATION with {activation}")
     if dtype is DType.FLOAT32:
-        return _l2_float
+        return lambda inputs: (by_rows(_l2_float, np.asarray(inputs[0])),)
     if dtype not in QUANTIZED_8 or dtype is not site.output().dtype:
         raise site.unsupported_types()
     zero_point = tensor_quantization(site.input(0), "the input").zero_point
@@ -36,22 +37,23 @@ def l2_normalization(site: Site) -> Kernel:
     require(made.scale == 1 / 128, "L2_NORMALIZATION to another scale than 1/128")
     require(made.zero_point == middle, "L2_NORMALIZATION with this output zero point")
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0]).astype(np.int64) - zero_point
+    def compute(stored: NDArray) -> NDArray:
+        x = stored.astype(np.int64) - zero_point
         mantissas, shifts = inverse_square_root((x * x).sum(axis=-1, keepdims=True))
         if dtype is DType.UINT8:
             scaled = multiply_by_quantized_multiplier(128 * x, mantissas, shifts)
         else:
             scaled = multiply_by_quantized_multiplier(x, mantissas, shifts + 7)
-        return (np.clip(scaled + middle, least, least + 255).astype(dtype.numpy),)
+        clamped: NDArray = np.clip(scaled + middle, least, least + 255).astype(dtype.numpy)
+        return clamped
 
-    return run
+    return lambda inputs: (by_rows(compute, np.asarray(inputs[0])),)
 
 
-def _l2_float(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-    x = np.asarray(inputs[0])
+def _l2_float(x: NDArray) -> NDArray:
     length = np.sqrt(np.square(x).sum(axis=-1, keepdims=True))
-    return (x / np.maximum(length, LEAST_NORM),)
+    result: NDArray = x / np.maximum(length, LEAST_NORM)
+    return result
 
 
 @kernel("LOCAL_RESPONSE_NORMALIZATION")

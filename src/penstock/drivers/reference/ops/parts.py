@@ -29,6 +29,16 @@ def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
     return _filled(compute, [np.broadcast_to(o, shape) for o in operands], shape)
 
 
+def by_rows(compute: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
+    """*compute* of an array, whose results have its shape and depend on their row along the last dimension."""
+    if x.size <= BLOCK or x.ndim < 2:
+        return np.asarray(compute(x))
+    rows = x.reshape(-1, x.shape[-1])
+    step = max(1, BLOCK // rows.shape[1])
+    made = [compute(rows[start : start + step]) for start in range(0, len(rows), step)]
+    return np.concatenate(made).reshape(x.shape)
+
+
 def _filled(
     compute: Callable[..., NDArray], operands: list[NDArray], shape: tuple[int, ...]
 ) -> NDArray:

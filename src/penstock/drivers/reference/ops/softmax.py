@@ -29,6 +29,7 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
+from penstock.drivers.reference.ops.parts import by_rows
 from penstock.drivers.reference.ops.tables import (
     QUANTIZED_8,
     interpolate,
@@ -84,7 +85,7 @@ def _rows(compute: Callable[[NDArray], NDArray]) -> Kernel:
         if x.size == 0:
             return (x,)
         with np.errstate(all="ignore"):
-            return (compute(x),)
+            return (by_rows(compute, x),)
 
     return run
 
