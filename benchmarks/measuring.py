@@ -57,6 +57,15 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def worked(action: Callable[[], object]) -> float:
+    """Processor seconds of one call: what other processes take of the core does not count, which would
+    lengthen the longer of two calls more than the shorter.
+    """
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
 def corpus_model(name: str) -> Path | None:
     """A network of the test corpus, or None where there is no corpus."""
     corpus = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()

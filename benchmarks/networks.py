@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import penstock
-from benchmarks.measuring import Row, corpus_model, interleaved, medians, seconds
+from benchmarks.measuring import Row, corpus_model, interleaved, medians, worked
 from penstock.ir import NDArray
 
 NAME = "networks"
@@ -62,8 +62,8 @@ def compared(entry: Mapping[str, Any], models: Path, *, rounds: int) -> Row | No
             return None
         run, kernels = other
         subjects: dict[str, Callable[[], float]] = {
-            "penstock": lambda: seconds(lambda: compiled.run(inputs)),
-            "litert": lambda: seconds(run),
+            "penstock": lambda: worked(lambda: compiled.run(inputs)),
+            "litert": lambda: worked(run),
         }
         interleaved(subjects, 1)
         values = _timed(subjects, rounds)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import penstock
-from benchmarks.measuring import Row, interleaved, medians
+from benchmarks.measuring import Row, interleaved, medians, worked
 from benchmarks.models import elementwise, layers, recurrent
 from benchmarks.models.making import Case
 from benchmarks.networks import litert_runner
@@ -89,12 +88,3 @@ def compared(case: Case, *, rounds: int) -> Row | None:
     judged = case.work > JUDGED and kernels == "BUILTIN_REF"
     ratio = middle["penstock"] / middle["litert"]
     return Row(NAME, f"{case.name}, {note}", ratio, "x", LIMIT if judged else None)
-
-
-def worked(action: Callable[[], object]) -> float:
-    """Processor seconds of one call: what other processes take of the core does not count, which would
-    lengthen the longer of two calls more than the shorter.
-    """
-    began = time.process_time()
-    action()
-    return time.process_time() - began
