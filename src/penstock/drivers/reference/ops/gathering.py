@@ -100,10 +100,21 @@ def scatter_nd(site: Site) -> Kernel:
         parts = _split_indices(indices, shape)
         if updates.shape != (*indices.shape[:-1], *shape[len(parts) :]):
             raise ShapeMismatch(f"updates of shape {updates.shape} to a shape {shape}")
-        np.add.at(result, parts, updates)
+        if _each_once(parts, shape):
+            result[parts] += updates
+        else:
+            np.add.at(result, parts, updates)
         return (result,)
 
     return run
+
+
+def _each_once(parts: tuple[NDArray, ...], shape: tuple[int, ...]) -> bool:
+    """Whether no two index vectors are the same, so that adding needs no order."""
+    if not parts or not parts[0].size:
+        return False
+    places = np.sort(np.ravel_multi_index(parts, shape[: len(parts)]), axis=None)
+    return bool((places[1:] != places[:-1]).all())
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:

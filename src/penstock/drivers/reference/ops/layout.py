@@ -135,10 +135,8 @@ def reverse_sequence(site: Site) -> Kernel:
             raise ShapeMismatch(f"REVERSE_SEQUENCE of shape {x.shape} by {len(lengths)} lengths")
         places = np.arange(size)
         places = np.where(places < lengths, lengths - 1 - places, places)
-        if axes[0] < axes[1]:
-            places = places.T
-        shape = [x.shape[axis] if axis in axes else 1 for axis in range(x.ndim)]
-        return (np.take_along_axis(x, places.reshape(shape), axes[0]),)
+        turned = np.moveaxis(x, axes[::-1], (0, 1))[np.arange(len(lengths))[:, None], places]
+        return (np.ascontiguousarray(np.moveaxis(turned, (0, 1), axes[::-1])),)
 
     return run
 
