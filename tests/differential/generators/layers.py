@@ -25,7 +25,7 @@ LAYERS: Final = frozenset(
     [(a, a, a, a) for a in (F32, F16, BF16)]
     + [(F32, w, F32, F32) for w in (I2, I4, I8, U8)]
     + [(I8, w, I32, I8) for w in (I2, I4, I8)]
-    + [(I16, I8, b, I16) for b in (I32, I64)]
+    + [(I16, w, b, I16) for w in (I4, I8) for b in (I32, I64)]
     + [(U8, U8, I32, U8), (U8, U8, I32, I16)]
 )
 """Types of (input, weights, bias, output) that mean something. LiteRT's kernels do not look at the weights'
@@ -46,7 +46,8 @@ NUMBERS: Final = tuple(d for d in SWEPT if d not in {DType.STRING, DType.BOOL})
 
 def layer_types(draw: Draw, kind: str) -> None:
     """Raises `ValueError` for types that mean nothing together, or that LiteRT reads wrongly."""
-    if draw.types not in LAYERS or (kind != "FULLY_CONNECTED" and draw.types[:2] == (F32, I2)):
+    wrong = {"FULLY_CONNECTED": (), "DEPTHWISE_CONV_2D": ((F32, I2), (I16, I4))}
+    if draw.types not in LAYERS or draw.types[:2] in wrong.get(kind, ((F32, I2),)):
         raise ValueError("no layer has these types")
 
 
