@@ -35,7 +35,7 @@ def gather(site: Site) -> Kernel:
             raise ShapeMismatch(f"GATHER with {shared} batch dimensions along axis {along}")
         _check_indices(indices, x.shape[along])
         if shared == 0:
-            return (np.asarray(x[(slice(None),) * along + (indices,)], x.dtype),)
+            return (np.asarray(x.take(indices, along, mode="clip"), x.dtype),)
         return (_gather_batches(x, indices, along, shared),)
 
     return run
