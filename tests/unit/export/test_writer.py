@@ -326,3 +326,14 @@ def test_a_variable_of_unknown_rank_has_no_form() -> None:
     builder.state(variable, before, after)
     with pytest.raises(NotExportable, match="'memory' has no known rank"):
         write(builder.build([after]))
+
+
+def test_zeros_of_unknown_size_have_no_form() -> None:
+    builder = ModelBuilder()
+    shape = (None, 3)
+    variable = builder.variable("memory", DType.FLOAT32, shape)
+    before = builder.operand(Operand(DType.FLOAT32, shape, Lifetime.SUBGRAPH_INPUT, "before"))
+    (after,) = builder.operation("ABS", [before], [(DType.FLOAT32, shape)])
+    builder.state(variable, before, after)
+    with pytest.raises(NotExportable, match="'memory' starts at zeros of unknown size"):
+        write(builder.build([]))

@@ -112,7 +112,20 @@ def plan_state(model: Model, index: int) -> SubgraphState:
                 f"variable {model.variables[port.variable].name!r} has no known rank, which TFLite has no form for",
                 where=f"subgraph {index}",
             )
+    for port in plan.resources:
+        if _starts_unsized(model.variables[port.variable]):
+            raise NotExportable(
+                f"variable {model.variables[port.variable].name!r} starts at zeros of unknown size, which TFLite has "
+                "no form for",
+                where=f"subgraph {index}",
+            )
     return plan
+
+
+def _starts_unsized(variable: Variable) -> bool:
+    """Whether a variable has a value from the start, and none that a constant could hold."""
+    held = variable.value is not None or variable.location is not None
+    return variable.assigned and not held and None in (variable.shape or ())
 
 
 def _own_outputs(operation: Operation) -> int:
