@@ -61,9 +61,10 @@ def _softmax_to_int16(model: Model, operation: Operation, inputs: list[NDArray |
 
 
 def _constant_product(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """A quantised REDUCE_PROD of a constant to another scale or zero point."""
+    """A quantised REDUCE_PROD of a constant to another scale or zero point, or of nothing."""
     given, made = (model.operands[i] for i in (operation.inputs[0], *operation.outputs))
-    return given.is_constant and given.quantization != made.quantization
+    rescaled = given.is_constant and given.quantization != made.quantization
+    return rescaled or _sum_of_nothing(model, operation, inputs)
 
 
 def _short_offsets(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
