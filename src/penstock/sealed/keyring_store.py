@@ -18,10 +18,9 @@ SERVICE: Final = "penstock"
 LIMIT_SECONDS: Final = 1.0
 KEY_BYTES: Final = 32
 _KEY_NAME: Final = "seal key"
-_QUIET: Final = {
-    ("keyring.backends.Windows", "WinVaultKeyring"),
-    ("keyring.backends.SecretService", "Keyring"),
-}
+_SECRET_SERVICE: Final = ("keyring.backends.SecretService", "Keyring")
+_QUIET: Final = {("keyring.backends.Windows", "WinVaultKeyring"), _SECRET_SERVICE}
+_CHAIN: Final = ("keyring.backends.chainer", "ChainerBackend")
 
 _lock = threading.Lock()
 _asked = False
@@ -120,13 +119,17 @@ def quiet_backend() -> Backend | None:
     except ImportError:
         return None
     backend: Any = keyring.get_keyring()
-    for kind in type(backend).__mro__:
-        if (kind.__module__, kind.__name__) in _QUIET:
-            if kind.__module__.endswith("SecretService") and not _unlocked():
-                return None
-            chosen: Backend = backend
-            return chosen
-    return None
+    if _class_of(backend) == _CHAIN:
+        backend = next(iter(backend.backends), None)
+    kind = _class_of(backend)
+    if kind not in _QUIET or (kind == _SECRET_SERVICE and not _unlocked()):
+        return None
+    chosen: Backend = backend
+    return chosen
+
+
+def _class_of(backend: object) -> tuple[str, str]:
+    return type(backend).__module__, type(backend).__name__
 
 
 def _unlocked() -> bool:

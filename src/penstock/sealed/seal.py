@@ -166,23 +166,25 @@ class Seal:
         records = (*row.models, *row.datas)
         if len(records) != len(files):
             raise ForeignEntry("the registry lists another number of files for this entry")
-        payloads = []
-        for file, (content, size), header, record in zip(
-            files, headers, parsed, records, strict=True
-        ):
-            if size != HEADER_BYTES + record.length:
-                raise WrongLength(
-                    f"{file.place} has {size} bytes, and {HEADER_BYTES + record.length} were sealed"
-                )
-            if not hmac.compare_digest(record.digest, file_digest(content)):
-                raise SealBroken(f"{file.place} is not the one that the registry lists")
-            with _naming(file, "read"):
-                copy = private_copy(self._files, file.fd, HEADER_BYTES, record.length, file.place)
-            if not hmac.compare_digest(header.root, merkle_root(copy)):
-                raise SealBroken(f"the payload of {file.place} was altered")
-            payloads.append(copy)
+        copies: list[memoryview] = []
+        try:
+            for file, (content, size), header, record in zip(
+                files, headers, parsed, records, strict=True
+            ):
+                self._check_record(file, content, size, record)
+                with _naming(file, "read"):
+                    copies.append(
+                        private_copy(self._files, file.fd, HEADER_BYTES, record.length, file.place)
+                    )
+                if not hmac.compare_digest(header.root, merkle_root(copies[-1])):
+                    raise SealBroken(f"the payload of {file.place} was altered")
+        except BaseException:
+            # The traceback would keep the memory, and its descriptors, for as long as the error lives.
+            for copy in copies:
+                copy.release()
+            raise
         models = self._needed[0]
-        return LoadedEntry(row.entry, tuple(payloads[:models]), tuple(payloads[models:]))
+        return LoadedEntry(row.entry, tuple(copies[:models]), tuple(copies[models:]))
 
     def entry_of(self, handle: Handle, token: bytes) -> bytes | None:
         """The id of the entry of *token* that an open file was sealed as part of; None if of none.
@@ -343,6 +345,14 @@ class Seal:
             raise TokenCollision(
                 "the token was given to something else: another model, or shapes, or options"
             )
+
+    def _check_record(self, file: _File, content: bytes, size: int, record: FileRecord) -> None:
+        if size != HEADER_BYTES + record.length:
+            raise WrongLength(
+                f"{file.place} has {size} bytes, and {HEADER_BYTES + record.length} were sealed"
+            )
+        if not hmac.compare_digest(record.digest, file_digest(content)):
+            raise SealBroken(f"{file.place} is not the one that the registry lists")
 
     def _row(self, registry: Registry, header: Header) -> Row:
         if (row := registry.find(header.token, header.entry)) is not None:

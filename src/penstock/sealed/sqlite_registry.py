@@ -323,8 +323,9 @@ class SqliteRegistry:
             if code in _SYSTEM_FAILED:
                 raise Unreadable(f"the registry cannot be used: {error}") from None
             raise SealBroken(f"the registry is damaged: {error}") from None
-        except OSError as error:
-            raise Unreadable(f"the registry cannot be used: {error.strerror}") from None
+        except (UnicodeError, OverflowError) as error:
+            # What a damaged database holds in place of names and numbers.
+            raise SealBroken(f"the registry is damaged: {error}") from None
 
     def _create(self) -> None:
         """An empty 0600 file where there is no database; what is no regular file makes room."""
