@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 OPERATIONS = (
     "open_read", "open_new", "open_lock", "size", "read", "write", "sync", "close", "replace", "unlink",
-    "sync_directory", "try_lock", "unlock",
+    "sync_directory", "try_lock", "is_current", "unlock",
 )  # fmt: skip
 
 
@@ -133,6 +133,9 @@ class FaultyFiles(OsFiles):
     def try_lock(self, fd: int) -> bool:
         return self._do("try_lock", lambda: OsFiles.try_lock(self, fd))
 
+    def is_current(self, fd: int, path: Path) -> bool:
+        return self._do("is_current", lambda: OsFiles.is_current(self, fd, path))
+
     def unlock(self, fd: int) -> None:
         self._do("unlock", lambda: OsFiles.unlock(self, fd))
 
@@ -247,6 +250,9 @@ class Disk:
         self.history = [dict(self.names)]
 
     def try_lock(self, fd: int) -> bool:
+        return True
+
+    def is_current(self, fd: int, path: Path) -> bool:
         return True
 
     def unlock(self, fd: int) -> None:

@@ -56,6 +56,9 @@ class Files(Protocol):
     def try_lock(self, fd: int) -> bool:
         """Locks what `open_lock` opened against every other opening of it; False when one has it."""
 
+    def is_current(self, fd: int, path: Path) -> bool:
+        """Whether *path* still names what *fd* has open."""
+
     def unlock(self, fd: int) -> None:
         """Gives a lock back. The system does it for a process that dies."""
 
@@ -92,6 +95,12 @@ class OsFiles:
 
     def unlink(self, path: Path) -> None:
         path.unlink()
+
+    def is_current(self, fd: int, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), path.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return False
 
     if sys.platform == "win32":
 

@@ -150,7 +150,7 @@ class PersistentBlobCache:
             cache = self._ready()
             if cache is None or not cache.set(key, value):
                 return False
-            self._used.add(memoryview(key).tobytes())
+            self._note_use(key, cache)
             self._note_change()
             return True
 
@@ -159,8 +159,8 @@ class PersistentBlobCache:
         with self._lock:
             cache = self._ready()
             found = None if cache is None else cache.get(key)
-            if found is not None:
-                self._used.add(memoryview(key).tobytes())
+            if cache is not None and found is not None:
+                self._note_use(key, cache)
             return found
 
     def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
@@ -305,6 +305,11 @@ class PersistentBlobCache:
     def _report(self, problem: str) -> None:
         self._problem = problem
         log.warning("blob cache %s", problem)
+
+    def _note_use(self, key: Buffer, cache: BlobCache) -> None:
+        self._used.add(memoryview(key).tobytes())
+        if len(self._used) > 2 * len(cache) + 64:  # where nothing is ever saved, this must not grow
+            self._used.intersection_update(cache.keys())
 
     def _note_change(self) -> None:
         self._changed = True

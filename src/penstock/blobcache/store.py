@@ -61,18 +61,24 @@ class Store:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        fd = self._files.open_lock(self.path.with_name(self.path.name + ".lock"))
-        try:
-            self._wait_for_lock(fd)
+        name = self.path.with_name(self.path.name + ".lock")
+        end, current = self._clock.now() + self._lock_timeout, False
+        while not current:
+            fd = self._files.open_lock(name)
             try:
-                yield
+                self._wait_for_lock(fd, end)
+                try:
+                    # Somebody who tidied up may have removed what was locked; others would lock a new one.
+                    current = self._files.is_current(fd, name)
+                    if current:
+                        yield
+                finally:
+                    self._files.unlock(fd)
             finally:
-                self._files.unlock(fd)
-        finally:
-            self._files.close(fd)
+                self._files.close(fd)
 
-    def _wait_for_lock(self, fd: int) -> None:
-        end, wait = self._clock.now() + self._lock_timeout, _FIRST_WAIT_S
+    def _wait_for_lock(self, fd: int, end: float) -> None:
+        wait = _FIRST_WAIT_S
         while not self._files.try_lock(fd):
             if self._clock.now() >= end:
                 raise TimeoutError(

@@ -458,6 +458,23 @@ def test_a_lock_held_elsewhere_is_waited_for_until_the_timeout(path: Path) -> No
     assert content(path) == {b"a": b"1"}
 
 
+def test_a_lock_file_removed_meanwhile_is_made_anew(path: Path) -> None:
+    class Tidied(FaultyFiles):
+        def try_lock(self, fd: int) -> bool:
+            if self.log.count("try_lock") < 2:
+                path.with_name("blobs.lock").unlink()
+            return super().try_lock(fd)
+
+    files = Tidied()
+    cache = PersistentBlobCache(path, files=files, clock=ManualClock())
+    cache.initialize()
+    cache.set(b"a", b"1")
+    assert cache.save()
+    assert files.log.count("open_lock") == files.log.count("unlock") == 3
+    assert files.open == set()
+    assert content(path) == {b"a": b"1"}
+
+
 def test_a_thread_that_cannot_be_started_leaves_saving_to_the_end(path: Path) -> None:
     class NoThreads(ManualClock):
         def after(self, seconds: float, action: object) -> object:  # type: ignore[override]
@@ -503,6 +520,19 @@ def test_changes_during_a_save_are_kept_for_the_next(path: Path) -> None:
     assert content(path).keys() == {b"theirs", b"theirs too", b"before", b"gone"}
     assert cache.save()
     assert content(path) == dict(cache.items())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_nothing_grows_with_the_number_of_calls(path: Path, kept: bool) -> None:
+    cache = PersistentBlobCache(path / "missing" if kept else None, clock=ManualClock())
+    cache.initialize(Limits(total=100), LRU)
+    for i in range(2000):
+        cache.set(b"%d" % i, b"value")
+        cache.get(b"%d" % i)
+        if i % 100 == 0:
+            assert cache.save() != kept
+    assert cache.total <= 100
+    assert len(cache._used) < 100
 
 
 def test_threads_share_one_cache(path: Path) -> None:
