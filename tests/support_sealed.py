@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ import pytest
 
 from penstock.errors import CacheError
 from penstock.sealed import (
-    SYSTEM_FILES,
     FileKeyStore,
     FileSystem,
     KeyStore,
@@ -26,6 +26,7 @@ from penstock.sealed import (
     SaveReport,
     Seal,
     SqliteRegistry,
+    SystemFiles,
     open_cache_file,
     registry_path,
 )
@@ -43,6 +44,35 @@ class Opened:
     fd: int
 
 
+class QuickFiles(SystemFiles):
+    """The system's files without waiting for the disk, which no test can pull the plug of."""
+
+    def sync(self, fd: int) -> None:
+        os.fstat(fd)
+
+
+class QuickConnection(sqlite3.Connection):
+    """A connection that does not wait for the disk either."""
+
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        return super().execute(
+            sql.replace("PRAGMA synchronous = FULL", "PRAGMA synchronous = OFF"), *arguments
+        )
+
+
+def quick_connect(path: Path) -> sqlite3.Connection:
+    """`connect` to what a test may lose."""
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        factory=QuickConnection,
+    )
+
+
+QUICK_FILES = QuickFiles()
+
+
 class Crash(BaseException):
     """The process dies here: nothing that catches errors runs any more."""
 
@@ -58,7 +88,7 @@ class FaultyFiles:
     at: int = -1
     fault: Callable[[], None] = lambda: None
     only: Sequence[str] = ()
-    inner: FileSystem = SYSTEM_FILES
+    inner: FileSystem = QUICK_FILES
     log: list[str] = field(default_factory=list)
     dead: bool = False
 
@@ -135,27 +165,35 @@ class Rig:
         self._keys = keys
         self._registry = registry
 
-    def keys(self, files: FileSystem = SYSTEM_FILES) -> KeyStore:
+    def keys(self, files: FileSystem = QUICK_FILES) -> KeyStore:
         return self._keys or FileKeyStore(self.state / "key", files=files)
 
     def registry(self, keys: KeyStore | None = None) -> Registry:
         if self._registry is not None:
             return self._registry()
         keys = keys or self.keys()
-        return SqliteRegistry(self.database, self.owner, keys)
+        return SqliteRegistry(self.database, self.owner, keys, connect=quick_connect)
 
     @property
     def database(self) -> Path:
         return registry_path(self.state, self.owner, self.keys())
 
-    def seal(self, files: FileSystem = SYSTEM_FILES) -> Seal:
+    def seal(self, files: FileSystem = QUICK_FILES) -> Seal:
         keys = self.keys(files)
+        return self.seal_with(self.registry(keys), keys, files)
+
+    def seal_with(
+        self,
+        registry: Registry,
+        keys: KeyStore | None = None,
+        files: FileSystem = QUICK_FILES,
+    ) -> Seal:
         return Seal(
             self.owner.driver,
             self.owner.version,
             files=(len(self.program), len(self.weights)),
-            registry=self.registry(keys),
-            keys=keys,
+            registry=registry,
+            keys=keys or self.keys(),
             file_system=files,
         )
 
@@ -185,7 +223,7 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: FileSystem = SYSTEM_FILES,
+        files: FileSystem = QUICK_FILES,
     ) -> SaveReport:
         with self.handles(folder, create=True) as (model, data):
             return self.seal(files).save(
@@ -198,7 +236,7 @@ class Rig:
         *,
         token: bytes = TOKEN,
         binding: bytes = BINDING,
-        files: FileSystem = SYSTEM_FILES,
+        files: FileSystem = QUICK_FILES,
     ) -> LoadedEntry:
         with self.handles(folder) as (model, data):
             return self.seal(files).load(model, data, token, binding)
