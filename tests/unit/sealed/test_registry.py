@@ -1,0 +1,278 @@
+"""The registry's contract, on each implementation; and what the database is beside it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import OtherVersion, SealBroken, Unreadable
+from penstock.sealed import (
+    FileRecord,
+    MemoryKeyStore,
+    Owner,
+    Registry,
+    Row,
+    SqliteRegistry,
+    sqlite_registry,
+)
+from tests.support_sealed import quick_connect
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+OWNER = Owner("lab", "1")
+KEYS = MemoryKeyStore(b"k" * 32)
+
+Make = Callable[..., Registry]
+
+
+def sqlite(path: Path, owner: Owner = OWNER, key: bytes = b"k" * 32) -> Registry:
+    return SqliteRegistry(path, owner, MemoryKeyStore(key), connect=quick_connect)
+
+
+MAKERS: dict[str, Make] = {"sqlite": sqlite}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    maker = MAKERS[request.param]
+    return lambda *arguments, **named: maker(tmp_path / "registry", *arguments, **named)
+
+
+def row(number: int, token: int = 0) -> Row:
+    records = tuple(FileRecord(bytes([number, i] * 16), 1000 * number + i) for i in range(3))
+    return Row(bytes([token] * 32), bytes([number] * 16), records[:2], records[2:])
+
+
+def same(found: Row | None, wanted: Row) -> bool:
+    return found is not None and replace(found, sequence=0) == wanted
+
+
+def test_there_is_none_before_the_first_change(make: Make) -> None:
+    registry = make()
+    assert registry.state() is None
+    assert registry.find(bytes(32), bytes(16)) is None
+    assert registry.rows() == ()
+    registry.remove(bytes(32), bytes(16))
+    registry.publish(bytes(32), bytes(16), [bytes(16)])
+    assert registry.state() is None
+
+
+def test_rows_survive_the_process(make: Make) -> None:
+    make().begin(row(1))
+    assert same(make().find(bytes(32), bytes([1] * 16)), row(1))
+    assert make().find(bytes(32), bytes([2] * 16)) is None
+    assert make().find(b"\1" * 32, bytes([1] * 16)) is None
+
+
+def test_publication_keeps_the_old_row_until_it_is_told(make: Make) -> None:
+    registry = make()
+    registry.begin(row(1))
+    registry.begin(row(2))
+    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+    registry.publish(bytes(32), bytes([2] * 16), [bytes([1] * 16)])
+    assert registry.find(bytes(32), bytes([1] * 16)) is None
+    assert same(registry.find(bytes(32), bytes([2] * 16)), row(2))
+
+
+def test_an_entry_never_replaces_itself(make: Make) -> None:
+    registry = make()
+    registry.begin(row(1))
+    registry.publish(bytes(32), bytes([1] * 16), [bytes([1] * 16)])
+    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+
+
+def test_rows_of_other_tokens_stay(make: Make) -> None:
+    registry = make()
+    for token in range(3):
+        registry.begin(row(1, token))
+    registry.remove(b"\1" * 32, bytes([1] * 16))
+    assert {found.token[0] for found in registry.rows()} == {0, 2}
+    registry.clear()
+    assert registry.rows() == ()
+    assert registry.state() is not None
+
+
+def test_every_change_counts(make: Make) -> None:
+    registry = make()
+    first = registry.open()
+    counts = [first.count]
+    acts: list[Callable[[], None]] = [
+        lambda: registry.begin(row(1)),
+        lambda: registry.begin(row(2)),
+        lambda: registry.remove(bytes(32), bytes([1] * 16)),
+        registry.clear,
+    ]
+    for act in acts:
+        act()
+        state = registry.open()
+        assert state.registry == first.registry
+        counts.append(state.count)
+    assert counts == sorted(set(counts))
+    registry.remove(bytes(32), bytes([9] * 16))
+    assert registry.open().count == counts[-1]
+
+
+def test_another_version_starts_empty_and_leaves_this_one(tmp_path: Path) -> None:
+    ours = sqlite(tmp_path / "1")
+    ours.begin(row(1))
+    newer = sqlite(tmp_path / "2", Owner("lab", "2"))
+    assert newer.rows() == ()
+    newer.begin(row(2))
+    assert same(ours.find(bytes(32), bytes([1] * 16)), row(1))
+
+
+@pytest.mark.parametrize("owner", [Owner("lab", "2"), Owner("labs", "1")])
+def test_another_owner_s_registry_is_not_read(make: Make, owner: Owner) -> None:
+    make().begin(row(1))
+    with pytest.raises((OtherVersion, SealBroken)):
+        make(owner).rows()
+    assert make(owner).open().registry != make(owner, key=b"K" * 32).open().registry
+
+
+def test_another_key_s_registry_is_not_read(make: Make) -> None:
+    make().begin(row(1))
+    with pytest.raises(SealBroken, match="altered, or sealed with another key"):
+        make(key=b"K" * 32).find(bytes(32), bytes([1] * 16))
+
+
+def test_threads_that_change_it_at_once_lose_nothing(make: Make) -> None:
+    start = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            start.wait()
+            registry = make()
+            for token in range(5):
+                registry.begin(row(number, token))
+                assert same(
+                    registry.find(bytes([token] * 32), bytes([number] * 16)), row(number, token)
+                )
+        except BaseException as error:  # noqa: BLE001  # shown by the asserting thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(make().rows()) == 20
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from penstock.sealed import FileKeyStore, FileRecord, Owner, Row, SqliteRegistry
+number, path = int(sys.argv[1]), Path(sys.argv[2])
+sys.stdin.read(1)
+registry = SqliteRegistry(path / "registry", Owner("lab", "1"), FileKeyStore(path / "key"))
+for token in range(8):
+    made = Row(bytes([token] * 32), bytes([number] * 16), (FileRecord(bytes(32), token),), ())
+    registry.begin(made)
+    assert registry.find(made.token, made.entry).models == made.models
+"""
+
+
+def test_processes_that_start_at_once_make_one_registry(tmp_path: Path) -> None:
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(number), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("x")
+        worker.stdin.flush()
+    for worker in workers:
+        _, errors = worker.communicate(timeout=60)
+        assert worker.returncode == 0, errors
+    from penstock.sealed import FileKeyStore
+
+    registry = SqliteRegistry(tmp_path / "registry", OWNER, FileKeyStore(tmp_path / "key"))
+    assert len(registry.rows()) == 32
+    assert registry.open().count == 32
+
+
+def test_the_database_is_its_owner_s_alone_and_durable(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def listening(path: Path) -> sqlite3.Connection:
+        connection = sqlite_registry.connect(path)
+        connection.set_trace_callback(said.append)
+        return connection
+
+    path = tmp_path / "deep" / "registry"
+    registry = SqliteRegistry(path, OWNER, KEYS, connect=listening)
+    registry.begin(row(1))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert "PRAGMA synchronous = FULL" in said
+    assert "PRAGMA trusted_schema = OFF" in said
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    database.close()
+
+
+def test_a_directory_that_others_can_enter_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o755)
+    sqlite(folder / "registry").begin(row(1))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(Unreadable, match="is a link or no directory"):
+        sqlite(tmp_path / "link" / "registry").begin(row(1))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Unreadable, match="cannot be made"):
+        sqlite(tmp_path / "file" / "registry").begin(row(1))
+
+
+def test_the_oldest_rows_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_registry, "MOST_ROWS", 3)
+    registry = sqlite(tmp_path / "registry")
+    for number in range(6):
+        registry.begin(row(number))
+    assert sorted(found.entry[0] for found in registry.rows()) == [3, 4, 5]
+
+
+def test_a_database_that_is_locked_is_told(tmp_path: Path) -> None:
+    def impatient(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{path.as_uri()}?mode=rw", uri=True, timeout=0, isolation_level=None
+        )
+
+    registry = SqliteRegistry(tmp_path / "registry", OWNER, KEYS, connect=impatient)
+    registry.begin(row(1))
+    holder = sqlite3.connect(tmp_path / "registry", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unreadable, match="locked"):
+        registry.begin(row(2))
+    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+    holder.close()
+    registry.begin(row(2))
+
+
+def test_a_key_store_that_counts_is_told_of_each_change(tmp_path: Path) -> None:
+    keys = MemoryKeyStore()
+    registry = SqliteRegistry(tmp_path / "registry", OWNER, keys, connect=quick_connect)
+    registry.begin(row(1))
+    registry.begin(row(2))
+    assert list(keys.counts.values()) == [2]
+    (tmp_path / "registry").unlink()
+    assert SqliteRegistry(tmp_path / "registry", OWNER, keys).open().count == 2

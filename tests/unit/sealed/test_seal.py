@@ -1,0 +1,211 @@
+"""What a driver sees: payloads come back, failures are reasons, and the pieces lie where the knobs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import penstock.sealed
+from penstock import knobs
+from penstock.errors import InputError, RolledBack, Unreadable
+from penstock.sealed import (
+    Header,
+    Kind,
+    Owner,
+    Seal,
+    SqliteRegistry,
+    private,
+    read_header,
+    state_directory,
+)
+from tests.support_sealed import BINDING, TOKEN, FaultyFiles, Opened, Rig, failing
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+
+def test_payloads_come_back(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    report = rig.save()
+    assert report.saved
+    assert report.reason is None
+    loaded = rig.load()
+    assert loaded.entry == report.entry
+    assert tuple(map(bytes, loaded.model)) == rig.program
+    assert tuple(map(bytes, loaded.data)) == rig.weights
+    assert all(view.readonly for view in (*loaded.model, *loaded.data))
+
+
+@pytest.mark.parametrize(("models", "datas"), [(0, 1), (1, 0), (32, 32)])
+def test_any_number_of_files_that_nnapi_allows(tmp_path: Path, models: int, datas: int) -> None:
+    rig = Rig(
+        tmp_path,
+        program=[bytes([i]) * i for i in range(models)],
+        weights=[bytes([i]) * 3 for i in range(datas)],
+    )
+    assert rig.saved()
+
+
+@pytest.mark.parametrize("files", [(33, 0), (0, 33), (-1, 0)])
+def test_no_driver_has_other_numbers_of_files(files: tuple[int, int]) -> None:
+    with pytest.raises(InputError):
+        Seal("lab", "1", files=files)
+
+
+def test_a_driver_without_files_has_no_cache() -> None:
+    report = Seal("lab", "1", files=(0, 0)).save([], [], TOKEN, BINDING)
+    assert report.reason == "InvalidArgument: the driver has no cache files"
+
+
+@settings(max_examples=20)
+@given(st.lists(st.binary(max_size=5000), min_size=3, max_size=3))
+def test_any_payloads_come_back(
+    tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]
+) -> None:
+    rig = Rig(tmp_path_factory.mktemp("any"), program=payloads[:2], weights=payloads[2:])
+    assert rig.saved()
+
+
+def test_without_sealed_memory_the_copy_is_private_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_length: int) -> int:
+        raise private._NoSealedMemory
+
+    monkeypatch.setattr(private, "_create", none)
+    rig = Rig(tmp_path, weights=(bytes(range(256)) * 20_000,))
+    assert rig.saved()
+    loaded = rig.load()
+    assert all(view.readonly for view in (*loaded.model, *loaded.data))
+
+
+def test_two_directories_with_the_same_model_both_hit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert rig.saved("one")
+    assert rig.saved("two")
+    assert rig.hits("one")
+    assert len(rig.registry().rows()) == 2
+
+
+def test_saving_over_an_entry_forgets_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for _ in range(3):
+        assert rig.saved()
+    assert len(rig.registry().rows()) == 1
+
+
+def test_saving_over_another_token_s_entry_leaves_its_row(tmp_path: Path) -> None:
+    """A stranger's header in a file never makes this driver forget anything."""
+    rig = Rig(tmp_path)
+    assert rig.saved()
+    assert rig.saved(token=bytes(32))
+    assert len(rig.registry().rows()) == 2
+
+
+def test_an_entry_s_id_is_told_before_it_is_replaced(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    report = rig.save()
+    with rig.handles() as (model, data):
+        assert rig.seal().entry_of(data[0], TOKEN) == report.entry
+        assert rig.seal().entry_of(model[1], TOKEN) == report.entry
+        assert rig.seal().entry_of(model[0], bytes(32)) is None
+        rig.paths()[0].write_bytes(b"")
+        assert rig.seal().entry_of(model[0], TOKEN) is None
+        with pytest.raises(Unreadable):
+            rig.seal(FaultyFiles(0, failing(5))).entry_of(model[0], TOKEN)
+    assert rig.saved()
+
+
+def test_headers_can_be_read_without_a_key(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    report = rig.save()
+    with rig.handles() as (_, data):
+        header = read_header(data[0])
+        assert isinstance(header, Header)
+        assert (header.kind, header.index, header.models, header.datas) == (Kind.DATA, 0, 2, 1)
+        assert (header.token, header.binding, header.entry) == (TOKEN, BINDING, report.entry)
+        assert header.length == len(rig.weights[0])
+        assert header.version == rig.owner.version_digest
+        rig.paths()[2].write_bytes(b"short")
+        assert read_header(data[0]) is None
+
+
+def test_a_save_never_raises(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    payload: Any = "not bytes"
+    with rig.handles(create=True) as (model, data):
+        report = rig.seal().save(model, data, TOKEN, BINDING, model=[payload] * 2, data=rig.weights)
+        assert (report.reason or "").startswith("TypeError: ")
+        report = rig.seal().save(model, data, TOKEN, BINDING, model=[b""], data=rig.weights)
+        assert report.reason == "InvalidArgument: 1 model and 1 data payloads for (2, 1) files"
+        report = rig.seal().save(
+            [Opened(-1)] * 2, data, TOKEN, BINDING, model=rig.program, data=rig.weights
+        )
+        assert (report.reason or "").startswith("Unreadable: model file 0 cannot be read: ")
+        assert rig.registry().rows() == ()
+
+
+def test_a_state_directory_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    rig = Rig(tmp_path)
+    with (
+        knobs.override(state_dir=str(tmp_path / "file")),
+        rig.handles(create=True) as (model, data),
+    ):
+        report = Seal("lab", "1", files=(2, 1)).save(
+            model, data, TOKEN, BINDING, model=rig.program, data=rig.weights
+        )
+    assert (report.reason or "").startswith("Unreadable: ")
+
+
+def test_everything_lies_where_the_knob_says_and_is_its_owner_s_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with (
+        knobs.override(state_dir=str(tmp_path / "chosen"), key_store="file"),
+        rig.handles(create=True) as (model, data),
+    ):
+        for version in ("1", "2"):
+            seal = Seal("a driver/..", version, files=(2, 1))
+            arguments = (model, data, TOKEN, BINDING)
+            assert seal.save(*arguments, model=rig.program, data=rig.weights).saved
+            assert bytes(seal.load(*arguments).data[0]) == rig.weights[0]
+            assert isinstance(seal.registry, SqliteRegistry)
+    folder = tmp_path / "chosen" / "sealed"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    names = sorted(path.name for path in folder.iterdir())
+    assert [name.split("-")[0] for name in names] == ["a_driver___", "a_driver___", "key"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
+
+
+def test_the_default_is_the_user_s_state_directory() -> None:
+    import platformdirs
+
+    with knobs.override(state_dir=""):
+        assert state_directory() == Path(platformdirs.user_state_dir("penstock", appauthor=False))
+
+
+def test_owners_are_told_apart_by_digests_of_whole_names() -> None:
+    assert Owner("ab", "c").driver_digest != Owner("a", "bc").driver_digest
+    assert Owner("d\ud800", "1").driver_digest != Owner("d", "1").driver_digest
+
+
+def test_the_facade_lists_what_it_has() -> None:
+    public = {
+        name
+        for name, value in vars(penstock.sealed).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(penstock.sealed.__all__)
+
+
+def test_forgotten_entries_are_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    report = rig.save()
+    assert report.entry is not None
+    assert rig.hits()
+    rig.seal().forget(TOKEN, report.entry)
+    assert rig.refuses(RolledBack)
+    assert rig.saved()
