@@ -49,7 +49,7 @@ def _empty_padding(model: Model, operation: Operation, inputs: list[NDArray | No
 
 
 def _one_selected(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """SELECT_V2 whose result has one element."""
+    """SELECT or SELECT_V2 whose result has one element."""
     shape = model.operands[operation.outputs[0]].shape
     return shape is None or all(d in {1, None} for d in shape)
 
@@ -94,6 +94,7 @@ KNOWN: Final[dict[str, Predicate]] = {
     "DIV": _tiny_quotients,
     "NOT_EQUAL": _unscaled_int16,
     "STABLEHLO_PAD": _empty_padding,
+    "SELECT": _one_selected,
     "SELECT_V2": _one_selected,
     "RFFT2D": _length_one,
     "SOFTMAX": _softmax_to_int16,
