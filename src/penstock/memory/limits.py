@@ -7,6 +7,7 @@ memory before they have it would end the process, or another, when it is written
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 from typing import Final
 
@@ -34,7 +35,9 @@ def check_bytes(size: int, what: str) -> None:
 
 @cache
 def _half_of_memory() -> int:
+    if sys.platform == "win32":
+        return UNKNOWN_MEMORY
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (AttributeError, ValueError, OSError):
+    except (ValueError, OSError):
         return UNKNOWN_MEMORY

@@ -15,7 +15,6 @@ from penstock.drivers.reference.ops.kernel import (
     build,
     check_interrupts,
 )
-from penstock.memory.limits import check_bytes
 from penstock.errors import (
     Cancelled,
     DriverError,
@@ -26,6 +25,7 @@ from penstock.errors import (
 from penstock.hal import ExecutionConfig
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.types import element_count, static_shape
+from penstock.memory.limits import check_bytes
 
 MAX_MESSAGE: Final = 300
 

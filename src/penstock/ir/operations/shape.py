@@ -16,7 +16,6 @@ from penstock.ir.operations.rules import (
     MAX_RANK,
     Dimension,
     bounded,
-    broadcast,
     constant_integer,
     constant_integers,
     fixed,

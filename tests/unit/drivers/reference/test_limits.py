@@ -7,9 +7,9 @@ import pytest
 
 import penstock
 from penstock import knobs
-from penstock.memory.limits import MIB, check_bytes, most_bytes
 from penstock.errors import GeneralFailure, LimitExceeded, PlacementError
 from penstock.ir import DType, Model, ModelBuilder
+from penstock.memory.limits import MIB, check_bytes, most_bytes
 
 
 def filled(shape: np.ndarray | None = None) -> Model:

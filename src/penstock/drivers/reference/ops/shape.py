@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.memory.limits import check_bytes
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
+from penstock.memory.limits import check_bytes
 
 MOST_ELEMENTS: Final = 2**31 - 1
 """What TFLite's 32-bit sizes can count."""
