@@ -5,6 +5,7 @@ model. What the files look like is in docs/cache-format.md, what this stops and 
 docs/threat-model.md.
 """
 
+from penstock.sealed.blob_registry import BlobRegistry
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileStatus,
@@ -31,6 +32,7 @@ __all__ = [
     "HEADER_BYTES",
     "LEAF_BYTES",
     "SYSTEM_FILES",
+    "BlobRegistry",
     "FileKeyStore",
     "FileRecord",
     "FileStatus",

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import OtherVersion, SealBroken, Unreadable
+from penstock.blobcache import PersistentBlobCache
+from penstock.errors import OtherVersion, RegistryMissing, RolledBack, SealBroken, Unreadable
 from penstock.sealed import (
+    BlobRegistry,
     FileRecord,
     MemoryKeyStore,
     Owner,
@@ -22,7 +24,7 @@ from penstock.sealed import (
     SqliteRegistry,
     sqlite_registry,
 )
-from tests.support_sealed import quick_connect
+from tests.support_sealed import Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -36,7 +38,11 @@ def sqlite(path: Path, owner: Owner = OWNER, key: bytes = b"k" * 32) -> Registry
     return SqliteRegistry(path, owner, MemoryKeyStore(key), connect=quick_connect)
 
 
-MAKERS: dict[str, Make] = {"sqlite": sqlite}
+def blobs(path: Path, owner: Owner = OWNER, key: bytes = b"k" * 32) -> Registry:
+    return BlobRegistry(path, owner, MemoryKeyStore(key))
+
+
+MAKERS: dict[str, Make] = {"sqlite": sqlite, "blobs": blobs}
 
 
 @pytest.fixture(params=MAKERS)
@@ -143,6 +149,7 @@ def test_another_key_s_registry_is_not_read(make: Make) -> None:
 
 
 def test_threads_that_change_it_at_once_lose_nothing(make: Make) -> None:
+    make().open()
     start = threading.Barrier(4)
     failures: list[BaseException] = []
 
@@ -276,3 +283,83 @@ def test_a_key_store_that_counts_is_told_of_each_change(tmp_path: Path) -> None:
     assert list(keys.counts.values()) == [2]
     (tmp_path / "registry").unlink()
     assert SqliteRegistry(tmp_path / "registry", OWNER, keys).open().count == 2
+
+
+def test_an_evicted_row_of_a_blob_registry_is_a_miss(tmp_path: Path) -> None:
+    registry = BlobRegistry(tmp_path / "registry", OWNER, KEYS, most_bytes=60_000)
+    first = registry.open()
+    many = tuple(FileRecord(bytes([i] * 32), i) for i in range(32))
+    for number in range(40):
+        registry.begin(Row(bytes(32), number.to_bytes(16, "little"), many, many))
+    found = registry.rows()
+    assert 15 < len(found) < 40
+    assert registry.find(bytes(32), bytes(16)) is None
+    newest = registry.find(bytes(32), (39).to_bytes(16, "little"))
+    assert newest is not None
+    assert newest.models == newest.datas == many
+    assert registry.open().registry == first.registry
+
+
+def test_a_blob_registry_that_is_damaged_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "registry"
+    blobs(path).begin(row(1))
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert blobs(path).state() is None
+    path.write_bytes(whole)
+    assert same(blobs(path).find(bytes(32), bytes([1] * 16)), row(1))
+
+
+def test_a_blob_registry_that_was_forged_is_refused(tmp_path: Path) -> None:
+    """Somebody without the key writes blobs of a valid file."""
+    path = tmp_path / "registry"
+    blobs(path).begin(row(1))
+    keys = sorted(dict(PersistentBlobCache.open(path).items()))
+    assert len(keys) == 2
+    for key in keys:
+        blobs(path).clear()
+        blobs(path).begin(row(1))
+        with PersistentBlobCache.open(path) as cache:
+            value = cache.get(key)
+            assert value is not None
+            cache.set(key, value[:-1] + bytes([value[-1] ^ 1]))
+        with pytest.raises(SealBroken):
+            blobs(path).find(bytes(32), bytes([1] * 16))
+        with PersistentBlobCache.open(path) as cache:
+            cache.set(key, b"short")
+        with pytest.raises(SealBroken):
+            blobs(path).rows()
+        path.unlink()
+
+
+def test_a_rolled_back_blob_registry_is_refused_where_the_key_store_counts(tmp_path: Path) -> None:
+    path, keys = tmp_path / "registry", MemoryKeyStore()
+    BlobRegistry(path, OWNER, keys).begin(row(1))
+    old = path.read_bytes()
+    BlobRegistry(path, OWNER, keys).begin(row(2))
+    path.write_bytes(old)
+    with pytest.raises(RolledBack):
+        BlobRegistry(path, OWNER, keys).find(bytes(32), bytes([1] * 16))
+    registry = BlobRegistry(path, OWNER, keys)
+    registry.begin(row(3))
+    assert [found.entry[0] for found in registry.rows()] == [3]
+
+
+def test_a_blob_registry_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "registry").mkdir()
+    with pytest.raises(Unreadable):
+        blobs(tmp_path / "registry").begin(row(1))
+
+
+def test_entries_load_by_a_blob_registry(tmp_path: Path) -> None:
+    keys = MemoryKeyStore()
+    rig = Rig(tmp_path, keys=keys, registry=lambda: BlobRegistry(tmp_path / "blobs", OWNER, keys))
+    assert rig.saved()
+    assert rig.saved()
+    assert len(rig.registry().rows()) == 1
+    (tmp_path / "blobs").unlink()
+    assert rig.refuses(RegistryMissing)
+    assert rig.saved("elsewhere", token=bytes([1] * 32))
+    assert rig.refuses(RegistryMissing)
+    assert rig.saved()
