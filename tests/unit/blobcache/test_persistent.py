@@ -535,6 +535,36 @@ def test_nothing_grows_with_the_number_of_calls(path: Path, kept: bool) -> None:
     assert len(cache._used) < 100
 
 
+def test_what_is_set_while_it_terminates_is_refused_not_lost(path: Path) -> None:
+    answers = []
+
+    class Busy(FaultyFiles):
+        def sync(self, fd: int) -> None:
+            answers.append((cache.set(b"late", b"2"), cache.get(b"a")))
+            super().sync(fd)
+
+    cache = PersistentBlobCache(path, files=Busy(), clock=ManualClock())
+    cache.initialize()
+    cache.set(b"a", b"1")
+    assert cache.terminate()
+    assert answers == [(False, None)]
+    assert content(path) == {b"a": b"1"}
+
+
+def test_uses_before_a_failed_save_count_in_the_next(path: Path) -> None:
+    with opened(path) as first:
+        for key in (b"a", b"b", b"c"):
+            first.set(key, b"1")
+    files = FaultyFiles(fail_at=4, error=OSError(errno.ENOSPC, "full"))
+    cache = PersistentBlobCache(path, files=files, clock=ManualClock())
+    cache.initialize(policy=LRU)
+    assert cache.get(b"a") == b"1"
+    cache.set(b"d", b"1")
+    assert not cache.save()
+    assert cache.save()
+    assert [*content(path)] == [b"b", b"c", b"a", b"d"]
+
+
 def test_threads_share_one_cache(path: Path) -> None:
     cache = PersistentBlobCache(path, save_delay=0.001)
     cache.initialize()
