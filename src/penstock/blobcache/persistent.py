@@ -129,7 +129,6 @@ class PersistentBlobCache:
         with self._saving, self._lock:
             if self._cache is not None:
                 raise StateError("this blob cache is initialized; call terminate() first")
-            self._forget()
             self._cache = BlobCache(limits, policy, version=self._version, seed=self._seed)
 
     def terminate(self) -> bool:
