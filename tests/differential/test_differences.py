@@ -246,3 +246,16 @@ def test_dimensions_without_an_offset_are_whole() -> None:
     )
     (ours,) = run(penstock.load(drawn.file), drawn)
     np.testing.assert_array_equal(ours, x[:1, :1])
+
+
+def test_floats_beyond_all_integers_saturate() -> None:
+    """What LiteRT answers is undefined, and not compared."""
+    x = np.array([3.4e38, -3.4e38], np.float32)
+    drawn = single(
+        lambda d: d.operation(
+            "QUANTIZE",
+            [d.value(DType.FLOAT32, x.shape, array=x, constant=False)],
+            [d.output(DType.INT8, q(0.02, 3))],
+        )
+    )
+    assert run(penstock.load(drawn.file), drawn)[0].tolist() == [127, -128]
