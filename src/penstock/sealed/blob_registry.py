@@ -150,7 +150,7 @@ class BlobRegistry:
                 raise
             state = None
         if state is None and repair:
-            for key, _ in cache.items():
+            for key in sorted(cache.keys()):
                 cache.delete(key)
             state = RegistryState(secrets.token_bytes(16), floor)
             cache.set(_STATE_KEY, self._pack(state))

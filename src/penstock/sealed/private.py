@@ -18,49 +18,52 @@ def private_copy(files: FileSystem, fd: int, offset: int, length: int, place: st
     The caller has bounded *length*. Raises `WrongLength` when the file ends before, `OSError` from reading.
     The memory lives as long as a view of it.
     """
+    if not length:
+        return memoryview(b"")
+    if sys.platform == "linux":
+        with suppress(_NoSealedMemory):
+            return _sealed_copy(files, fd, offset, length, place)
+    content = bytearray(length)
+    with memoryview(content) as target:
 
-    def fill(target: memoryview) -> None:
         def leaf(start: int, stop: int) -> bool:
             with target[start:stop] as part:
                 return read_exactly(files, fd, part, offset + start)
 
         if not all(map_leaves(length, leaf)):
-            raise WrongLength(f"{place} became shorter while it was read")
-
-    if not length:
-        return memoryview(b"")
-    if sys.platform == "linux" and hasattr(os, "memfd_create"):
-        with suppress(_NoSealedMemory):
-            memory = _create(length)
-            try:
-                with mmap.mmap(memory, length) as writable, memoryview(writable) as target:
-                    fill(target)
-                return memoryview(_freeze(memory, length))
-            finally:
-                os.close(memory)
-    content = bytearray(length)
-    with memoryview(content) as target:
-        fill(target)
+            raise _shorter(place)
     return memoryview(content).toreadonly()
+
+
+def _shorter(place: str) -> WrongLength:
+    return WrongLength(f"{place} became shorter while it was read")
 
 
 class _NoSealedMemory(Exception):
     """The kernel gives no sealed memory here."""
 
 
-def _create(length: int) -> int:
-    if sys.platform != "linux":
+def _sealed_copy(files: FileSystem, fd: int, offset: int, length: int, place: str) -> memoryview:
+    memory = _create()
+    try:
+        done = 0
+        while done < length:
+            count = files.append(memory, fd, offset + done, length - done)
+            if not count:
+                raise _shorter(place)
+            done += count
+        return memoryview(_freeze(memory, length))
+    finally:
+        os.close(memory)
+
+
+def _create() -> int:
+    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         raise _NoSealedMemory
     try:
-        memory = os.memfd_create("penstock-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return os.memfd_create("penstock-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
         raise _NoSealedMemory from None
-    try:
-        os.ftruncate(memory, length)
-    except OSError:
-        os.close(memory)
-        raise _NoSealedMemory from None
-    return memory
 
 
 def _freeze(memory: int, length: int) -> mmap.mmap:

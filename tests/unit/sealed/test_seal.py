@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +73,7 @@ def test_any_payloads_come_back(
 def test_without_sealed_memory_the_copy_is_private_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(_length: int) -> int:
+    def none() -> int:
         raise private._NoSealedMemory
 
     monkeypatch.setattr(private, "_create", none)
@@ -80,6 +81,13 @@ def test_without_sealed_memory_the_copy_is_private_all_the_same(
     assert rig.saved()
     loaded = rig.load()
     assert all(view.readonly for view in (*loaded.model, *loaded.data))
+
+
+def test_a_file_system_that_cannot_send_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sendfile", lambda *_: failing(errno.EINVAL)())
+    assert Rig(tmp_path, weights=(bytes(range(256)) * 10_000,)).saved()
 
 
 def test_two_directories_with_the_same_model_both_hit(tmp_path: Path) -> None:
