@@ -47,7 +47,7 @@ class BlobRegistry:
     ) -> None:
         self._limits = Limits(key=64, value=4096, total=most_bytes)
         self.path, self.owner, self._keys = path, owner, keys
-        self._name = f"{owner.driver_digest.hex()[:16]}-{owner.version_digest.hex()[:32]}-blobs"
+        self._name = f"{owner.digits}-blobs"
         self._lock = threading.Lock()
         self._highest = 0
 

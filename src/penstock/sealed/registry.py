@@ -65,6 +65,11 @@ class Owner:
     def version_digest(self) -> bytes:
         return identity(self.version)
 
+    @property
+    def digits(self) -> str:
+        """Hexadecimal digits for names of files and of counts."""
+        return f"{self.driver_digest.hex()[:16]}-{self.version_digest.hex()[:32]}"
+
 
 class Registry(Protocol):
     """The persistent, authenticated table (token, entry id) -> hashes of every file, of one driver version.

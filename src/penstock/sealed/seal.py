@@ -393,8 +393,7 @@ def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
     readable = "".join(
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
     )
-    digest = (owner.driver_digest[:8] + owner.version_digest[:16]).hex()
-    return directory / f"{readable[:40]}-{digest}-{keys.name}.sqlite"
+    return directory / f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite"
 
 
 def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> Header | None:

@@ -81,7 +81,7 @@ class SqliteRegistry:
         self, path: Path, owner: Owner, keys: KeyStore, *, connect: Connect = connect
     ) -> None:
         self.path, self.owner, self._keys, self._connect = path, owner, keys, connect
-        self._name = f"{owner.driver_digest.hex()[:16]}-{owner.version_digest.hex()[:32]}"
+        self._name = owner.digits
         self._lock = threading.Lock()
         self._highest = 0
 
