@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.ir import DType, Model, NDArray, Operation
+from tests.differential.draw import with_shapes
 
 Predicate: TypeAlias = "Callable[[Model, Operation, list[NDArray | None]], bool]"
 """Whether the operation, on these inputs (None: computed by another operation), is one that LiteRT computes wrongly."""
@@ -122,6 +123,7 @@ KNOWN: Final[dict[str, Predicate]] = {
 
 def is_known(model: Model, inputs: tuple[NDArray, ...]) -> bool:
     """Whether some operation of *model* is one that LiteRT computes wrongly."""
+    model = with_shapes(model)
     return any(
         o.key in KNOWN and KNOWN[o.key](model, o, values_of(model, o, inputs))
         for o in model.operations
