@@ -5,7 +5,8 @@ model. What the files look like is in docs/cache-format.md, what this stops and 
 docs/threat-model.md.
 """
 
-from penstock.sealed.blob_registry import BlobRegistry
+from typing import TYPE_CHECKING, Any
+
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileStatus,
@@ -27,6 +28,9 @@ from penstock.sealed.seal import (
     state_directory,
 )
 from penstock.sealed.sqlite_registry import SqliteRegistry
+
+if TYPE_CHECKING:
+    from penstock.sealed.blob_registry import BlobRegistry
 
 __all__ = [
     "HEADER_BYTES",
@@ -57,3 +61,12 @@ __all__ = [
     "registry_path",
     "state_directory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`BlobRegistry` when it is first asked for: most drivers never load the blob cache."""
+    if name != "BlobRegistry":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock.sealed.blob_registry import BlobRegistry
+
+    return BlobRegistry

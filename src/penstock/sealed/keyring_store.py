@@ -104,11 +104,15 @@ def system_key_store() -> KeyringStore | None:
         if not _asked:
             _asked = True
             try:
-                backend = within(LIMIT_SECONDS, quiet_backend)
-                _found = None if backend is None else KeyringStore(backend)
+                _found = within(LIMIT_SECONDS, _open)
             except Exception:  # noqa: BLE001  # a backend fails as it likes
                 _found = None
         return _found
+
+
+def _open() -> KeyringStore | None:
+    backend = quiet_backend()
+    return None if backend is None else KeyringStore(backend)
 
 
 def quiet_backend() -> Backend | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Final, TypeVar
 
@@ -41,6 +40,8 @@ def map_leaves(size: int, work: Callable[[int, int], T]) -> list[T]:
     bounds = list(pairwise([*range(0, size, LEAF_BYTES), size])) or [(0, 0)]
     if len(bounds) < _FEW_LEAVES or (threads := _threads()) < 2:
         return [work(start, stop) for start, stop in bounds]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(threads, len(bounds)), "penstock-hash") as pool:
         return list(pool.map(lambda bound: work(*bound), bounds))
 

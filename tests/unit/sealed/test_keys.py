@@ -201,6 +201,19 @@ def test_the_system_s_store_is_asked_once_a_process(
     assert backend.asked == asked
 
 
+def test_a_store_that_does_not_answer_in_time_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backend = ring("keyring.backends.Windows", "WinVaultKeyring")
+    backend.hang_at = 0
+    install(monkeypatch, backend)
+    monkeypatch.setattr(keyring_store, "LIMIT_SECONDS", 0.05)
+    assert default_key_store(tmp_path, lambda: "auto").name == "file"
+    assert default_key_store(tmp_path, lambda: "auto").name == "file"
+    assert backend.asked == 1
+    backend.release.set()
+
+
 def test_the_knob_keeps_the_key_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, backend := ring("keyring.backends.Windows", "WinVaultKeyring"))
     assert default_key_store(tmp_path, lambda: "file").name == "file"

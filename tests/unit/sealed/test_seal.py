@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,7 +208,22 @@ def test_the_facade_lists_what_it_has() -> None:
         for name, value in vars(penstock.sealed).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
-    assert public == set(penstock.sealed.__all__)
+    assert public - {"Any", "TYPE_CHECKING"} == set(penstock.sealed.__all__) - {"BlobRegistry"}
+    assert penstock.sealed.BlobRegistry.__name__ == "BlobRegistry"
+    missing = "Seals"
+    with pytest.raises(AttributeError, match="no attribute 'Seals'"):
+        getattr(penstock.sealed, missing)
+
+
+def test_importing_it_loads_neither_numpy_nor_a_key_store_nor_the_blob_cache() -> None:
+    script = (
+        "import sys, penstock.sealed; "
+        "print(sorted({'numpy', 'keyring', 'penstock.blobcache'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_forgotten_entries_are_refused(tmp_path: Path) -> None:
