@@ -168,3 +168,19 @@ def test_refusals_name_the_reason() -> None:
     assert (
         refusal("REDUCE_PROD", [byte, axes], [byte]) == "REDUCE_PROD of (uint8, int32) -> (uint8)"
     )
+
+
+@pytest.mark.parametrize("kind", ["ARG_MAX", "ARG_MIN"])
+def test_what_is_no_number_is_no_extreme(kind: str) -> None:
+    nan = np.nan
+    x = np.array([[1, nan, 3], [nan, 5, 2], [4, 0, nan]], np.float32)
+    given = [Given(x), Given(np.array(1, np.int32), constant=True)]
+    assert_agrees(run_alone(kind, given, [Wanted(DType.INT32)], output_type="INT32"))
+
+
+def test_what_is_no_number_is_quantised_to_the_least_value() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 0.3], np.float32)
+    recorded = run_alone(
+        "FAKE_QUANT", [Given(x)], [Wanted(DType.FLOAT32)], min=-1.8, max=3.0, num_bits=5
+    )
+    assert_agrees(recorded)

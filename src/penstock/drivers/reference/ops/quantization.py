@@ -88,7 +88,7 @@ def dequantize(site: Site) -> Kernel:
 def fake_quant(site: Site) -> Kernel:
     """Floats rounded to the nearest value that a quantisation of min..max to num_bits has.
 
-    The range is moved so that zero is among those values.
+    The range is moved so that zero is among those values; what is not a number becomes its least one.
     """
     attributes = site.attributes
     bits = attributes.integer("num_bits")
@@ -102,7 +102,7 @@ def fake_quant(site: Site) -> Kernel:
     bottom, top = (least - zero) * scale, (greatest - zero) * scale
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        values = np.clip(given(inputs[0]), bottom, top)
+        values = np.fmin(np.fmax(given(inputs[0]), bottom), top)
         values -= bottom
         values *= np.float32(1) / scale
         values = round_half_away_from_zero(values)

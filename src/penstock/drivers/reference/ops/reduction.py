@@ -194,15 +194,22 @@ def _any_or_all(site: Site, function: np.ufunc) -> Kernel:
 
 @kernel("ARG_MAX", "ARG_MIN")
 def arg_extreme(site: Site) -> Kernel:
-    """The index of the first largest or smallest stored value along an axis."""
+    """The index of the first largest or smallest stored value along an axis; what is not a number is
+    neither.
+    """
     if site.input(0).dtype not in PLAIN | QUANTIZED | {DType.BOOL}:
         raise site.unsupported_types()
-    function = np.argmax if site.operation.type == "ARG_MAX" else np.argmin
+    largest = site.operation.type == "ARG_MAX"
+    function, extreme = (np.argmax, np.inf) if largest else (np.argmin, -np.inf)
     dtype = site.output().dtype.numpy
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        return (np.asarray(function(x, normal_axis(axis, x.ndim))).astype(dtype),)
+        along = normal_axis(axis, x.ndim)
+        found = np.asarray(function(x, along))
+        if x.dtype.kind == "f" and (unordered := np.isnan(x)).any():
+            found = np.asarray(function(np.where(unordered, -extreme, x), along))
+        return (found.astype(dtype),)
 
     return run
 
