@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import secrets
 import sys
@@ -22,6 +23,13 @@ from penstock.sealed.files import (
 
 KEY_BYTES: Final = 32
 _STALE_SECONDS: Final = 60.0
+
+
+class _No(enum.Enum):
+    """Why there is no key to read."""
+
+    MISSING = enum.auto()
+    UNTRUSTED = enum.auto()
 
 
 class KeyStore(Protocol):
@@ -94,41 +102,42 @@ class FileKeyStore:
 
     def _read_or_create(self) -> bytes:
         try:
-            if (found := self._read()) is not None:
-                return found
-            self._create()
             found = self._read()
+            if not isinstance(found, bytes):
+                self._create(instead=found is _No.UNTRUSTED)
+                found = self._read()
         except OSError as error:
             raise Unreadable(
                 f"the key file {self.path} cannot be read or made: {error.strerror or error}"
             ) from None
-        if found is None:
+        if not isinstance(found, bytes):
             raise Unreadable(f"the key file {self.path} does not stay as it was made")
         return found
 
-    def _read(self) -> bytes | None:
-        """The key; None when there is no file, or none to trust."""
+    def _read(self) -> bytes | _No:
         try:
             fd = self._files.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
-            return None
+            return _No.MISSING
         except OSError:
             if self.path.is_symlink():
-                return None
+                return _No.UNTRUSTED
             raise
         try:
             if not _private(self._files.status(fd)):
-                return None
+                return _No.UNTRUSTED
             content = bytearray(KEY_BYTES)
             with memoryview(content) as view:
-                return bytes(content) if read_exactly(self._files, fd, view, 0) else None
+                whole = read_exactly(self._files, fd, view, 0)
+            return bytes(content) if whole else _No.UNTRUSTED
         finally:
             self._files.close(fd)
 
-    def _create(self) -> None:
-        """Makes a key under a name of its own, then gives it the file's name if nobody was faster."""
+    def _create(self, *, instead: bool) -> None:
+        """Makes a key under a name of its own, then gives it the file's name if nobody was faster; with
+        *instead*, in place of the file that is there.
+        """
         self._sweep()
-        untrusted = os.path.lexists(self.path)
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
         fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
@@ -137,7 +146,7 @@ class FileKeyStore:
                 self._files.sync(fd)
             finally:
                 self._files.close(fd)
-            if untrusted:
+            if instead:
                 self._files.replace(temporary, self.path)
             else:
                 with suppress(FileExistsError):

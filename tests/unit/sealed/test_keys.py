@@ -95,6 +95,17 @@ def test_threads_that_make_the_key_at_once_agree(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
 
 
+def test_of_two_that_make_the_key_the_first_wins(tmp_path: Path) -> None:
+    """Whatever moment of making it the other one chooses."""
+    counting = FaultyFiles()
+    FileKeyStore(tmp_path / "counted", files=counting).key()
+    for at in range(len(counting.log)):
+        path = tmp_path / f"{at}"
+        other: list[bytes] = []
+        between = FaultyFiles(at, lambda p=path, o=other: o.append(FileKeyStore(p).key()))  # type: ignore[misc]  # append answers None
+        assert [FileKeyStore(path, files=between).key()] == other
+
+
 def test_what_dead_processes_left_is_swept(tmp_path: Path) -> None:
     old, young = tmp_path / "key.1.tmp", tmp_path / "key.2.tmp"
     old.write_bytes(b"")
