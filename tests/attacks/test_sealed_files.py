@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from penstock.errors import (
     Unreadable,
     WrongLength,
 )
-from penstock.sealed import HEADER_BYTES, LEAF_BYTES, Seal, open_cache_file
+from penstock.sealed import HEADER_BYTES, LEAF_BYTES, Header, Seal, open_cache_file
 from tests.support_sealed import BINDING, TOKEN, FaultyFiles, Opened, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -375,3 +377,49 @@ def test_a_name_with_a_link_in_it_is_not_opened(tmp_path: Path) -> None:
         open_cache_file(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         open_cache_file(tmp_path / "no" / "folder", create=True)
+
+
+def test_an_authentic_file_of_a_later_format_is_named_so(rig: Rig) -> None:
+    assert rig.saved()
+    path = rig.paths()[0]
+    whole = path.read_bytes()
+    header = Header.unpack(whole[:HEADER_BYTES])
+    assert header is not None
+    later = dataclasses.replace(header, format=2).pack(rig.keys().key())
+    path.write_bytes(later + whole[HEADER_BYTES:])
+    assert rig.refuses(OtherVersion)
+    assert rig.saved()
+
+
+@pytest.mark.parametrize("number", FILES)
+@pytest.mark.parametrize("sealed_memory", [True, False])
+def test_a_file_cut_at_any_moment_of_a_load(
+    rig: Rig, number: int, sealed_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sealed_memory:
+        monkeypatch.delattr("os.memfd_create", raising=False)
+    assert rig.saved()
+    path = rig.paths()[number]
+    whole = path.read_bytes()
+    for length in (0, 100, HEADER_BYTES, len(whole) - 1):
+        outcomes = set()
+        for at in range(reads(rig)):
+            try:
+                assert rig.hits(files=FaultyFiles(at, partial(os.truncate, path, length)))
+                outcomes.add("hit")
+            except CacheError as error:
+                outcomes.add(type(error).__name__)
+            path.write_bytes(whole)
+        assert outcomes == ({"WrongLength"} if number == 2 else {"hit", "WrongLength"})
+    assert rig.saved()
+
+
+def test_a_row_of_another_number_of_files_is_refused(rig: Rig) -> None:
+    """Only the key's holder can write one; it is refused all the same."""
+    assert rig.saved()
+    registry = rig.registry()
+    (row,) = registry.rows()
+    registry.remove(row.token, row.entry)
+    registry.begin(dataclasses.replace(row, datas=()))
+    assert rig.refuses(ForeignEntry)
+    assert rig.saved()

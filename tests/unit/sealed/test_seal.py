@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 import penstock.sealed
 from penstock import knobs
 from penstock.errors import InputError, RolledBack, Unreadable
+from penstock.hal import CacheHandle, PrepareConfig
 from penstock.sealed import (
     Header,
     Kind,
@@ -234,3 +235,23 @@ def test_forgotten_entries_are_refused(tmp_path: Path) -> None:
     rig.seal().forget(TOKEN, report.entry)
     assert rig.refuses(RolledBack)
     assert rig.saved()
+
+
+def test_the_hal_s_handles_are_handles(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with rig.handles(create=True) as (model, data):
+        models = tuple(CacheHandle(handle.fd) for handle in model)
+        datas = tuple(CacheHandle(handle.fd) for handle in data)
+        config = PrepareConfig(token=TOKEN, binding=BINDING, model_cache=models, data_cache=datas)
+        seal = rig.seal()
+        report = seal.save(
+            config.model_cache,
+            config.data_cache,
+            config.token,
+            config.binding,
+            model=rig.program,
+            data=rig.weights,
+        )
+        assert report.saved
+        loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
+        assert bytes(loaded.data[0]) == rig.weights[0]
