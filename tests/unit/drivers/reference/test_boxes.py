@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops import boxes as box_operations
-from penstock.drivers.reference.ops.boxes import overlaps, suppress
+from penstock.drivers.reference.ops.detection import boxes as box_operations
+from penstock.drivers.reference.ops.detection.boxes import overlaps, suppress
 from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import DType, NDArray

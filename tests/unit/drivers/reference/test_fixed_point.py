@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.fixed_point import (
+from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     multiply_wide_by_quantized_multiplier,
     quantize_multiplier,
@@ -19,7 +20,6 @@ from penstock.drivers.reference.ops.fixed_point import (
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
 )
-from penstock.drivers.reference.ops.kernel import Unsupported
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 MANTISSA = st.integers(2**30, 2**31 - 1)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.fixed_point import (
+from penstock.drivers.reference.ops.kernel import Site, build
+from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.ops.kernel import Site, build
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.operation import AttributeValue
 

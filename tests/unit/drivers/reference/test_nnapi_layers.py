@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.fixed_point import (
+from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 from tests.unit.drivers.reference.alone import alone, q

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.products import (
+from penstock.drivers.reference.ops.numerics.products import (
     multiply_fast,
     multiply_fused,
     multiply_in_order,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.padding import Steps, pad, patches, slide
+from penstock.drivers.reference.ops.layers.padding import Steps, pad, patches, slide
 from penstock.ir import Attributes, NDArray
 
 SIZES = st.integers(1, 12)

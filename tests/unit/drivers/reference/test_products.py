@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.products import (
+from penstock.drivers.reference.ops.numerics.products import (
     TILE_BYTES,
     Columns,
     SignedInput,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops import roi_align
+from penstock.drivers.reference.ops.detection import roi_align
 from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import DType, NDArray

@@ -172,7 +172,7 @@ def build(site: Site) -> Kernel:
         try:
             run = builder(site)
         except Unsupported:
-            from penstock.drivers.reference.ops.half_precision import narrowed, widened
+            from penstock.drivers.reference.ops.numerics.half_precision import narrowed, widened
 
             wide = widened(site)
             if wide is None:

@@ -1,0 +1,1 @@
+"""Boxes, regions of images and key points."""

@@ -1,0 +1,184 @@
+"""QUANTIZE, DEQUANTIZE and FAKE_QUANT: between real and stored values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import (
+    Kernel,
+    Site,
+    Unsupported,
+    kernel,
+    require,
+    tensor_quantization,
+)
+from penstock.drivers.reference.ops.numerics.activation_range import integer_range
+from penstock.drivers.reference.ops.numerics.fixed_point import (
+    multiply_by_quantized_multiplier,
+    quantize_multiplier,
+    round_half_away_from_zero,
+)
+from penstock.drivers.reference.ops.numerics.parts import by_parts
+from penstock.drivers.reference.ops.numerics.tables import look_up
+from penstock.drivers.reference.ops.numerics.weights import given
+from penstock.ir import DType, NDArray, Operand, Quantization
+
+STORED: Final = frozenset(
+    {
+        DType.INT8,
+        DType.UINT8,
+        DType.INT16,
+        DType.INT32,
+        DType.INT4,
+        DType.UINT4,
+        DType.INT2,
+        DType.UINT16,
+    }
+)
+"""Types that quantised values are stored in."""
+
+BELOW_HALF: Final = np.array(np.nextafter(np.float32(0.5), np.float32(0)))
+"""What rounds halves away from zero when it is added before the fraction is cut off."""
+
+SIGN: Final = np.uint32(1 << 31)
+
+TABLED: Final = frozenset({DType.INT8, DType.UINT8})
+
+
+@kernel("QUANTIZE")
+def quantize(site: Site) -> Kernel:
+    """Real values to stored ones, or stored ones to another quantisation."""
+    source, target = site.input(0), site.output()
+    if target.dtype not in STORED:
+        raise site.unsupported_types()
+    if source.dtype.is_float:
+        return _quantize(target)
+    if source.dtype in STORED:
+        return _requantize(source, target)
+    raise site.unsupported_types()
+
+
+@kernel("DEQUANTIZE")
+def dequantize(site: Site) -> Kernel:
+    """Stored values to real ones, or 16-bit floats to wider ones."""
+    source, target = site.input(0), site.output()
+    if not target.dtype.is_float:
+        raise site.unsupported_types()
+    dtype = target.dtype.numpy
+    if source.dtype.is_float:
+        return lambda inputs: (given(inputs[0]).astype(dtype),)
+    if source.dtype not in STORED:
+        raise site.unsupported_types()
+    scales, zero_points = _vectors(_quantization(source), source)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        stored = given(inputs[0])
+        real = stored.astype(np.float64) if stored.dtype.itemsize > 2 else stored.astype(np.float32)
+        real -= zero_points.astype(real.dtype)
+        real *= scales.astype(real.dtype)
+        return (real.astype(dtype, copy=False),)
+
+    return run
+
+
+@kernel("FAKE_QUANT")
+def fake_quant(site: Site) -> Kernel:
+    """Floats rounded to the nearest value that a quantisation of min..max to num_bits has.
+
+    The range is moved so that zero is among those values; what is not a number becomes its least one.
+    """
+    attributes = site.attributes
+    bits = attributes.integer("num_bits")
+    require(site.input(0).dtype is DType.FLOAT32 and 2 <= bits <= 16, f"{bits} bits of FAKE_QUANT")
+    least = np.float32(1 if attributes.flag("narrow_range") else 0)
+    greatest = np.float32(2**bits - 1)
+    low, high = np.float32(attributes.number("min")), np.float32(attributes.number("max"))
+    require(bool(low <= 0 <= high and low < high), f"FAKE_QUANT over {low}..{high}")
+    scale = (high - low) / (greatest - least)
+    zero = np.clip(round_half_away_from_zero(np.asarray(least - low / scale)), least, greatest)
+    bottom, top = (least - zero) * scale, (greatest - zero) * scale
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        values = np.fmin(np.fmax(given(inputs[0]), bottom), top)
+        values -= bottom
+        values *= np.float32(1) / scale
+        values = round_half_away_from_zero(values)
+        values *= scale
+        values += bottom
+        return (values,)
+
+    return run
+
+
+def _quantization(operand: Operand) -> Quantization:
+    if operand.quantization is None:
+        raise Unsupported(f"{operand.dtype.value} without a scale and zero point")
+    return operand.quantization
+
+
+def _vectors(quantization: Quantization, operand: Operand) -> tuple[NDArray, NDArray]:
+    """Scales (float32) and zero points (int64) in a shape that broadcasts along their dimension."""
+    scales = np.array(quantization.scales, np.float32)
+    zero_points = np.array(quantization.zero_points, np.int64)
+    if quantization.dimension is None:
+        return scales.reshape(()), zero_points.reshape(())
+    if operand.shape is None:
+        raise Unsupported("scales a channel of an operand of unknown rank")
+    shape = [1] * len(operand.shape)
+    shape[quantization.dimension] = scales.size
+    return scales.reshape(shape), zero_points.reshape(shape)
+
+
+def _quantize(target: Operand) -> Kernel:
+    """Values beyond the range saturate; what is not a number becomes the zero point."""
+    scales, zero_points = _vectors(_quantization(target), target)
+    limits, dtype = integer_range(target.dtype), target.dtype.numpy
+
+    real = np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
+    offset = zero_points.astype(real)
+    vectors = scales, limits[0] - offset, limits[1] - offset, offset
+
+    def convert(
+        values: NDArray, scale: NDArray, low: NDArray, high: NDArray, offset: NDArray
+    ) -> NDArray:
+        rounded = np.asarray(np.divide(values, scale, dtype=np.float32))
+        # The number that is added has the sign of what it is added to: bits are faster than copysign.
+        sign = np.bitwise_and(rounded.view(np.uint32), SIGN)
+        rounded += np.bitwise_or(sign, BELOW_HALF.view(np.uint32)).view(np.float32)
+        stored = np.trunc(rounded, out=rounded).astype(real, copy=False)
+        if not np.isfinite(stored.sum()):
+            np.copyto(stored, 0.0, where=np.isnan(stored))
+        np.clip(stored, low, high, out=stored)
+        stored += offset
+        result: NDArray = stored.astype(dtype)
+        return result
+
+    if scales.ndim:
+        return lambda inputs: (by_parts(convert, given(inputs[0]), *vectors),)
+    return lambda inputs: (by_parts(lambda x: convert(x, *vectors), given(inputs[0])),)
+
+
+def _requantize(source: Operand, target: Operand) -> Kernel:
+    """Through the quantised multiplier of the scales' ratio; 8-bit values through a table."""
+    before = tensor_quantization(source, "an input")
+    after = tensor_quantization(target, "an output")
+    mantissa, shift = quantize_multiplier(before.scale / after.scale)
+    limits, dtype = integer_range(target.dtype), target.dtype.numpy
+
+    def convert(stored: NDArray) -> NDArray:
+        centred = stored.astype(np.int64) - before.zero_point
+        scaled = multiply_by_quantized_multiplier(centred, mantissa, shift)
+        scaled += after.zero_point
+        return np.clip(scaled, *limits, out=scaled).astype(dtype)
+
+    if source.dtype not in TABLED:
+        return lambda inputs: (convert(given(inputs[0])),)
+    every = np.arange(256, dtype=np.uint8)
+    table = convert(every.view(source.dtype.numpy))
+    moves = table.view(np.uint8) - every if target.dtype in TABLED else every
+    if (moves == moves[0]).all():
+        return lambda inputs: ((given(inputs[0]).view(np.uint8) + moves[0]).view(dtype),)
+    return lambda inputs: (look_up(table, given(inputs[0])),)

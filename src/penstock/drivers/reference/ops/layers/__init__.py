@@ -1,0 +1,1 @@
+"""Layers: convolutions, dense layers, matrix products, pooling, resizing, attention."""

@@ -1,0 +1,1 @@
+"""Tables, embeddings, hashes and random numbers."""

@@ -1,0 +1,1 @@
+"""Shared by the operations: fixed-point and real arithmetic, scales, products, parts of large arrays."""

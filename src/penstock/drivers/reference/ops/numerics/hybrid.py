@@ -1,0 +1,192 @@
+"""Hybrid (dynamic-range) layers: float inputs quantised at run time to meet integer weights.
+
+Each row, one element of the batch, gets a scale of its own, and an offset where it is quantised
+asymmetrically; sums are integers, and become float again by both scales (TFLite's quantised tensor
+utilities).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.reference.ops.numerics.activation_range import clamp_in_place
+from penstock.drivers.reference.ops.numerics.fixed_point import (
+    round_half_away,
+    round_half_away_from_zero,
+)
+from penstock.drivers.reference.ops.numerics.weights import channel_scales
+from penstock.ir import DType, NDArray, Operand
+
+MAGNITUDE: Final = 128
+"""Greatest magnitude of a row's quantised values."""
+
+LEAST: Final = np.float32(-128)
+GREATEST: Final = np.float32(127)
+HALF: Final = np.array(0.5, np.float32)
+NO_OFFSET: Final = np.float32(0)
+
+Numbers: TypeAlias = "NDArray | np.float32"
+"""float32: an array, or a number."""
+
+NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
+"""Types of weights that a hybrid layer may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Quantised rows: *values* [rows, length] int8, and per row a float32 scale and an integer offset."""
+
+    values: NDArray
+    scales: NDArray
+    offsets: NDArray
+
+
+def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
+    """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has scale 1."""
+    steps, inverse, offsets, _ = _ranges(rows, asymmetric=asymmetric)
+    values = _round(rows * inverse)
+    if asymmetric:
+        values += offsets
+    _limit(values, LEAST if asymmetric else -GREATEST, GREATEST)
+    scales = np.reshape(steps, -1)
+    every = np.broadcast_to(np.reshape(offsets, -1), scales.shape)
+    return Rows(values.astype(np.int8), scales, every.astype(np.int64))
+
+
+def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
+    """The values of `quantize_rows` less their row's offset, as float32, and the scales, [rows, 1] or one.
+
+    Their magnitude is at most `reach_of` the mode.
+    """
+    scales, inverse, offsets, unbounded = _ranges(rows, asymmetric=asymmetric)
+    values = _round(rows * inverse)
+    if asymmetric:
+        _limit(values, LEAST - offsets, GREATEST - offsets)
+    elif unbounded:
+        _limit(values, -GREATEST, GREATEST)
+    return values, scales
+
+
+def reach_of(*, asymmetric: bool) -> int:
+    """The greatest magnitude of a quantised value less its offset."""
+    return 255 if asymmetric else 127
+
+
+_Ranges: TypeAlias = tuple[Numbers, Numbers, Numbers, bool]
+"""Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for the only row,
+which is faster; and whether an inverse is infinite: others take no value beyond a symmetric range.
+"""
+
+
+def _ranges(rows: NDArray, *, asymmetric: bool) -> _Ranges:
+    if not rows.size:
+        ones = np.ones((len(rows), 1), np.float32)
+        return ones, ones, np.zeros_like(ones), False
+    if len(rows) == 1:
+        return _asymmetric_row(rows) if asymmetric else _symmetric_row(rows)
+    if not asymmetric:
+        return _symmetric(rows)
+    least = np.minimum.reduce(rows, axis=1, keepdims=True)
+    return _asymmetric(least, np.maximum.reduce(rows, axis=1, keepdims=True))
+
+
+def _symmetric(rows: NDArray) -> _Ranges:
+    reach = np.maximum.reduce(np.abs(rows), axis=1, keepdims=True)
+    if not reach.all():
+        reach[reach == 0] = GREATEST
+    inverse = GREATEST / reach
+    return reach / GREATEST, inverse, NO_OFFSET, bool((inverse == np.inf).any())
+
+
+def _symmetric_row(row: NDArray) -> _Ranges:
+    reach = np.maximum.reduce(np.abs(row), axis=None) or GREATEST
+    inverse = GREATEST / reach
+    return reach / GREATEST, inverse, NO_OFFSET, bool(inverse == np.inf)
+
+
+def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
+    """The range is a float32, everything up to the offset a float64."""
+    low, high = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
+    empty = low == high
+    steps = np.where(empty, 1.0, (high - low).astype(np.float64) / 255.0)
+    below, above = low.astype(np.float64) / steps, high.astype(np.float64) / steps
+    nearer_low = 128.0 + np.abs(below) < 127.0 + np.abs(above)
+    offsets = np.clip(np.where(nearer_low, -128.0 - below, 127.0 - above), -128.0, 127.0)
+    offsets = np.where(empty, 0.0, round_half_away_from_zero(offsets))
+    scales = steps.astype(np.float32)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    return scales, inverse, offsets.astype(np.float32), False
+
+
+def _asymmetric_row(row: NDArray) -> _Ranges:
+    """`_asymmetric` of one row."""
+    least, greatest = np.minimum.reduce(row, axis=None), np.maximum.reduce(row, axis=None)
+    low, high = min(float(least), 0.0), max(float(greatest), 0.0)
+    steps = float(np.float32(high - low)) / 255.0
+    scale = np.float32(steps)
+    if not (math.isfinite(steps) and scale):
+        return _asymmetric(np.array([[least]]), np.array([[greatest]]))
+    below, above = low / steps, high / steps
+    offset = -128.0 - below if 128.0 - below < 127.0 + above else 127.0 - above
+    rounded = np.float32(round_half_away(min(max(offset, -128.0), 127.0)))
+    return scale, np.float32(1) / scale, rounded, False
+
+
+def _round(values: NDArray) -> NDArray:
+    """To the nearest integers, halves away from zero, as those utilities round.
+
+    0.49999997 becomes 1: its sum with one half is rounded before the fraction is cut off.
+    """
+    values += np.copysign(HALF, values)
+    return np.trunc(values, out=values)
+
+
+def _limit(values: NDArray, low: Numbers, high: Numbers) -> None:
+    values.clip(low, high, out=values)
+
+
+def weight_values(values: NDArray, operand: Operand) -> NDArray:
+    """Integer weights, int64. Hybrid weights are symmetric: those of type uint8 hold int8 bytes."""
+    if operand.dtype is DType.UINT8:
+        return values.view(np.int8).astype(np.int64)
+    return values.astype(np.int64)
+
+
+def weight_scales(operand: Operand, axis: int) -> NDArray:
+    """The weights' scales, float32: one, or one a channel along *axis*."""
+    return channel_scales(operand, axis).astype(np.float32)
+
+
+def is_per_channel(operand: Operand) -> bool:
+    """Whether channels of the weights differ in scale."""
+    return operand.quantization is not None and len(set(operand.quantization.scales)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class HybridFinish:
+    """Integer sums of quantised rows to real results.
+
+    *sums* is the sum of each channel's weights, which a row's offset takes part in; *scale* and
+    *offset* are of one row that all results stem from, or one for each row of results.
+    """
+
+    sums: NDArray
+    scales: NDArray
+    bias: NDArray | None
+    activation: str
+    scale: NDArray
+    offset: NDArray
+
+    def __call__(self, sums: NDArray, out: NDArray) -> None:
+        if np.any(self.offset):
+            sums -= (self.sums * self.offset.reshape(-1, 1)).astype(sums.dtype)
+        real = sums.astype(np.float32, copy=False)
+        np.multiply(real, self.scales, out=real)
+        np.multiply(real, self.scale.reshape(-1, 1), out=real)
+        if self.bias is not None:
+            np.add(real, self.bias.reshape(-1), out=real)
+        np.copyto(out, clamp_in_place(real, self.activation))

@@ -1,0 +1,191 @@
+"""Filters, scales and biases: what quantised convolutions and matrix products share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import (
+    Kernel,
+    Site,
+    Unsupported,
+    require,
+    tensor_quantization,
+)
+from penstock.drivers.reference.ops.numerics.activation_range import quantized_range
+from penstock.drivers.reference.ops.numerics.fixed_point import quantize_multipliers
+from penstock.drivers.reference.ops.numerics.products import SignedInput
+from penstock.drivers.reference.ops.numerics.requantize import RealRequantizer, Requantizer
+from penstock.ir import DType, NDArray, Operand, Quantization
+
+REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+"""Types of layers that are computed in float32."""
+
+QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
+Layer = Callable[[NDArray], NDArray]
+"""One layer with its weights: input to output."""
+
+Prepare = Callable[[NDArray, "NDArray | None"], Layer]
+"""Weights and bias to the layer that has them."""
+
+
+def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
+    """The kernel of a layer whose inputs are an image, weights and an optional bias.
+
+    Constant weights and bias are prepared once, others at each run.
+    """
+    weights, bias, biased = site.constant(1), site.constant(2), site.has(2)
+    if weights is not None and (bias is not None or not biased):
+        layer = prepare(weights, bias)
+        return lambda inputs: (layer(given(inputs[0])),)
+    return lambda inputs: (
+        prepare(given(inputs[1]), inputs[2] if biased else None)(given(inputs[0])),
+    )
+
+
+def flattened(array: NDArray) -> NDArray:
+    """*array* as rows along its first dimension, also where it is empty."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
+
+
+def given(array: NDArray | None) -> NDArray:
+    """An input that the operation cannot do without."""
+    if array is None:
+        raise ValueError("an input is missing")
+    return array
+
+
+def weight_quantization(operand: Operand) -> Quantization:
+    """The quantisation of integer weights.
+
+    Weights with a scale a channel are symmetric (TFLite's quantisation specification); those with a
+    zero point, and those without a scale, are `Unsupported`.
+    """
+    quantization = operand.quantization
+    if quantization is None:
+        raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
+    symmetric = not quantization.per_channel or not any(quantization.zero_points)
+    require(symmetric, "weights with a zero point a channel")
+    return quantization
+
+
+def centred(values: NDArray, operand: Operand) -> NDArray:
+    """Stored weights less their zero point, as int32."""
+    wide: NDArray = values.astype(np.int32)
+    wide -= weight_quantization(operand).zero_point
+    return wide
+
+
+def channel_scales(operand: Operand, axis: int) -> NDArray:
+    """The weights' scales, float64: one, or one a channel along *axis*; `Unsupported` for other axes."""
+    quantization = operand.quantization
+    if quantization is None:
+        raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
+    scales = np.array(quantization.scales, np.float64)
+    channels = None if operand.shape is None else operand.shape[axis]
+    if scales.size > 1 and (quantization.dimension != axis or channels not in {None, scales.size}):
+        raise Unsupported(
+            f"{scales.size} scales along dimension {quantization.dimension} of weights of shape "
+            f"{operand.shape}, where one or one a channel of dimension {axis} is needed"
+        )
+    return scales
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The way of one quantised layer from sums of stored products to stored outputs.
+
+    *axis* is the dimension of the filters that the scales go along; *wide* says that sums have 64
+    bits.
+    """
+
+    source: Operand
+    filters: Operand
+    target: Operand
+    axis: int
+    activation: str
+    wide: bool
+
+    @classmethod
+    def of(cls, site: Site, *, source: int, weights: int, bias: int, axis: int) -> Scaling:
+        """The scaling of *site*'s only output; the numbers are positions of inputs.
+
+        16-bit inputs sum in 64 bits, unless their bias has 32, or would have as an attribute says.
+        """
+        inputs = site.input(source), site.input(weights)
+        absent = (
+            DType.INT32 if site.attributes.get("quantized_bias_type") == "INT32" else DType.INT64
+        )
+        offset = site.input(bias).dtype if site.has(bias) else absent
+        scaling = cls(
+            *inputs,
+            site.output(),
+            axis,
+            str(site.attributes.get("fused_activation_function", "NONE")),
+            inputs[0].dtype is DType.INT16 and offset is DType.INT64,
+        )
+        weight_quantization(scaling.filters)
+        quantize_multipliers(scaling.multipliers(single=False))
+        quantized_range(scaling.activation, scaling.target.dtype, scaling.target.quantization)
+        return scaling
+
+    @property
+    def signed_input(self) -> SignedInput:
+        zero_point = tensor_quantization(self.source, "an input").zero_point
+        return SignedInput(self.source.dtype, zero_point)
+
+    def multipliers(self, *, single: bool) -> NDArray:
+        """Input scale * filter scale / output scale, for all channels or a channel.
+
+        *single* takes the product in float32, as kernels do that know one scale only.
+        """
+        source = tensor_quantization(self.source, "an input").scale
+        target = tensor_quantization(self.target, "an output").scale
+        scales = channel_scales(self.filters, self.axis)
+        if single:
+            product = (np.float32(source) * scales.astype(np.float32)).astype(np.float64)
+        else:
+            product = source * scales
+        return np.asarray(product / target)
+
+    def requantizer(self, bound: NDArray, sums: NDArray, bias: NDArray | None) -> Requantizer:
+        """The requantizer of a layer whose sums, of inputs that are not centred, are at most *bound*.
+
+        *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero point
+        of the input takes its share off the bias.
+        """
+        return Requantizer(
+            self.multipliers(single=self.source.dtype is DType.UINT8),
+            bound.size,
+            bound,
+            self.target.dtype,
+            self._zero_point,
+            self._limits,
+            self._offsets(sums, bias),
+            wide=self.wide,
+        )
+
+    def real_requantizer(self, sums: NDArray, bias: NDArray | None) -> RealRequantizer:
+        """As `requantizer`, for kernels that scale in float64."""
+        return RealRequantizer(
+            self.multipliers(single=False),
+            self._zero_point,
+            self._limits,
+            self._offsets(sums, bias),
+        )
+
+    @property
+    def _zero_point(self) -> int:
+        return tensor_quantization(self.target, "an output").zero_point
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return quantized_range(self.activation, self.target.dtype, self.target.quantization)
+
+    def _offsets(self, sums: NDArray, bias: NDArray | None) -> NDArray:
+        correction: NDArray = -self.signed_input.zero_point * sums
+        return correction if bias is None else correction + bias.reshape(-1).astype(np.int64)

@@ -1,0 +1,146 @@
+"""Products of real vectors with the weights of recurrent cells: float, hybrid or diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported
+from penstock.drivers.reference.ops.numerics.hybrid import (
+    centred_rows,
+    reach_of,
+    weight_scales,
+    weight_values,
+)
+from penstock.drivers.reference.ops.numerics.products import Columns
+from penstock.drivers.reference.ops.numerics.weights import given
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.types import is_static
+
+REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
+HYBRID: Final = frozenset({DType.INT8, DType.UINT8})
+"""Types of integer weights beside real activations."""
+
+Arrays: TypeAlias = Mapping[int, NDArray]
+"""Inputs that are given, by position."""
+
+Product: TypeAlias = Callable[[NDArray], NDArray]
+"""Vectors [rows, depth] float32 to fresh sums [rows, columns] float32."""
+
+
+def with_parameters(
+    site: Site, positions: Sequence[int], prepare: Callable[[Arrays], Kernel]
+) -> Kernel:
+    """The kernel that *prepare* makes of the inputs at *positions*, those that are given: once where all
+    are constants, else at each run.
+
+    Whatever *prepare* refuses is refused at once, as far as shapes are known.
+    """
+    present = [i for i in positions if site.has(i)]
+    constants = {i: value for i in present if (value := site.constant(i)) is not None}
+    if len(constants) == len(present):
+        return prepare(constants)
+    zeros = {i: zero for i in present if (zero := _zeros(site.input(i))) is not None}
+    if len(zeros) == len(present):
+        prepare(zeros)
+    return lambda inputs: prepare({i: given(inputs[i]) for i in present})(inputs)
+
+
+def check_real(site: Site, *positions: int) -> None:
+    """`Unsupported` unless the inputs at *positions* and all outputs are real."""
+    operands = [*(site.input(i) for i in positions), *site.outputs]
+    if any(o.dtype not in REAL for o in operands):
+        raise site.unsupported_types()
+
+
+def real_results(site: Site, results: Sequence[NDArray]) -> list[NDArray]:
+    """*results*, as many as there are outputs, in the outputs' types."""
+    pairs = zip(results, site.outputs, strict=False)
+    return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]
+
+
+def _zeros(operand: Operand) -> NDArray | None:
+    shape = operand.shape
+    if shape is None or not is_static(shape):
+        return None
+    return np.broadcast_to(np.zeros((), operand.dtype.numpy), [d or 0 for d in shape])
+
+
+def real_array(array: NDArray) -> NDArray:
+    """Real values as float32."""
+    return array.astype(np.float32, copy=False)
+
+
+def real_values(array: NDArray, operand: Operand) -> NDArray:
+    """A real vector of parameters as float32; integer ones times their scale."""
+    if operand.dtype in HYBRID:
+        scaled: NDArray = weight_values(array, operand).astype(np.float32) * weight_scales(
+            operand, 0
+        )
+        return scaled
+    if operand.dtype not in REAL:
+        raise Unsupported(f"parameters of type {operand.dtype.value} beside real activations")
+    return real_array(array)
+
+
+def real_product(
+    site: Site, positions: Sequence[int], arrays: Arrays, *, asymmetric: bool
+) -> Product:
+    """The product with the weights [columns, depth] at *positions*, side by side.
+
+    Weights of one dimension are the diagonal of a square matrix. `Unsupported` for types that are
+    neither real nor hybrid.
+    """
+    operands = [site.input(i) for i in positions]
+    weights = [arrays[i] for i in positions]
+    if any(w.ndim != 2 for w in weights) or len({o.dtype in HYBRID for o in operands}) > 1:
+        parts = [
+            _diagonal(real_values(w, o)) if w.ndim == 1 else _product([w], [o], asymmetric)
+            for w, o in zip(weights, operands, strict=True)
+        ]
+        return lambda rows: np.concatenate([part(rows) for part in parts], axis=1)
+    return _product(weights, operands, asymmetric)
+
+
+def _product(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
+    if operands[0].dtype in HYBRID:
+        return _hybrid(weights, operands, asymmetric)
+    for operand in operands:
+        if operand.dtype not in REAL:
+            raise Unsupported(f"weights of type {operand.dtype.value} beside real activations")
+    stacked = np.concatenate([real_array(w) for w in weights])
+    columns = np.ascontiguousarray(stacked.T)
+    return lambda rows: np.matmul(rows, columns)
+
+
+def _diagonal(weights: NDArray) -> Product:
+    return lambda rows: rows * weights
+
+
+def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
+    """Rows are quantised as they come; sums get the row's scale times the weights' in one factor."""
+    values = [weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
+    columns = Columns(np.concatenate(values), reach_of(asymmetric=asymmetric)).values
+    across = np.ascontiguousarray(columns.T)
+    scales = np.concatenate(
+        [
+            np.broadcast_to(weight_scales(o, 0), len(w))
+            for w, o in zip(weights, operands, strict=True)
+        ]
+    )
+
+    def product(vectors: NDArray) -> NDArray:
+        rows, steps = centred_rows(vectors, asymmetric=asymmetric)
+        sums: NDArray = np.matmul(rows, across)
+        sums *= steps * scales
+        return sums
+
+    def wide_product(vectors: NDArray) -> NDArray:
+        rows, steps = centred_rows(vectors, asymmetric=asymmetric)
+        sums: NDArray = np.matmul(rows.astype(across.dtype), across).astype(np.float32)
+        sums *= steps * scales
+        return sums
+
+    return product if across.dtype == np.float32 else wide_product

@@ -1,0 +1,1 @@
+"""What arranges, joins, cuts, picks and makes elements."""

@@ -1,0 +1,218 @@
+"""Dimensions reordered, padded, mirrored, repeated and reversed; space traded for batch or depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis
+from penstock.errors import ShapeMismatch
+from penstock.ir import NDArray
+
+
+@kernel("TRANSPOSE")
+def transpose(site: Site) -> Kernel:
+    """Output dimension i is input dimension permutation[i]."""
+    require(len(site.inputs) == 2, "TRANSPOSE without a permutation")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        moved = np.asarray(inputs[0]).transpose(dimensions(inputs[1]))
+        return (np.asarray(moved, order="C"),)
+
+    return run
+
+
+@kernel("PAD", "PADV2")
+def pad(site: Site) -> Kernel:
+    """Before and after each dimension zeros (quantised: the output's zero point), or a given scalar."""
+    quantization = site.output().quantization
+    zero = quantization.zero_point if quantization is not None else 0
+    given = site.operation.type == "PADV2"
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
+        value = np.asarray(inputs[2]).reshape(()) if given else zero
+        return (padded(x, pads, value),)
+
+    return run
+
+
+def padded(x: NDArray, pads: Sequence[tuple[int, int]], value: NDArray | int) -> NDArray:
+    """*x* with *value* around it."""
+    if len(pads) != x.ndim or any(min(pair) < 0 for pair in pads):
+        raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
+    shape = [size + sum(pair) for size, pair in zip(x.shape, pads, strict=True)]
+    result = np.full(checked(shape, "padding"), value, x.dtype)
+    inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape, pads, strict=True))
+    result[inside] = x
+    return result
+
+
+def _paddings(value: NDArray | None) -> list[tuple[int, int]]:
+    flat = dimensions(value)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+@kernel("MIRROR_PAD")
+def mirror_pad(site: Site) -> Kernel:
+    """Its own mirror image around the input, the edge left out (REFLECT) or repeated (SYMMETRIC)."""
+    spare = 1 if site.attributes.text("mode") == "REFLECT" else 0
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
+        if len(pads) != x.ndim:
+            raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
+        for axis, (size, pair) in enumerate(zip(x.shape, pads, strict=True)):
+            if min(pair) < 0 or max(pair) > max(size - spare, 0):
+                raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
+            places = np.arange(-pair[0], size + pair[1])
+            places = np.where(places < 0, spare - 1 - places, places)
+            places = np.where(places >= size, 2 * size - 1 - spare - places, places)
+            x = x if pair == (0, 0) else np.take(x, places, axis)
+        return (x,)
+
+    return run
+
+
+@kernel("TILE")
+def tile(site: Site) -> Kernel:
+    """Repeated along each dimension."""
+    require(len(site.inputs) == 2, "TILE without multiples")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, repeats = np.asarray(inputs[0]), dimensions(inputs[1])
+        if len(repeats) != x.ndim or min(repeats, default=0) < 0:
+            raise ShapeMismatch(f"multiples {repeats} of an input of shape {x.shape}")
+        checked([n * r for n, r in zip(x.shape, repeats, strict=True)], "TILE")
+        return (np.tile(x, repeats),)
+
+    return run
+
+
+@kernel("DILATE")
+def dilate(site: Site) -> Kernel:
+    """Copies of a scalar, one fewer than the dilation, between neighbours along each dimension."""
+    require(len(site.inputs) == 3, "DILATE without dilations and a value")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, factors = np.asarray(inputs[0]), dimensions(inputs[1])
+        if len(factors) != x.ndim or min(factors, default=1) < 1:
+            raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
+        shape = [max((n - 1) * f + 1, 0) for n, f in zip(x.shape, factors, strict=True)]
+        value = np.asarray(inputs[2]).reshape(())
+        result = np.full(checked(shape, "DILATE"), value, x.dtype)
+        result[tuple(slice(None, None, f) for f in factors)] = x
+        return (result,)
+
+    return run
+
+
+@kernel("REVERSE_V2")
+def reverse(site: Site) -> Kernel:
+    """The order of elements along the given axes turned round."""
+    require(len(site.inputs) == 2, "REVERSE_V2 without axes")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.asarray(inputs[0])
+        axes = {normal_axis(axis, x.ndim) for axis in dimensions(inputs[1])}
+        return (np.asarray(np.flip(x, tuple(axes)), order="C"),)
+
+    return run
+
+
+@kernel("REVERSE_SEQUENCE")
+def reverse_sequence(site: Site) -> Kernel:
+    """For each index i of one dimension, the first lengths[i] elements along another turned round."""
+    along, batch = site.attributes.integer("seq_dim"), site.attributes.integer("batch_dim")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, lengths = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1, 1)
+        axes = normal_axis(along, x.ndim), normal_axis(batch, x.ndim)
+        size = x.shape[axes[0]]
+        if axes[0] == axes[1] or len(lengths) != x.shape[axes[1]] or (lengths > size).any():
+            raise ShapeMismatch(f"REVERSE_SEQUENCE of shape {x.shape} by {len(lengths)} lengths")
+        places = np.arange(size)
+        places = np.where(places < lengths, lengths - 1 - places, places)
+        turned = np.moveaxis(x, axes[::-1], (0, 1))[np.arange(len(lengths))[:, None], places]
+        return (np.ascontiguousarray(np.moveaxis(turned, (0, 1), axes[::-1])),)
+
+    return run
+
+
+@kernel("SPACE_TO_DEPTH")
+def space_to_depth(site: Site) -> Kernel:
+    """Square blocks of an NHWC image moved into the channels."""
+    block = site.attributes.integer("block_size")
+    require(block > 0, f"a block size of {block}")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        n, h, w, c = np.asarray(inputs[0]).shape
+        cut = np.asarray(inputs[0]).reshape(n, h // block, block, w // block, block, c)
+        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h // block, w // block, -1),)
+
+    return run
+
+
+@kernel("DEPTH_TO_SPACE")
+def depth_to_space(site: Site) -> Kernel:
+    """Channels of an NHWC image laid out as square blocks."""
+    block = site.attributes.integer("block_size")
+    require(block > 0, f"a block size of {block}")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        n, h, w, c = np.asarray(inputs[0]).shape
+        cut = np.asarray(inputs[0]).reshape(n, h, w, block, block, c // block**2)
+        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, -1),)
+
+    return run
+
+
+@kernel("SPACE_TO_BATCH_ND")
+def space_to_batch(site: Site) -> Kernel:
+    """Blocks of the padded dimensions after the first moved into the first."""
+    quantization = site.output().quantization
+    zero = quantization.zero_point if quantization is not None else 0
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        blocks, pads = dimensions(inputs[1]), _paddings(inputs[2])
+        x = np.asarray(inputs[0])
+        rest = x.ndim - 1 - len(blocks)
+        x = padded(x, [(0, 0), *pads, *[(0, 0)] * rest], zero)
+        spatial = x.shape[1 : 1 + len(blocks)]
+        pairs = [d for n, b in zip(spatial, blocks, strict=True) for d in (n // b, b)]
+        x = x.reshape(x.shape[0], *pairs, *x.shape[1 + len(blocks) :])
+        inner = [2 + 2 * i for i in range(len(blocks))]
+        outer = [1 + 2 * i for i in range(len(blocks))]
+        x = x.transpose(*inner, 0, *outer, *range(1 + 2 * len(blocks), x.ndim))
+        return (x.reshape(-1, *x.shape[1 + len(blocks) :]) if x.size else _empty(x, len(blocks)),)
+
+    return run
+
+
+def _empty(x: NDArray, count: int) -> NDArray:
+    batches = int(np.prod(x.shape[: count + 1]))
+    return x.reshape(batches, *x.shape[count + 1 :])
+
+
+@kernel("BATCH_TO_SPACE_ND")
+def batch_to_space(site: Site) -> Kernel:
+    """Batches laid out as blocks of the dimensions after the first, then cropped."""
+    require(len(site.inputs) == 3, "BATCH_TO_SPACE_ND without crops")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        blocks, crops = dimensions(inputs[1]), _paddings(inputs[2])
+        x, count = np.asarray(inputs[0]), len(blocks)
+        batch = x.shape[0] // int(np.prod(blocks))
+        cut = x.reshape(*blocks, batch, *x.shape[1:])
+        order = [count, *(a for i in range(count) for a in (count + 1 + i, i))]
+        cut = cut.transpose(*order, *range(2 * count + 1, cut.ndim))
+        sizes = [n * b for n, b in zip(x.shape[1 : count + 1], blocks, strict=True)]
+        whole = cut.reshape(batch, *sizes, *x.shape[count + 1 :])
+        if any(min(c) < 0 or sum(c) > n for n, c in zip(sizes, crops, strict=True)):
+            raise ShapeMismatch(f"crops {crops} of a shape {whole.shape}")
+        inside = [slice(a, n - b) for n, (a, b) in zip(sizes, crops, strict=True)]
+        return (np.asarray(whole[(slice(None), *inside)], order="C"),)
+
+    return run
