@@ -14,7 +14,7 @@ from flatbuffers import flexbuffers
 import penstock
 from penstock.ir import DType, NDArray, Quantization
 from tests.differential.draw import Draw, Drawn
-from tests.differential.judge import DEFAULT, DELEGATED, Judge
+from tests.differential.judge import DEFAULT, DELEGATED, REFERENCE, Crashed, Judge
 from tests.differential.trial import run
 
 
@@ -30,9 +30,17 @@ def q(scale: float, zero_point: int) -> Quantization:
 
 def outputs(drawn: Drawn, judge: Judge) -> tuple[NDArray, NDArray]:
     """Penstock's output and LiteRT's."""
-    answer = judge.ask(drawn.file, drawn.inputs)
+    return run(penstock.load(drawn.file), drawn)[0], answered(drawn, judge)
+
+
+def answered(drawn: Drawn, judge: Judge, resolver: str = REFERENCE) -> NDArray:
+    """LiteRT's output; not a number where it reads beyond its memory and dies of that."""
+    try:
+        answer = judge.ask(drawn.file, drawn.inputs, resolver)
+    except Crashed:
+        return np.array([np.nan], np.float32)
     assert not isinstance(answer, str), answer
-    return run(penstock.load(drawn.file), drawn)[0], answer[0]
+    return answer[0]
 
 
 def test_bitcast_keeps_all_bits(judge: Judge) -> None:
@@ -167,12 +175,11 @@ def test_a_vector_is_turned_like_a_row(judge: Judge) -> None:
                 custom_options=bytes(flexbuffers.Dumps({"hadamard_size": 8})),
             )
         )
-        answer = judge.ask(drawn.file, drawn.inputs, DELEGATED)
-        assert not isinstance(answer, str), answer
-        turned += [run(penstock.load(drawn.file), drawn)[0].reshape(-1), answer[0].reshape(-1)]
+        answer = answered(drawn, judge, DELEGATED)
+        turned += [run(penstock.load(drawn.file), drawn)[0].reshape(-1), answer.reshape(-1)]
     np.testing.assert_allclose(turned[0], turned[2])
     np.testing.assert_allclose(turned[2], turned[3], atol=1e-5)
-    assert not np.allclose(turned[1], turned[3])
+    assert turned[1].shape != turned[3].shape or not np.allclose(turned[1], turned[3])
 
 
 @pytest.mark.parametrize("kind", ["SUM", "MEAN"])
