@@ -29,6 +29,27 @@ def _dilations(site: Site) -> tuple[int, int]:
     return site.positive("dilation_h", 1), site.positive("dilation_w", 1)
 
 
+def _convolve(site: Site, kind: str, data: int, weights: int, **more: int) -> None:
+    """Adds the convolution *kind* of an image by a filter, with the windows that the operands say."""
+    strides, dilations = strides_of(site), _dilations(site)
+    extents = (_dimension(site, weights, 1), _dimension(site, weights, 2))
+    padding = padding_of(site).resolved(site.shape(data), extents, strides, dilations)
+    result = finish_weighted(
+        site,
+        kind,
+        [padded(site, data, padding.sides), weights, site.tensor("bias")],
+        0,
+        padding=_implicit(padding),
+        stride_h=strides[0],
+        stride_w=strides[1],
+        dilation_h_factor=dilations[0],
+        dilation_w_factor=dilations[1],
+        fused_activation_function=site.activation(),
+        **more,
+    )
+    bind_image(site, result)
+
+
 @lowers(
     "CONV_2D",
     level=1,
@@ -48,22 +69,7 @@ def conv_2d(site: Site) -> None:
     depth, taken = _dimension(site, data, 3), _dimension(site, weights, 3)
     if depth is not None and taken is not None and depth != taken:
         raise ShapeMismatch(f"an image of {depth} channels, a filter for {taken}")
-    strides, dilations = strides_of(site), _dilations(site)
-    extents = (_dimension(site, weights, 1), _dimension(site, weights, 2))
-    padding = padding_of(site).resolved(site.shape(data), extents, strides, dilations)
-    result = finish_weighted(
-        site,
-        "CONV_2D",
-        [padded(site, data, padding.sides), weights, site.tensor("bias")],
-        0,
-        padding=_implicit(padding),
-        stride_h=strides[0],
-        stride_w=strides[1],
-        dilation_h_factor=dilations[0],
-        dilation_w_factor=dilations[1],
-        fused_activation_function=site.activation(),
-    )
-    bind_image(site, result)
+    _convolve(site, "CONV_2D", data, weights)
 
 
 @lowers(
@@ -90,23 +96,7 @@ def depthwise_conv_2d(site: Site) -> None:
     depth, made = _dimension(site, data, 3), _dimension(site, weights, 3)
     if depth is not None and made is not None and depth * multiplier != made:
         raise ShapeMismatch(f"{depth} channels times {multiplier} are not the filter's {made}")
-    strides, dilations = strides_of(site), _dilations(site)
-    extents = (_dimension(site, weights, 1), _dimension(site, weights, 2))
-    padding = padding_of(site).resolved(site.shape(data), extents, strides, dilations)
-    result = finish_weighted(
-        site,
-        "DEPTHWISE_CONV_2D",
-        [padded(site, data, padding.sides), weights, site.tensor("bias")],
-        0,
-        padding=_implicit(padding),
-        stride_h=strides[0],
-        stride_w=strides[1],
-        depth_multiplier=multiplier,
-        dilation_h_factor=dilations[0],
-        dilation_w_factor=dilations[1],
-        fused_activation_function=site.activation(),
-    )
-    bind_image(site, result)
+    _convolve(site, "DEPTHWISE_CONV_2D", data, weights, depth_multiplier=multiplier)
 
 
 @lowers(

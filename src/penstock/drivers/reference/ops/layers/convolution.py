@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.layers.by_types import layer_by_types
 from penstock.drivers.reference.ops.layers.padding import Axis, Steps, pad, patches
 from penstock.drivers.reference.ops.numerics.activation_range import (
     activation_bounds,
@@ -12,7 +13,6 @@ from penstock.drivers.reference.ops.numerics.activation_range import (
 )
 from penstock.drivers.reference.ops.numerics.hybrid import (
     MAGNITUDE,
-    NARROW,
     HybridFinish,
     is_per_channel,
     quantize_rows,
@@ -29,14 +29,11 @@ from penstock.drivers.reference.ops.numerics.products import (
     tiles,
 )
 from penstock.drivers.reference.ops.numerics.weights import (
-    QUANTIZED,
-    REAL,
     Layer,
     Prepare,
     Scaling,
     centred,
     flattened,
-    layer_kernel,
 )
 from penstock.ir import DType, NDArray
 
@@ -44,14 +41,7 @@ from penstock.ir import DType, NDArray
 @kernel("CONV_2D")
 def conv_2d(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid convolution."""
-    source, filters, target = site.input(0), site.input(1), site.output()
-    if source.dtype in REAL and filters.dtype is source.dtype is target.dtype:
-        return layer_kernel(site, _float_layer(site))
-    if source.dtype in QUANTIZED and target.dtype is source.dtype:
-        return layer_kernel(site, _quantized_layer(site))
-    if source.dtype is target.dtype is DType.FLOAT32 and filters.dtype in NARROW:
-        return layer_kernel(site, _hybrid_layer(site))
-    raise site.unsupported_types()
+    return layer_by_types(site, _float_layer, _quantized_layer, _hybrid_layer)
 
 
 def convolve(

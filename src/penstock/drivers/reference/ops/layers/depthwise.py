@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.layers.by_types import layer_by_types
 from penstock.drivers.reference.ops.layers.convolution import float_finish
 from penstock.drivers.reference.ops.layers.padding import Axis, Steps, pad
 from penstock.drivers.reference.ops.numerics.activation_range import activation_bounds
 from penstock.drivers.reference.ops.numerics.hybrid import (
     MAGNITUDE,
-    NARROW,
     HybridFinish,
     quantize_rows,
     weight_scales,
@@ -20,16 +20,13 @@ from penstock.drivers.reference.ops.numerics.hybrid import (
 )
 from penstock.drivers.reference.ops.numerics.products import TILE_BYTES, Columns, Finish
 from penstock.drivers.reference.ops.numerics.weights import (
-    QUANTIZED,
-    REAL,
     Layer,
     Prepare,
     Scaling,
     centred,
     flattened,
-    layer_kernel,
 )
-from penstock.ir import DType, NDArray
+from penstock.ir import NDArray
 
 STRIP_BYTES: Final = 1 << 18
 """Sums of one strip of output rows: small enough that every tap finds them in the processor's cache."""
@@ -41,14 +38,7 @@ STRIP_ROWS: Final = 8
 @kernel("DEPTHWISE_CONV_2D")
 def depthwise_conv_2d(site: Site) -> Kernel:
     """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
-    source, filters, target = site.input(0), site.input(1), site.output()
-    if source.dtype in REAL and filters.dtype is source.dtype is target.dtype:
-        return layer_kernel(site, _float_layer(site))
-    if source.dtype in QUANTIZED and target.dtype is source.dtype:
-        return layer_kernel(site, _quantized_layer(site))
-    if source.dtype is target.dtype is DType.FLOAT32 and filters.dtype in NARROW:
-        return layer_kernel(site, _hybrid_layer(site))
-    raise site.unsupported_types()
+    return layer_by_types(site, _float_layer, _quantized_layer, _hybrid_layer)
 
 
 def convolve_depthwise(

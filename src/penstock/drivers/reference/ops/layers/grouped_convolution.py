@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.layers.by_types import layer_by_types
 from penstock.drivers.reference.ops.layers.convolution import convolve, float_finish
 from penstock.drivers.reference.ops.layers.image_layout import channels_first, from_nhwc, to_nhwc
 from penstock.drivers.reference.ops.layers.padding import Axis, pad, slide
@@ -19,14 +20,11 @@ from penstock.drivers.reference.ops.numerics.products import (
     multiply_fast,
 )
 from penstock.drivers.reference.ops.numerics.weights import (
-    QUANTIZED,
-    REAL,
     Layer,
     Prepare,
     Scaling,
     centred,
     flattened,
-    layer_kernel,
 )
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
@@ -35,12 +33,7 @@ from penstock.ir import NDArray
 @kernel("GROUPED_CONV_2D")
 def grouped_conv_2d(site: Site) -> Kernel:
     """Float, and 8-bit convolution with one scale, or one a channel, of filters [out, height, width, in]."""
-    source, filters, target = site.input(0), site.input(1), site.output()
-    if source.dtype in REAL and filters.dtype is source.dtype is target.dtype:
-        return layer_kernel(site, _float_layer(site))
-    if source.dtype in QUANTIZED and target.dtype is source.dtype:
-        return layer_kernel(site, _quantized_layer(site))
-    raise site.unsupported_types()
+    return layer_by_types(site, _float_layer, _quantized_layer)
 
 
 @dataclass(frozen=True, slots=True)
