@@ -338,13 +338,13 @@ def _before_fork() -> None:
     _held[:] = list(_live)
     for cache in _held:
         cache._saving.acquire()  # noqa: SLF001  # a child must not inherit a lock that another thread holds
-        cache._lock.acquire()  # noqa: SLF001
+        cache._lock.acquire()  # noqa: SLF001  # as above
 
 
 def _after_fork_in_parent() -> None:
     for cache in _held:
-        cache._lock.release()  # noqa: SLF001
-        cache._saving.release()  # noqa: SLF001
+        cache._lock.release()  # noqa: SLF001  # taken in _before_fork
+        cache._saving.release()  # noqa: SLF001  # likewise
     _held.clear()
 
 

@@ -85,7 +85,7 @@ def _device(name: str) -> Device:
 
 def _print(cases: Sequence[Case], results: Sequence[RunResult], report: Report) -> None:
     """A row for each operation, then what failed and what was not covered, then the counts."""
-    print(f"{'operation':32} {'cases':>6} {'passed':>7} {'failed':>7} {'not covered':>12}")  # noqa: T201
+    print(f"{'operation':32} {'cases':>6} {'passed':>7} {'failed':>7} {'not covered':>12}")  # noqa: T201  # the answer
     by_case: dict[tuple[str, str], list[RunResult]] = {}
     for result in results:
         by_case.setdefault((result.specification, result.case), []).append(result)
@@ -97,7 +97,7 @@ def _print(cases: Sequence[Case], results: Sequence[RunResult], report: Report) 
     for operation, its in sorted(of_operation.items()):
         row = Report.of(its)
         total = row.passed + row.failed + row.not_covered
-        print(f"{operation:32} {total:6} {row.passed:7} {row.failed:7} {row.not_covered:12}")  # noqa: T201
+        print(f"{operation:32} {total:6} {row.passed:7} {row.failed:7} {row.not_covered:12}")  # noqa: T201  # the answer
     for word, listed in (("FAILED", report.failures), ("not covered", report.uncovered)):
         for result in listed[:MAX_LISTED]:
             print(f"{word}: {result.case} ({result.run}): {result.message}")  # noqa: T201  # a program prints
