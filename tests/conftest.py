@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,13 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+# Nothing that a test compiles may reach the user's own cache, registries or key.
+SCRATCH = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+os.environ["PENSTOCK_STATE_DIR"] = str(SCRATCH / "state")
+os.environ["PENSTOCK_CACHE_DIR"] = str(SCRATCH / "cache")
+os.environ["PENSTOCK_KEY_STORE"] = "file"
 
 # A time limit per example would fail on a loaded machine.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -16,6 +16,7 @@ PenstockError
 │   ├── MissedDeadline (TimeoutError): MissedDeadlineTransient, MissedDeadlinePersistent
 │   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
 ├── CacheError                         a cache entry cannot be used
+│   ├── NoEntry, NotYetWritten, IngredientChanged
 │   ├── SealBroken, WrongLength, NotRegularFile, Unreadable
 │   ├── TokenCollision, ForeignEntry, OtherVersion
 │   └── RegistryMissing, RolledBack
@@ -280,6 +281,18 @@ class CacheError(PenstockError):
 
     def __str__(self) -> str:
         return f"{type(self).__name__}: {super().__str__()}"
+
+
+class NoEntry(CacheError):
+    """Nothing is cached for this model, device and configuration."""
+
+
+class NotYetWritten(CacheError):
+    """The entry is there, and its driver has not written it yet."""
+
+
+class IngredientChanged(CacheError):
+    """The caller's token is the entry's, the model too, and something else of the key is not."""
 
 
 class SealBroken(CacheError):

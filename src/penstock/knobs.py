@@ -182,6 +182,31 @@ key_store: Final = Knob(
     "Where the key of the cache's seals lies: auto (the system's key store where it answers, else a file) or file.",
 )
 
+cache_dir: Final = Knob(
+    "cache_dir",
+    str,
+    "",
+    "Directory of the compilation cache that cache=True uses; empty means the user's cache directory.",
+)
+cache_limit_mib: Final = Knob(
+    "cache_limit_mib",
+    int,
+    4096,
+    "Most MiB in one cache directory; the entries unused for longest go first. 0 means no limit.",
+)
+lease_seconds: Final = Knob(
+    "lease_seconds",
+    float,
+    600.0,
+    "Longest that others wait for the process that compiles what they need, in seconds.",
+)
+late_write_seconds: Final = Knob(
+    "late_write_seconds",
+    float,
+    600.0,
+    "How long a driver that writes its cache files later keeps others from writing them, in seconds.",
+)
+
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
     {
         k.name: k
@@ -195,6 +220,10 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             random_seed,
             state_dir,
             key_store,
+            cache_dir,
+            cache_limit_mib,
+            lease_seconds,
+            late_write_seconds,
         )
     }
 )

@@ -34,7 +34,14 @@ from penstock.hal.config import (
 from penstock.hal.device import HAL_VERSION, Device, DeviceBase
 from penstock.hal.fence import EventFence, Fence
 from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
-from penstock.hal.prepared import Burst, PreparedModel, PreparedModelBase, ReusableExecution
+from penstock.hal.prepared import (
+    NO_CACHE_REPORT,
+    Burst,
+    CacheReport,
+    PreparedModel,
+    PreparedModelBase,
+    ReusableExecution,
+)
 from penstock.hal.request import (
     DONE,
     NO_TIMING,
@@ -66,6 +73,7 @@ __all__ = [
     "HAL_VERSION",
     "MAXIMUM_LOOP_TIMEOUT_NS",
     "MAX_NUMBER_OF_CACHE_FILES",
+    "NO_CACHE_REPORT",
     "NO_TIMING",
     "NO_TOKEN",
     "NO_VALUE_ARGUMENT",
@@ -78,6 +86,7 @@ __all__ = [
     "BufferRole",
     "Burst",
     "CacheHandle",
+    "CacheReport",
     "CancelToken",
     "Capabilities",
     "Device",

@@ -76,7 +76,9 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     *deadline_ns* is a `time.monotonic_ns()` value. *token* names the entry in the cache files, and
     *binding* is the digest of every derived ingredient of the cache key; both are 32 bytes and
-    meaningless while the handle lists are empty. *accuracy* is the class asked for, *num_threads*
+    meaningless while the handle lists are empty. *lock* is the entry's lock file, opened for this driver
+    alone: one that keeps handles to write later duplicates it too and locks it while it writes
+    (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy* is the class asked for, *num_threads*
     None leaves the number to the driver. *progress* and *cancel* are handles.
     """
 
@@ -87,6 +89,7 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
     binding: bytes = NO_TOKEN
     model_cache: tuple[CacheHandle, ...] = ()
     data_cache: tuple[CacheHandle, ...] = ()
+    lock: CacheHandle | None = None
     accuracy: AccuracyClass = "faithful"
     num_threads: int | None = None
     options: tuple[tuple[str, str], ...] = ()

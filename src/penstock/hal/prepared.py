@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -38,12 +38,35 @@ class ReusableExecution(Protocol):
     def close(self) -> None: ...
 
 
+class CacheReport(msgspec.Struct, frozen=True):
+    """What a prepared model says of the cache files that it was given.
+
+    *save* is "saved", "failed" (with the *reason*, `<Name>: sentence`), or "none" where nothing was asked
+    for, or the driver does not say. *later* means that it kept duplicates of the handles and may write
+    when it has compiled, or compiled better. *artefact* names the form that it executes, where a driver
+    has several ("baseline", "optimised").
+    """
+
+    save: Literal["none", "saved", "failed"] = "none"
+    reason: str = ""
+    later: bool = False
+    artefact: str = ""
+
+
+NO_CACHE_REPORT: Final = CacheReport()
+
+
 class PreparedModel(Protocol):
     """The result of `Device.prepare_model`.
 
     Holds no network state: equal requests give equal results in any order and from any thread.
     `PreparedModelBase` has every optional method with its default.
     """
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What became of the cache files of its preparation."""
+        ...
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """Runs once, in the calling thread, and returns when every output is written.
@@ -89,6 +112,9 @@ class PreparedModelBase:
 
     model: Model
     """The model it was prepared from. Optional; the default `execute_fenced` looks at its outputs."""
+
+    cache_report: CacheReport = NO_CACHE_REPORT
+    """Optional. The default says nothing."""
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """Required."""

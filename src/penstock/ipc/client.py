@@ -142,6 +142,10 @@ class RemoteObject:
 class RemotePreparedModel(RemoteObject):
     """A `PreparedModel`."""
 
+    def __init__(self, channel: Channel, made: wire.Made) -> None:
+        super().__init__(channel, made)
+        self.cache_report = made.cache
+
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return _execute(self, request, config)
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any, Final, Literal, TypeAlias
 
 from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, WireError
-from penstock.hal import BufferRole, Device
+from penstock.hal import NO_CACHE_REPORT, BufferRole, Device
 from penstock.ipc import wire
 from penstock.ipc.codec import Frame, Packer, Unpacker, decode_call, failure_of
 
@@ -139,7 +139,8 @@ class Dispatcher:
             if len(self._objects) < MAX_OBJECTS:
                 number = next(self._numbers)
                 self._objects[number] = kind, value
-                return wire.Made(number)
+                report = getattr(value, "cache_report", NO_CACHE_REPORT)
+                return wire.Made(number, report)
         value.close()
         raise ResourceExhaustedPersistent(f"a client may have {MAX_OBJECTS} objects at a time")
 

@@ -14,8 +14,10 @@ import msgspec
 
 from penstock.errors import ErrorStatus, WireError
 from penstock.hal import (
+    NO_CACHE_REPORT,
     AccuracyClass,
     BufferDesc,
+    CacheReport,
     Capabilities,
     DeviceType,
     ExecutionResult,
@@ -113,6 +115,7 @@ class PrepareForm(Form, frozen=True):
     binding: bytes
     model_cache: tuple[Handle, ...]
     data_cache: tuple[Handle, ...]
+    lock: Handle | None
     accuracy: AccuracyClass
     num_threads: int | None
     options: tuple[tuple[str, str], ...]
@@ -276,9 +279,10 @@ class Supports(Form, frozen=True, tag="supports"):
 
 
 class Made(Form, frozen=True, tag="made"):
-    """The number of a new object."""
+    """The number of a new object; *cache* is a prepared model's."""
 
     target: ObjectId
+    cache: CacheReport = NO_CACHE_REPORT
 
 
 class Allocated(Form, frozen=True, tag="allocated"):

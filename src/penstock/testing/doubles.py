@@ -20,10 +20,12 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import (
+    NO_CACHE_REPORT,
     Buffer,
     BufferDesc,
     BufferRole,
     Burst,
+    CacheReport,
     Capabilities,
     Device,
     DeviceType,
@@ -140,6 +142,10 @@ class InterceptedModel:
         return self.owner.intercept(
             "execute", (request, config), lambda: self.prepared.execute(request, config)
         )
+
+    @property
+    def cache_report(self) -> CacheReport:
+        return getattr(self.prepared, "cache_report", NO_CACHE_REPORT)
 
     def execute_fenced(
         self,
