@@ -1,0 +1,123 @@
+"""Locks of whole files between processes: many readers, or one writer.
+
+A lock belongs to the open file description, not to the process: it excludes another opening of the same file
+even in one process, is shared by duplicates of a descriptor, and goes when the last of them is closed, as it
+does when the process dies. Locks are advisory. Windows has exclusive ones only, so that there readers
+exclude each other as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, Protocol
+
+from penstock.errors import Unreadable
+
+if sys.platform == "win32":
+    import msvcrt
+    import os
+else:
+    import fcntl
+
+LONGEST_PAUSE_SECONDS: Final = 0.02
+_SHORTEST_PAUSE_SECONDS: Final = 0.0005
+_TAKEN: Final = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
+# The highest that the C library of Windows can lock; nobody reads or writes there.
+_WINDOWS_BYTE: Final = (1 << 31) - 2
+
+
+class Locking(Protocol):
+    """The two operations on a descriptor that locks are made of. Each raises `OSError` as the system does."""
+
+    def try_lock(self, fd: int, *, exclusive: bool) -> bool:
+        """Takes the lock at once; False while somebody else has one that excludes it.
+
+        A lock that the open file description has already is changed to the kind asked for.
+        """
+        ...
+
+    def unlock(self, fd: int) -> None: ...
+
+
+class SystemLocks:
+    """`Locking` of the operating system: `flock`, or `LockFile` on Windows."""
+
+    def try_lock(self, fd: int, *, exclusive: bool) -> bool:
+        try:
+            if sys.platform == "win32":
+                os.lseek(fd, _WINDOWS_BYTE, os.SEEK_SET)
+                msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            return False
+        return True
+
+    def unlock(self, fd: int) -> None:
+        if sys.platform == "win32":
+            os.lseek(fd, _WINDOWS_BYTE, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
+        else:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+SYSTEM_LOCKS: Final[Locking] = SystemLocks()
+
+
+def lock(
+    fd: int,
+    *,
+    exclusive: bool,
+    timeout: float | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    locks: Locking = SYSTEM_LOCKS,
+) -> bool:
+    """Locks the file behind *fd*; False if it could not be had within *timeout* seconds or *should_stop*() was true.
+
+    A *timeout* of 0 tries once, None waits without end. *should_stop* is asked at least every 50 ms while
+    the call waits. Who waits is not in a queue: readers that follow each other without a gap can keep a
+    writer out. Raises `Unreadable` where the file cannot be locked at all.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    pause = _SHORTEST_PAUSE_SECONDS
+    while True:
+        try:
+            if locks.try_lock(fd, exclusive=exclusive):
+                return True
+        except OSError as error:
+            raise Unreadable(f"the file cannot be locked: {error.strerror or error}") from None
+        left = pause if until is None else until - time.monotonic()
+        if left <= 0 or (should_stop is not None and should_stop()):
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def unlock(fd: int, *, locks: Locking = SYSTEM_LOCKS) -> None:
+    """Gives the lock back; harmless without one. What cannot be unlocked goes when *fd* is closed."""
+    with suppress(OSError):
+        locks.unlock(fd)
+
+
+@contextmanager
+def locked(
+    fd: int,
+    *,
+    exclusive: bool,
+    timeout: float | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    locks: Locking = SYSTEM_LOCKS,
+) -> Iterator[bool]:
+    """As `lock`, for a `with` block, which is entered with what `lock` answered."""
+    held = lock(fd, exclusive=exclusive, timeout=timeout, should_stop=should_stop, locks=locks)
+    try:
+        yield held
+    finally:
+        if held:
+            unlock(fd, locks=locks)
