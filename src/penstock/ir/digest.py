@@ -50,9 +50,28 @@ class _Hasher:
             self.sha.update(data)
 
 
+class _Deaf(_Hasher):
+    """Takes no notice of anything."""
+
+    def put(self, label: str, *values: object) -> None:
+        return
+
+
 def digest_model(model: Model) -> Digest:
     """The digest of *model* as entered through `model.main`; unreachable subgraphs do not count."""
     structure, constants = _Hasher(), _Hasher()
+    _model(model, structure, constants)
+    return Digest(structure.sha.digest(), constants.sha.digest())
+
+
+def digest_structure(model: Model) -> bytes:
+    """The `structure` of `digest_model` alone, 32 bytes: no constant is read."""
+    structure = _Hasher()
+    _model(model, structure, _Deaf())
+    return structure.sha.digest()
+
+
+def _model(model: Model, structure: _Hasher, constants: _Hasher) -> None:
     order = _reachable(model)
     numbering = {subgraph: at for at, subgraph in enumerate(order)}
     variables: dict[int, int] = {}
@@ -60,7 +79,6 @@ def digest_model(model: Model) -> Digest:
         _subgraph(model, model.subgraphs[index], numbering, variables, structure, constants)
     for index in variables:
         _variable(model, model.variables[index], structure, constants)
-    return Digest(structure.sha.digest(), constants.sha.digest())
 
 
 def _reachable(model: Model) -> list[int]:
@@ -129,7 +147,7 @@ def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Has
     structure.put(
         "operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization)
     )
-    if operand.is_constant:
+    if operand.is_constant and not isinstance(constants, _Deaf):
         constants.put("constant", constant_bytes(model.pools, operand))
 
 
@@ -141,7 +159,7 @@ def _variable(model: Model, variable: Variable, structure: _Hasher, constants: _
     )
     if not variable.assigned:
         structure.put("unassigned")
-    if not zero:
+    if not zero and not isinstance(constants, _Deaf):
         constants.put("variable", constant_bytes(model.pools, variable))
 
 

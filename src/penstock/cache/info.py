@@ -1,0 +1,115 @@
+"""`CacheInfo`: where a compile's cache is, and what the caller says of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InputError
+from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class CacheInfo:
+    """A cache directory, and optionally the caller's 32-byte token in place of the derived one.
+
+    Without a token the key is the content of the model and all that a compile depends on. With one,
+    entries are named by NNAPI's recipe (NNAPI sections 2.2 and 2.3), what the token was given to is
+    checked all the same, and another model's entry is a miss named `TokenCollision`. *trust_token* leaves the
+    model out of that check, for models too large to hash at each start: the token must then change
+    whenever the model does, or a compile may fail, and answers may be the other model's.
+
+    Raises `InputError` for a token of another length, or a trusted one that is not given.
+    """
+
+    directory: Path | None
+    token: bytes | None = None
+    trust_token: bool = False
+    model_cache: tuple[int, ...] = ()
+    data_cache: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None,
+        token: bytes | None = None,
+        *,
+        trust_token: bool = False,
+    ) -> None:
+        try:
+            path = None if directory is None else Path(directory).expanduser().absolute()
+        except (TypeError, RuntimeError) as error:
+            raise InputError(f"a cache directory must be a path: {error}") from None
+        self._set(path, _checked_token(token), trust_token, (), ())
+        if trust_token and token is None:
+            raise InputError("trust_token needs a token")
+
+    @classmethod
+    def from_fds(
+        cls,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        *,
+        token: bytes,
+    ) -> CacheInfo:
+        """Files that the caller has opened, read-write, as many as the one device of the plan needs.
+
+        They are read, or written in place, by the compile they are given to, and stay the caller's:
+        nothing is named, locked, renamed or evicted. Another number than the device needs only means
+        that nothing is loaded or saved (NNAPI section 2.4, `setCachingFromFds`), and so does a plan in which
+        several steps cache. Raises `InputError` for a descriptor that is not open, or too many.
+        """
+        made = cls(None, token)
+        files = [tuple(fds) for fds in (model_cache, data_cache)]
+        for fd in (*files[0], *files[1]):
+            try:
+                os.fstat(fd)
+            except (OSError, TypeError, OverflowError) as error:
+                raise InputError(f"cache file descriptor {fd!r} is not open: {error}") from None
+        if max(map(len, files)) > MAX_NUMBER_OF_CACHE_FILES:
+            raise InputError(
+                f"at most {MAX_NUMBER_OF_CACHE_FILES} cache files of each kind, not {max(map(len, files))}"
+            )
+        made._set(None, made.token, False, files[0], files[1])
+        return made
+
+    def _set(
+        self,
+        directory: Path | None,
+        token: bytes | None,
+        trust_token: bool,
+        model_cache: tuple[int, ...],
+        data_cache: tuple[int, ...],
+    ) -> None:
+        for name, value in (
+            ("directory", directory),
+            ("token", token),
+            ("trust_token", trust_token),
+            ("model_cache", model_cache),
+            ("data_cache", data_cache),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.directory is None:
+            raise InputError("cache files given as descriptors cannot be sent to another process")
+        return _rebuild, (str(self.directory), self.token, self.trust_token)
+
+
+def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInfo:
+    return CacheInfo(directory, token, trust_token=trust_token)
+
+
+def _checked_token(token: object) -> bytes | None:
+    if token is None:
+        return None
+    if not isinstance(token, bytes | bytearray | memoryview):
+        raise InputError(f"a cache token is {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {token!r}")
+    data = bytes(token)
+    if len(data) != BYTE_SIZE_OF_CACHE_TOKEN:
+        raise InputError(
+            f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, and {len(data)} were given"
+        )
+    return data

@@ -1,0 +1,184 @@
+"""What a cache key is made of: every ingredient by name, and the tokens derived from them.
+
+Nothing here depends on where a file lies, how large it is or when it was written: a model is its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Final
+
+from penstock.hal import Device, PrepareConfig
+from penstock.ir import Model
+from penstock.ir.digest import digest_structure
+
+CACHE_SCHEMA: Final = "1"
+"""Raised when equal ingredients would no longer give equal artefacts, or entries are laid out anew."""
+
+MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
+"""Those that say which model it is; they are left out where the caller's token is trusted."""
+
+DERIVED_INGREDIENTS: Final = frozenset({"step"})
+"""Those that follow from others: named as a cause only where nothing else differs."""
+
+_TOKEN_DOMAIN: Final = b"penstock cache token\0"
+_BINDING_DOMAIN: Final = b"penstock cache binding\0"
+
+# NNAPI section 1.1.
+_PREFERENCES: Final = {"low_power": 0, "fast_single_answer": 1, "sustained_speed": 2}
+_PRIORITIES: Final = {"low": 90, "medium": 100, "high": 110}
+
+
+def ingredients_of(
+    model: Model,
+    device: Device,
+    config: PrepareConfig,
+    *,
+    step: Model | None = None,
+    operations: Sequence[int] | None = None,
+    shapes: Mapping[int, Sequence[int]] | None = None,
+    trust_token: bool = False,
+) -> dict[str, str]:
+    """Every ingredient of the key under which *device* caches its part of *model*, name -> readable text.
+
+    *step* is the part as a model of its own and *operations* the indexes that it has in *model*; None is
+    the whole. *shapes* are the input shapes given for this compile, by input position. With
+    *trust_token* the ingredients of `MODEL_INGREDIENTS` are left out, and no constant is read.
+    """
+    found = {} if trust_token else _model_ingredients(model, step)
+    found["partition"] = describe_operations(operations, len(model.operations))
+    found["shapes"] = " ".join(
+        f"{position}:{'x'.join(map(str, shape))}"
+        for position, shape in sorted((shapes or {}).items())
+    )
+    found["device"] = device.name
+    found["version"] = device.version
+    found["cpu_features"] = cpu_features()
+    found["preference"] = config.preference
+    found["priority"] = config.priority
+    found["accuracy"] = config.accuracy
+    found["num_threads"] = str(config.num_threads)
+    found["options"] = " ".join(f"{name!r}={value!r}" for name, value in sorted(config.options))
+    found["schema"] = CACHE_SCHEMA
+    return found
+
+
+def _model_ingredients(model: Model, step: Model | None) -> dict[str, str]:
+    digest = model.digest
+    found = {"structure": digest.structure.hex(), "constants": digest.constants.hex()}
+    found["step"] = digest_structure(model if step is None else step).hex()
+    return found
+
+
+def describe_operations(operations: Sequence[int] | None, count: int) -> str:
+    """Indexes as ranges: "0-3,7 of 9"."""
+    indexes = range(count) if operations is None else operations
+    runs: list[list[int]] = []
+    for index in indexes:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    texts = (f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{','.join(texts)} of {count}"
+
+
+def derived_token(ingredients: Mapping[str, str]) -> bytes:
+    """The token that stands for all *ingredients*: 32 bytes."""
+    return _digest(_TOKEN_DOMAIN, ingredients)
+
+
+def binding_of(ingredients: Mapping[str, str]) -> bytes:
+    """The digest of all *ingredients* that a driver seals beside a token: 32 bytes."""
+    return _digest(_BINDING_DOMAIN, ingredients)
+
+
+def nnapi_token(
+    token: bytes,
+    device: Device,
+    config: PrepareConfig,
+    operations: Sequence[int] | None = None,
+) -> bytes:
+    """NNAPI's own derivation from a caller's 32 bytes (NNAPI section 2.2).
+
+    *operations* are those of the step where the plan has several (a compound plan), else None. Names and
+    versions are not delimited, as there: what the runtime adds to tell such entries apart is the binding.
+    """
+    sha = hashlib.sha256(token)
+    for index in operations or ():
+        sha.update(struct.pack("=Ii", 0, index))
+    sha.update(device.name.encode())
+    sha.update(device.version.encode())
+    sha.update(struct.pack("=ii", _PREFERENCES[config.preference], _PRIORITIES[config.priority]))
+    for name, value in sorted(config.options):
+        sha.update(name.encode())
+        sha.update(value.encode())
+    return sha.digest()
+
+
+def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names of the ingredients that differ, in the order of *now*; derived ones only where they alone do."""
+    names = dict.fromkeys((*now, *before))
+    changed = [name for name in names if before.get(name) != now.get(name)]
+    causes = [name for name in changed if name not in DERIVED_INGREDIENTS]
+    return causes or changed
+
+
+def describe_change(name: str, before: str | None, now: str | None) -> str:
+    """One change in words: digests are cut short, sets of features are compared."""
+    if name == "cpu_features" and before is not None and now is not None:
+        had, has = set(before.split()), set(now.split())
+        gone, new = sorted(had - has), sorted(has - had)
+        parts = [f"-{', -'.join(gone)}"] if gone else []
+        parts += [f"+{', +'.join(new)}"] if new else []
+        return f"{name} ({' '.join(parts)})"
+    return f"{name} ({_short(name, before)} -> {_short(name, now)})"
+
+
+def _short(name: str, text: str | None) -> str:
+    if text is None:
+        return "none"
+    return f"{text[:8]}..." if name in MODEL_INGREDIENTS else text or "as declared"
+
+
+def _digest(domain: bytes, ingredients: Mapping[str, str]) -> bytes:
+    sha = hashlib.sha256(domain)
+    for text in _flattened(ingredients):
+        data = text.encode()
+        sha.update(struct.pack("<Q", len(data)))
+        sha.update(data)
+    return sha.digest()
+
+
+def _flattened(ingredients: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(ingredients):
+        yield name
+        yield ingredients[name]
+
+
+@cache
+def cpu_features() -> str:
+    """The processor's architecture and instruction-set features, as one line of words."""
+    return " ".join([platform.machine() or "unknown", *_features()])
+
+
+def _features() -> list[str]:
+    """What Linux says of the first processor; elsewhere the processor's name stands for its features."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as lines:
+            # Each further processor would cost the kernel time, and they are alike.
+            first = takewhile(str.strip, islice(lines, 200))
+            words = (line.partition(":")[2] for line in first if _names_features(line))
+            return sorted({word for text in words for word in text.split()})
+    except OSError:
+        return platform.processor().split()
+
+
+def _names_features(line: str) -> bool:
+    return line.partition(":")[0].strip().lower() in {"flags", "features", "isa"}
