@@ -50,6 +50,9 @@ class QuickFiles(SystemFiles):
     def sync(self, fd: int) -> None:
         os.fstat(fd)
 
+    def sync_directory(self, path: Path) -> None:
+        path.stat()
+
 
 class QuickConnection(sqlite3.Connection):
     """A connection that does not wait for the disk either."""

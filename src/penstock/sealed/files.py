@@ -28,8 +28,9 @@ class Handle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """Of an open file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its
-    *owner* (0 where there are none) and its permission bits *mode*.
+    """Of a file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its *owner* (0
+    where there are none), its permission bits *mode*, the *identity* that no other file has as long as it
+    exists, and *modified_ns*, nanoseconds since the epoch.
     """
 
     regular: bool
@@ -37,6 +38,8 @@ class FileStatus:
     size: int
     owner: int = 0
     mode: int = 0o600
+    identity: tuple[int, int] = (0, 0)
+    modified_ns: int = 0
 
 
 class FileSystem(Protocol):
@@ -82,6 +85,24 @@ class FileSystem(Protocol):
 
     def unlink(self, path: Path) -> None: ...
 
+    def status_of(self, path: Path) -> FileStatus:
+        """As `status`, of what *path* names; a symbolic link is not followed, and is not regular."""
+        ...
+
+    def names(self, directory: Path) -> list[str]:
+        """The names in *directory*, in no promised order."""
+        ...
+
+    def mkdir(self, path: Path, mode: int = 0o700) -> None: ...
+
+    def touch(self, path: Path, modified_ns: int) -> None:
+        """Sets the file's times of last access and change."""
+        ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Returns once the names in *path* would survive a loss of power, where the platform can say so."""
+        ...
+
 
 class SystemFiles:
     """`FileSystem` on the operating system."""
@@ -90,14 +111,7 @@ class SystemFiles:
         self._offset_lock = threading.Lock()
 
     def status(self, fd: int) -> FileStatus:
-        found = os.fstat(fd)
-        return FileStatus(
-            stat.S_ISREG(found.st_mode),
-            found.st_nlink,
-            found.st_size,
-            found.st_uid,
-            stat.S_IMODE(found.st_mode),
-        )
+        return _status(os.fstat(fd))
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
         if sys.platform == "win32":
@@ -151,6 +165,40 @@ class SystemFiles:
 
     def unlink(self, path: Path) -> None:
         path.unlink()
+
+    def status_of(self, path: Path) -> FileStatus:
+        return _status(path.lstat())
+
+    def names(self, directory: Path) -> list[str]:
+        return [path.name for path in directory.iterdir()]
+
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
+        path.mkdir(mode)
+
+    def touch(self, path: Path, modified_ns: int) -> None:
+        follow = os.utime not in os.supports_follow_symlinks
+        os.utime(path, ns=(modified_ns, modified_ns), follow_symlinks=follow)
+
+    def sync_directory(self, path: Path) -> None:
+        if sys.platform == "win32":
+            return
+        fd = os.open(path, os.O_RDONLY | _CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _status(found: os.stat_result) -> FileStatus:
+    return FileStatus(
+        stat.S_ISREG(found.st_mode),
+        found.st_nlink,
+        found.st_size,
+        found.st_uid,
+        stat.S_IMODE(found.st_mode),
+        (found.st_dev, found.st_ino),
+        found.st_mtime_ns,
+    )
 
 
 SYSTEM_FILES: Final[FileSystem] = SystemFiles()
