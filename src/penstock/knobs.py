@@ -8,7 +8,7 @@ directory), which beats the default.
 from __future__ import annotations
 
 import os
-import tomllib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from penstock.errors import InputError
 
@@ -119,13 +119,32 @@ def settings_file() -> Mapping[str, object]:
 @lru_cache(maxsize=1)
 def settings_path() -> Path:
     """Where the settings file is looked for."""
+    return user_directory("config") / "knobs.toml"
+
+
+_XDG_DEFAULTS: Final = {"cache": ".cache", "config": ".config", "state": ".local/state"}
+
+
+def user_directory(kind: Literal["cache", "config", "state"]) -> Path:
+    """Where this system keeps what Penstock stores of that *kind* for the user; nothing is created."""
+    if sys.platform == "linux":
+        # The XDG Base Directory Specification, short enough to spare every start the import of platformdirs.
+        given, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
+        if given.startswith("/"):
+            return Path(given, "penstock")
+        if home.startswith("/"):
+            return Path(home, _XDG_DEFAULTS[kind], "penstock")
     import platformdirs
 
-    return Path(platformdirs.user_config_dir("penstock", appauthor=False)) / "knobs.toml"
+    find = getattr(platformdirs, f"user_{kind}_path")
+    found: Path = find("penstock", appauthor=False)
+    return found
 
 
 @lru_cache(maxsize=1)
 def _read_settings(path: Path, _stamp: int) -> Mapping[str, object]:
+    import tomllib
+
     try:
         return MappingProxyType(tomllib.loads(path.read_text("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
@@ -144,6 +143,8 @@ if sys.platform == "linux":
 else:
 
     def _anonymous_fd(nbytes: int) -> int:
+        import tempfile
+
         with tempfile.TemporaryFile(prefix="penstock-pool-") as file:
             file.truncate(nbytes)
             return os.dup(file.fileno())

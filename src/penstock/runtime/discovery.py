@@ -8,18 +8,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
 from typing import Any, Final
 
 from penstock import knobs
 from penstock.errors import InputError, PlacementError
 from penstock.hal import Capabilities, Device, InvalidDevice
+from penstock.runtime.entries import DriverEntry, installed_entries
 from penstock.runtime.examination import describe, examine, is_device
 
 log = logging.getLogger(__name__)
-
-ENTRY_POINT_GROUP: Final = "penstock.drivers"
 
 MAX_DEVICES: Final = 256
 """Devices one driver may bring; it bounds what a driver that never stops can do."""
@@ -53,18 +51,23 @@ class _Found:
 class Manager:
     """The devices of this process. *find* gives the entry points; tests give their own.
 
+    A driver is loaded when all devices are asked for, or one that may be its own by name: of devices of
+    one name, that of the driver whose name it begins with goes first (`openvino` before others for
+    `openvino-gpu`), then the first in order.
+
     Safe from any thread. A child process made by `fork` finds its devices anew: those of its parent may
     hold threads and handles that it does not have.
     """
 
-    def __init__(self, find: Callable[[], Sequence[EntryPoint]] | None = None) -> None:
-        self._find = find or (lambda: tuple(entry_points(group=ENTRY_POINT_GROUP)))
+    def __init__(self, find: Callable[[], Sequence[DriverEntry]] = installed_entries) -> None:
+        self._find = find
         self._begin()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_Renewal(self))
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
+        self._drivers: list[_Driver] | None = None
         self._found: list[_Found] | None = None
 
     def infos(self) -> list[DeviceInfo]:
@@ -99,10 +102,8 @@ class Manager:
 
     def by_name(self, name: str) -> Device | None:
         """The usable device of that name, or None."""
-        for found in self._discover():
-            if found.info.name == name and found.info.usable:
-                return found.device
-        return None
+        found = self._usable(name)
+        return None if found is None else found.device
 
     def _one(self, wanted: str | DeviceInfo | Device) -> _Found:
         if isinstance(wanted, str | DeviceInfo):
@@ -115,36 +116,88 @@ class Manager:
         return found
 
     def _named(self, name: str) -> _Found:
+        if (found := self._usable(name)) is not None:
+            return found
         everything = self._discover()
         named = [f for f in everything if f.info.name == name]
         if not named:
             known = ", ".join(f.info.name for f in everything) or "none"
             raise PlacementError(f"no device is named {name!r}; found: {known}")
-        found = next((f for f in named if f.info.usable), named[0])
-        _refuse_unusable(found.info)
-        return found
+        _refuse_unusable(named[0].info)
+        return named[0]
+
+    def _usable(self, name: str) -> _Found | None:
+        """The usable device of that name, from as few drivers as can tell."""
+        with self._lock:
+            for driver in sorted(self._all_drivers(), key=lambda d: -d.kinship(name)):
+                if not driver.kinship(name):
+                    break
+                for found in driver.devices():
+                    if found.info.usable and found.info.name == name:
+                        return found
+        usable = (f for f in self._discover() if f.info.usable and f.info.name == name)
+        return next(usable, None)
+
+    def _all_drivers(self) -> list[_Driver]:
+        if self._drivers is None:
+            entries = sorted(self._find(), key=lambda e: (e.name == "reference", e.name))
+            self._drivers = [_Driver(entry) for entry in entries]
+        return self._drivers
 
     def _discover(self) -> list[_Found]:
         with self._lock:
             if self._found is None:
-                self._found = self._load()
+                self._found = _named_apart(self._all_drivers())
             return self._found
 
-    def _load(self) -> list[_Found]:
-        found: list[_Found] = []
-        names: set[str] = set()
-        for entry in sorted(self._find(), key=lambda e: (e.name == "reference", e.name)):
-            for device in _load_entry(entry):
-                new = _examined(device, entry.name)
-                if new.info.usable and new.info.name in names:
-                    taken = "another driver has a device of this name"
-                    new = _Found(device, replace(new.info, usable=False, reason=taken))
-                found.append(new)
-                if new.info.usable:
-                    names.add(new.info.name)
-                else:
-                    log.info("device %s is not usable: %s", new.info.name, new.info.reason)
-        return found
+
+class _Driver:
+    """One entry point, and its devices once they are asked for."""
+
+    def __init__(self, entry: DriverEntry) -> None:
+        self._entry = entry
+        self._devices: list[_Found] | None = None
+
+    def kinship(self, device: str) -> int:
+        """How many characters of the device's name are this driver's, which ends where a word ends there."""
+        name = self._entry.name
+        own = device.startswith(name) and not device[len(name) : len(name) + 1].isalnum()
+        return len(name) if own else 0
+
+    def devices(self) -> list[_Found]:
+        if self._devices is None:
+            name = self._entry.name
+            self._devices = [_examined(device, name) for device in _load_entry(self._entry)]
+            for found in self._devices:
+                if not found.info.usable:
+                    _log_unusable(found.info)
+        return self._devices
+
+
+def _named_apart(drivers: Sequence[_Driver]) -> list[_Found]:
+    """Every driver's devices, in order; of usable ones with one name only the first stays usable, by
+    kinship of driver and name, then by order.
+    """
+    every = [(driver, found) for driver in drivers for found in driver.devices()]
+    first: dict[str, _Found] = {}
+    for _, found in sorted(every, key=lambda pair: -pair[0].kinship(pair[1].info.name)):
+        if found.info.usable:
+            first.setdefault(found.info.name, found)
+    return [
+        found if not found.info.usable or first[found.info.name] is found else _unnamed(found)
+        for _, found in every
+    ]
+
+
+def _unnamed(found: _Found) -> _Found:
+    reason = "another driver has a device of this name"
+    info = replace(found.info, usable=False, reason=reason)
+    _log_unusable(info)
+    return _Found(found.device, info)
+
+
+def _log_unusable(info: DeviceInfo) -> None:
+    log.info("device %s is not usable: %s", info.name, info.reason)
 
 
 class _Renewal:
@@ -158,7 +211,7 @@ class _Renewal:
             owner._begin()  # noqa: SLF001  # the manager's own way to begin again
 
 
-def _load_entry(entry: EntryPoint) -> list[Device]:
+def _load_entry(entry: DriverEntry) -> list[Device]:
     """The driver's devices; what is no device is stood in for by one that gives the reason."""
     try:
         made: Any = entry.load()()

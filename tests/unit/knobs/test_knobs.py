@@ -4,12 +4,14 @@ import threading
 from collections.abc import Iterator
 from contextvars import copy_context
 from pathlib import Path
+from typing import Literal
 
+import platformdirs
 import pytest
 
 from penstock import knobs
 from penstock.errors import InputError
-from penstock.knobs import KNOBS, Knob, override
+from penstock.knobs import KNOBS, Knob, override, settings_path
 
 COUNT = Knob("num_threads", int, 0, "")
 RATIO: Knob[float] = Knob("ratio_of_the_tests", float, 0.5, "")
@@ -137,9 +139,32 @@ def test_the_table_is_whole_and_documented() -> None:
 
 
 def test_the_settings_file_stands_in_the_user_s_configuration() -> None:
-    import platformdirs
+    assert settings_path.__wrapped__() == knobs.user_directory("config") / "knobs.toml"
 
-    from penstock.knobs import settings_path
 
-    expected = Path(platformdirs.user_config_dir("penstock", appauthor=False)) / "knobs.toml"
-    assert getattr(settings_path, "__wrapped__", settings_path)().name == expected.name
+@pytest.mark.parametrize("kind", ["cache", "config", "state"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HOME": "/home/ada"},
+        {"HOME": "/home/ada/"},
+        {"HOME": ""},
+        {"HOME": "ada"},
+        {},
+        {"HOME": "/home/ada", "XDG_{}_HOME": "/data"},
+        {"HOME": "/home/ada", "XDG_{}_HOME": "data"},
+        {"HOME": "/home/ada", "XDG_{}_HOME": ""},
+        {"XDG_{}_HOME": "/data/"},
+    ],
+)
+def test_directories_are_where_platformdirs_has_them(
+    kind: Literal["cache", "config", "state"],
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HOME", "XDG_{}_HOME"):
+        monkeypatch.delenv(name.format(kind.upper()), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name.format(kind.upper()), value)
+    expected = getattr(platformdirs, f"user_{kind}_dir")("penstock", appauthor=False)
+    assert knobs.user_directory(kind) == Path(expected)

@@ -5,7 +5,6 @@ import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +23,7 @@ from penstock.hal import (
 from penstock.ir import Model
 from penstock.runtime import discovery
 from penstock.runtime.discovery import MAX_DEVICES, Manager
+from penstock.runtime.entries import DriverEntry
 from tests.unit.execution.fakes import add_relu, f32
 
 
@@ -43,7 +43,7 @@ class FakeDevice(DeviceBase):
 
 
 class FakeEntry:
-    """Stands in for `importlib.metadata.EntryPoint`, whose target need not be importable here."""
+    """An entry point whose target need not be importable here."""
 
     def __init__(self, name: str, make: Any) -> None:
         self.name, self._make = name, make
@@ -53,8 +53,7 @@ class FakeEntry:
 
 
 def manager_of(**drivers: Any) -> Manager:
-    entries: Any = tuple(FakeEntry(name, make) for name, make in drivers.items())
-    found: tuple[EntryPoint, ...] = entries
+    found: tuple[DriverEntry, ...] = tuple(FakeEntry(n, make) for n, make in drivers.items())
     return Manager(lambda: found)
 
 
@@ -320,6 +319,65 @@ def test_the_knob_names_the_default_devices(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PENSTOCK_DEVICES", "b, a")
     manager = manager_of(a=lambda: FakeDevice("a"), b=lambda: FakeDevice("b"))
     assert [d.name for d in manager.choose(None)] == ["b", "a"]
+
+
+class Drivers:
+    """Drivers with the devices of these names, and which of them were loaded."""
+
+    def __init__(self, **devices: list[str]) -> None:
+        self.loaded: list[str] = []
+
+        def making(driver: str, names: list[str]) -> Callable[[], list[FakeDevice]]:
+            def make() -> list[FakeDevice]:
+                self.loaded.append(driver)
+                return [FakeDevice(name, version=driver) for name in names]
+
+            return make
+
+        self.manager = manager_of(**{d: making(d, names) for d, names in devices.items()})
+
+
+def test_naming_a_device_loads_its_driver_alone() -> None:
+    drivers = Drivers(reference=["reference"], lab=["lab"], npu=["npu-0", "npu-1"])
+    assert drivers.manager.choose(["lab"])[0].name == "lab"
+    assert drivers.loaded == ["lab"]
+    assert drivers.manager.choose(["npu-1", "lab"])[0].name == "npu-1"
+    assert drivers.loaded == ["lab", "npu"]
+    by_name = drivers.manager.by_name("reference")
+    assert drivers.loaded == ["lab", "npu", "reference"]
+    assert len(drivers.manager.infos()) == 4
+    assert drivers.loaded == ["lab", "npu", "reference"]
+    assert drivers.manager.by_name("reference") is by_name
+
+
+def test_a_device_that_no_driver_is_named_for_is_looked_for_in_all() -> None:
+    drivers = Drivers(a=["x"], b=["y"], yy=["z"])
+    assert drivers.manager.choose(["y"])[0].version == "b"
+    assert sorted(drivers.loaded) == ["a", "b", "yy"]
+
+
+def test_a_driver_that_does_not_bring_its_namesake_leaves_it_to_others() -> None:
+    drivers = Drivers(same=["other"], z=["same"])
+    assert drivers.manager.choose(["same"])[0].version == "z"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_driver_of_a_devices_name_goes_before_others_whatever_was_loaded(first: bool) -> None:
+    drivers = Drivers(a=["npu", "npu-gpu", "npux"], npu=["npu", "npu-gpu", "npux"])
+    if first:
+        drivers.manager.infos()
+    chosen = drivers.manager.choose(["npu", "npu-gpu", "npux"])
+    assert [d.version for d in chosen] == ["npu", "npu", "a"]
+    told = [(i.driver, i.name) for i in drivers.manager.infos() if i.usable]
+    assert told == [("a", "npux"), ("npu", "npu"), ("npu", "npu-gpu")]
+
+
+def test_of_two_drivers_of_a_devices_name_the_nearer_goes_first() -> None:
+    for full in (True, False):
+        drivers = Drivers(npu=["npu-gpu-0"], **{"npu-gpu": ["npu-gpu-0"]})
+        if full:
+            drivers.manager.infos()
+        assert drivers.manager.choose(["npu-gpu-0"])[0].version == "npu-gpu"
 
 
 def in_a_child(work: Callable[[], str]) -> str:
