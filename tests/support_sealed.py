@@ -20,6 +20,7 @@ from penstock.sealed import (
     FileKeyStore,
     FileSystem,
     KeyStore,
+    LateWriter,
     LoadedEntry,
     Owner,
     Registry,
@@ -113,6 +114,23 @@ class FaultyFiles:
                         raise
                     if name == "close":
                         return None
+            return operation(*arguments, **named)
+
+        return call
+
+
+@dataclass
+class SteppedFiles:
+    """A `FileSystem` that calls *before* with the name of each operation, just before it happens."""
+
+    before: Callable[[str], None]
+    inner: FileSystem = QUICK_FILES
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.inner, name)
+
+        def call(*arguments: object, **named: object) -> object:
+            self.before(name)
             return operation(*arguments, **named)
 
         return call
@@ -219,6 +237,50 @@ class Rig:
                 stack.callback(os.close, fd)
                 opened.append(Opened(fd))
             yield opened[: len(self.program)], opened[len(self.program) :]
+
+    @contextmanager
+    def late(
+        self,
+        expected: bytes | None,
+        folder: str = "cache",
+        *,
+        token: bytes = TOKEN,
+        binding: bytes = BINDING,
+        files: Any = QUICK_FILES,
+        seal: Seal | None = None,
+    ) -> Iterator[LateWriter]:
+        """A late writer that has nothing but its own duplicates."""
+        with self.handles(folder, create=True) as (model, data), self.lock(folder) as lock:
+            seal = seal or self.seal(files)
+            writer = LateWriter(seal, model, data, token, binding, lock=lock, expected=expected)
+        try:
+            yield writer
+        finally:
+            try:
+                writer.close()
+            finally:
+                for handle in writer._handles:  # as the system does for a process that died
+                    os.close(handle.fd)
+
+    def write(self, writer: LateWriter, *, timeout: float = 0.0) -> SaveReport:
+        """Writes the rig's payloads late."""
+        return writer.write(model=self.program, data=self.weights, timeout=timeout)
+
+    @contextmanager
+    def lock(self, folder: str = "cache") -> Iterator[Opened]:
+        """The entry's lock file, opened anew."""
+        directory = self.root / folder
+        directory.mkdir(exist_ok=True)
+        fd = open_cache_file(directory / "lock", create=True)
+        try:
+            yield Opened(fd)
+        finally:
+            os.close(fd)
+
+    def entry(self, folder: str = "cache") -> bytes | None:
+        """The id of the entry that the first file says it is of."""
+        with self.handles(folder) as (model, data):
+            return self.seal().entry_of((*model, *data)[0], TOKEN)
 
     def save(
         self,

@@ -20,6 +20,7 @@ from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
 from penstock.sealed.merkle import LEAF_BYTES, merkle_root
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
 from penstock.sealed.seal import (
+    CacheConfig,
     LoadedEntry,
     SaveReport,
     Seal,
@@ -31,12 +32,14 @@ from penstock.sealed.sqlite_registry import SqliteRegistry
 
 if TYPE_CHECKING:
     from penstock.sealed.blob_registry import BlobRegistry
+    from penstock.sealed.late import LateWriter
 
 __all__ = [
     "HEADER_BYTES",
     "LEAF_BYTES",
     "SYSTEM_FILES",
     "BlobRegistry",
+    "CacheConfig",
     "FileKeyStore",
     "FileRecord",
     "FileStatus",
@@ -45,6 +48,7 @@ __all__ = [
     "Header",
     "KeyStore",
     "Kind",
+    "LateWriter",
     "LoadedEntry",
     "MemoryKeyStore",
     "Owner",
@@ -64,9 +68,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`BlobRegistry` when it is first asked for: most drivers never load the blob cache."""
-    if name != "BlobRegistry":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from penstock.sealed.blob_registry import BlobRegistry
+    """What most drivers never use, when it is first asked for."""
+    if name == "BlobRegistry":
+        from penstock.sealed.blob_registry import BlobRegistry
 
-    return BlobRegistry
+        return BlobRegistry
+    if name == "LateWriter":
+        from penstock.sealed.late import LateWriter
+
+        return LateWriter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

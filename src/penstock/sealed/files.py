@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from penstock.errors import NotRegularFile, Unreadable
+from penstock.sealed.locks import Locking, SystemLocks
 
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
@@ -42,7 +43,7 @@ class FileStatus:
     modified_ns: int = 0
 
 
-class FileSystem(Protocol):
+class FileSystem(Locking, Protocol):
     """Operations on descriptors and paths. Each raises `OSError` as the system does.
 
     None trusts a descriptor's offset, and none but `append` moves one.
@@ -75,6 +76,10 @@ class FileSystem(Protocol):
         """A descriptor that child processes do not inherit. A symbolic link is not followed (ELOOP)."""
         ...
 
+    def duplicate(self, fd: int) -> int:
+        """Another descriptor of the same open file, which child processes do not inherit."""
+        ...
+
     def close(self, fd: int) -> None: ...
 
     def link(self, source: Path, target: Path) -> None:
@@ -104,7 +109,7 @@ class FileSystem(Protocol):
         ...
 
 
-class SystemFiles:
+class SystemFiles(SystemLocks):
     """`FileSystem` on the operating system."""
 
     def __init__(self) -> None:
@@ -153,6 +158,9 @@ class SystemFiles:
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | _CLOEXEC | _BINARY | _NOFOLLOW, mode)
+
+    def duplicate(self, fd: int) -> int:
+        return os.dup(fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from penstock import knobs
 from penstock.errors import (
@@ -16,6 +16,7 @@ from penstock.errors import (
     ForeignEntry,
     InputError,
     InvalidArgument,
+    NotYetWritten,
     OtherVersion,
     RegistryMissing,
     RolledBack,
@@ -26,6 +27,7 @@ from penstock.errors import (
 )
 from penstock.sealed.files import (
     SYSTEM_FILES,
+    FileStatus,
     FileSystem,
     Handle,
     read_exactly,
@@ -39,6 +41,9 @@ from penstock.sealed.private import private_copy
 from penstock.sealed.registry import MOST_FILES, FileRecord, Owner, Registry, Row
 from penstock.sealed.sqlite_registry import SqliteRegistry, make_private_directory
 
+if TYPE_CHECKING:
+    from penstock.sealed.late import LateWriter
+
 Payload: TypeAlias = bytes | bytearray | memoryview
 
 TOKEN_BYTES: Final = 32
@@ -47,10 +52,15 @@ ENTRY_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`."""
+    """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
+
+    *emptied*: it failed after the first byte was written, so that the files are empty and what they held
+    is forgotten.
+    """
 
     entry: bytes | None = None
     reason: str | None = None
+    emptied: bool = False
 
     @property
     def saved(self) -> bool:
@@ -64,6 +74,25 @@ class LoadedEntry:
     entry: bytes
     model: tuple[memoryview, ...]
     data: tuple[memoryview, ...]
+
+
+class CacheConfig(Protocol):
+    """What a preparation says of its cache files: `hal.PrepareConfig` is one."""
+
+    @property
+    def model_cache(self) -> Sequence[Handle]: ...
+    @property
+    def data_cache(self) -> Sequence[Handle]: ...
+    @property
+    def token(self) -> bytes: ...
+    @property
+    def binding(self) -> bytes: ...
+    @property
+    def lock(self) -> Handle | None: ...
+
+
+class _Emptied(Exception):
+    """A save failed, for its cause, and the files were emptied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +137,10 @@ class Seal:
         self._found: tuple[Registry, KeyStore] | None = None
 
     @property
+    def file_system(self) -> FileSystem:
+        return self._files
+
+    @property
     def registry(self) -> Registry:
         """The driver version's registry. Raises `Unreadable` when it can have none."""
         return self._trust()[0]
@@ -128,18 +161,46 @@ class Seal:
         else meanwhile. After a failure they are empty, or as they were. An entry that the files held
         before, of the same token, is forgotten once the new one stands.
         """
-        try:
-            files = self._checked(model_cache, data_cache, token, binding)
-            payloads = (*model, *data)
-            if (len(model), len(data)) != self._needed:
-                raise InvalidArgument(
-                    f"{len(model)} model and {len(data)} data payloads for {self._needed} files"
-                )
-            return SaveReport(self._save(files, token, binding, payloads))
-        except CacheError as error:
-            return SaveReport(reason=str(error))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
-            return SaveReport(reason=f"{type(error).__name__}: {error}")
+        return self._save(model_cache, data_cache, token, binding, model, data)
+
+    def replace(
+        self,
+        model_cache: Sequence[Handle],
+        data_cache: Sequence[Handle],
+        token: bytes,
+        binding: bytes,
+        *,
+        expected: bytes | None,
+        guard: AbstractContextManager[object],
+        model: Sequence[Payload] = (),
+        data: Sequence[Payload] = (),
+    ) -> SaveReport:
+        """As `save`, only if the files still hold the entry *expected* (None: they are all empty).
+
+        *guard* is entered once the payloads are hashed, and left when files and registry agree again: it
+        keeps readers and other writers out. If entering it raises, nothing is written. `LateWriter` passes
+        the entry's lock.
+        """
+        return self._save(model_cache, data_cache, token, binding, model, data, (expected,), guard)
+
+    def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
+        """A writer into the cache files of *config* for after the preparation; None where it has none, or no lock.
+
+        *expected* is the entry that the driver loaded or saved there, None where it saved nothing.
+        """
+        if config.lock is None or not (config.model_cache or config.data_cache):
+            return None
+        from penstock.sealed.late import LateWriter
+
+        return LateWriter(
+            self,
+            config.model_cache,
+            config.data_cache,
+            config.token,
+            config.binding,
+            lock=config.lock,
+            expected=expected,
+        )
 
     def load(
         self,
@@ -156,7 +217,11 @@ class Seal:
         files = self._checked(model_cache, data_cache, token, binding)
         registry, keys = self._trust()
         key = keys.key()
-        headers = [self._header(file) for file in files]
+        try:
+            headers = [self._header(file) for file in files]
+        except WrongLength:
+            self._check_written(files)
+            raise
         parsed = [
             self._trusted(file, content, key, registry, token)
             for file, (content, _) in zip(files, headers, strict=True)
@@ -191,11 +256,7 @@ class Seal:
 
         Says nothing of the payload. Raises `Unreadable`.
         """
-        found = self._header(_File(handle.fd, Kind.MODEL, 0), whole=False)[0]
-        if not is_sealed(found, self._trust()[1].key()):
-            return None
-        header = Header.unpack(found)
-        return header.entry if header and header.token == token else None
+        return self._entry(_File(handle.fd, Kind.MODEL, 0), token)
 
     def forget(self, token: bytes, entry: bytes) -> None:
         """Drops an entry that was replaced or removed: its files are refused from then on."""
@@ -225,18 +286,61 @@ class Seal:
         ]
 
     def _save(
-        self, files: Sequence[_File], token: bytes, binding: bytes, payloads: Sequence[Payload]
-    ) -> bytes:
-        registry, keys = self._trust()
-        key = keys.key()
-        roots = [merkle_root(payload) for payload in payloads]
-        lengths = [memoryview(payload).nbytes for payload in payloads]
+        self,
+        model_cache: Sequence[Handle],
+        data_cache: Sequence[Handle],
+        token: bytes,
+        binding: bytes,
+        model: Sequence[Payload],
+        data: Sequence[Payload],
+        expected: tuple[bytes | None] | None = None,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> SaveReport:
+        """Whatever happens, a report. Without *expected* the files may hold anything."""
+        try:
+            files = self._checked(model_cache, data_cache, token, binding)
+            if (len(model), len(data)) != self._needed:
+                raise InvalidArgument(
+                    f"{len(model)} model and {len(data)} data payloads for {self._needed} files"
+                )
+            payloads = (*model, *data)
+            roots = [merkle_root(payload) for payload in payloads]
+            with guard or nullcontext():
+                replaced = self._replaced(files, token, expected)
+                return SaveReport(self._seal(files, token, binding, payloads, roots, replaced))
+        except _Emptied as emptied:
+            return SaveReport(reason=reason_of(emptied.__cause__), emptied=True)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
+            return SaveReport(reason=reason_of(error))
+
+    def _replaced(
+        self, files: Sequence[_File], token: bytes, expected: tuple[bytes | None] | None
+    ) -> set[bytes]:
+        """The entries of *token* that *files* hold, if they may be written."""
         replaced: set[bytes] = set()
         for file in files:
             with _naming(file, "read"):
-                require_regular(self._files, file.fd, file.place)
-            if (old := self.entry_of(file, token)) is not None:
+                status = require_regular(self._files, file.fd, file.place)
+            old = self._entry(file, token)
+            if expected is not None:
+                _check_unchanged(file, status, old, expected[0])
+            if old is not None:
                 replaced.add(old)
+        return replaced
+
+    def _seal(
+        self,
+        files: Sequence[_File],
+        token: bytes,
+        binding: bytes,
+        payloads: Sequence[Payload],
+        roots: Sequence[bytes],
+        replaced: set[bytes],
+    ) -> bytes:
+        """Writes the files and changes the registry with them; the new entry's id."""
+        registry, keys = self._trust()
+        key = keys.key()
+        lengths = [memoryview(payload).nbytes for payload in payloads]
         state = registry.open()
         common = Header(
             kind=0,
@@ -264,10 +368,17 @@ class Seal:
         models = self._needed[0]
         registry.begin(Row(token, common.entry, tuple(records[:models]), tuple(records[models:])))
         try:
-            self._write(files, headers, payloads)
+            with _naming(files[0], "written"):
+                self._files.truncate(files[0].fd, 0)
         except Exception:
-            self._undo(registry, files, token, {common.entry, *replaced})
+            with suppress(CacheError):
+                registry.remove(token, common.entry)
             raise
+        try:
+            self._write(files, headers, payloads)
+        except Exception as error:
+            self._undo(registry, files, token, {common.entry, *replaced})
+            raise _Emptied from error
         # The entry stands; at worst the one that it replaces stays listed.
         with suppress(CacheError):
             registry.publish(token, common.entry, sorted(replaced))
@@ -298,6 +409,13 @@ class Seal:
             with suppress(CacheError):
                 registry.remove(token, entry)
 
+    def _entry(self, file: _File, token: bytes) -> bytes | None:
+        found = self._header(file, whole=False)[0]
+        if not is_sealed(found, self._trust()[1].key()):
+            return None
+        header = Header.unpack(found)
+        return header.entry if header and header.token == token else None
+
     def _header(self, file: _File, *, whole: bool = True) -> tuple[bytes, int]:
         """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be a
         regular file that is long enough.
@@ -312,6 +430,15 @@ class Seal:
                 if not read_exactly(self._files, file.fd, view, 0) and whole:
                     raise WrongLength(f"{file.place} became shorter while it was read")
         return bytes(content), size
+
+    def _check_written(self, files: Sequence[_File]) -> None:
+        """Raises `NotYetWritten` where every file is empty."""
+        sizes = set()
+        for file in files:
+            with _naming(file, "read"):
+                sizes.add(self._files.status(file.fd).size)
+        if sizes == {0}:
+            raise NotYetWritten("the entry's files are empty")
 
     def _trusted(
         self, file: _File, content: bytes, key: bytes, registry: Registry, token: bytes
@@ -402,6 +529,20 @@ def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> He
     with memoryview(content) as view:
         read_exactly(file_system, handle.fd, view, 0)
     return Header.unpack(bytes(content))
+
+
+def _check_unchanged(
+    file: _File, status: FileStatus, old: bytes | None, expected: bytes | None
+) -> None:
+    if expected is None and status.size:
+        raise ForeignEntry(f"{file.place} was written by somebody else meanwhile")
+    if old != expected:
+        raise ForeignEntry(f"{file.place} holds another entry than the one to replace")
+
+
+def reason_of(error: BaseException | None) -> str:
+    """`<Name>: sentence`."""
+    return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

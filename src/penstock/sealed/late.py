@@ -1,0 +1,174 @@
+"""Writing and reading a published entry after the preparation: just-in-time and multi-stage compilation."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unreadable
+from penstock.sealed.files import FileSystem, Handle
+from penstock.sealed.locks import locked
+from penstock.sealed.seal import LoadedEntry, Payload, SaveReport, Seal, reason_of
+
+LOCK_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Duplicate:
+    """A `Handle` of the writer's own."""
+
+    fd: int
+
+
+class LateWriter:
+    """Keeps duplicates of an entry's cache handles, to write the entry again once the driver has compiled (better).
+
+    The first publication of an entry is the runtime's, by renaming; a late write is in place. It happens
+    under the entry's lock, and only if the handles still are the published files and hold *expected*: the
+    id of the entry that the driver loaded or saved there, None while the files are empty. So of two late
+    writers the second is told that it was late, and neither writes into files that somebody has replaced.
+    A process that dies meanwhile leaves the old entry, the new one, or a named miss.
+
+    *lock* is the entry's lock file, in an open file description that nobody else locks: not the runtime's,
+    and not another late writer's. Making one never raises; without duplicates (no descriptors left) it
+    reports that at each write. Thread-safe. A forked child cannot use it.
+
+        writer = seal.late_writer(config, expected=None)
+        ...
+        report = writer.write(model=[program], data=[weights])
+    """
+
+    def __init__(
+        self,
+        seal: Seal,
+        model_cache: Sequence[Handle],
+        data_cache: Sequence[Handle],
+        token: bytes,
+        binding: bytes,
+        *,
+        lock: Handle,
+        expected: bytes | None,
+    ) -> None:
+        self._seal, self._files = seal, seal.file_system
+        self._token, self._binding, self._expected = token, binding, expected
+        self._models = len(model_cache)
+        self._process = os.getpid()
+        self._mutex = threading.Lock()
+        self._closing = threading.Event()
+        self._failure = ""
+        self._handles: list[_Duplicate] = []
+        self._release = weakref.finalize(self, _close_all, self._files, self._handles)
+        self._release.atexit = False
+        try:
+            for handle in (lock, *model_cache, *data_cache):
+                self._handles.append(_Duplicate(self._files.duplicate(handle.fd)))
+        except OSError as error:
+            self._failure = f"the cache handles cannot be kept: {error.strerror or error}"
+            self._release()
+
+    @property
+    def expected(self) -> bytes | None:
+        """The id of the entry that the next `write` replaces."""
+        return self._expected
+
+    def write(
+        self,
+        *,
+        model: Sequence[Payload] = (),
+        data: Sequence[Payload] = (),
+        timeout: float = LOCK_SECONDS,
+    ) -> SaveReport:
+        """Seals one payload into each file, in place, waiting at most *timeout* seconds for the lock. Never raises.
+
+        The report's reason is `NoEntry` when the files were replaced or removed, `ForeignEntry` when they
+        hold another entry than expected: the write is dropped, and others will be too. After any other
+        failure a later call may succeed.
+        """
+        try:
+            with self._mutex:
+                models, datas = self._usable()
+                report = self._seal.replace(
+                    models,
+                    datas,
+                    self._token,
+                    self._binding,
+                    expected=self._expected,
+                    guard=self._locked(timeout, exclusive=True),
+                    model=model,
+                    data=data,
+                )
+                if report.saved or report.emptied:
+                    self._expected = report.entry
+                return report
+        except PenstockError as error:
+            return SaveReport(reason=reason_of(error))
+
+    def load(self, *, timeout: float = LOCK_SECONDS) -> LoadedEntry:
+        """What the files hold now, verified: perhaps another process has written it late. The next `write`
+        replaces that entry.
+
+        Raises as `Seal.load`, `NoEntry` when the files were replaced or removed, `Unreadable` when the lock was
+        not free within *timeout* seconds, `ClosedError` after `close`.
+        """
+        with self._mutex:
+            models, datas = self._usable()
+            with self._locked(timeout, exclusive=False):
+                loaded = self._seal.load(models, datas, self._token, self._binding)
+            self._expected = loaded.entry
+            return loaded
+
+    def close(self) -> None:
+        """Gives the handles back; a write that waits for its lock is dropped. Twice is harmless."""
+        self._closing.set()
+        with self._mutex:
+            self._release()
+
+    def _usable(self) -> tuple[list[_Duplicate], list[_Duplicate]]:
+        if self._closing.is_set():
+            raise ClosedError("the late writer is closed")
+        if self._failure:
+            raise Unreadable(self._failure)
+        if os.getpid() != self._process:
+            # It shares its parent's lock, which would keep neither out.
+            raise StateError("the late writer is its parent process's")
+        return self._handles[1 : 1 + self._models], self._handles[1 + self._models :]
+
+    @contextmanager
+    def _locked(self, timeout: float, *, exclusive: bool) -> Iterator[None]:
+        lock = self._handles[0].fd
+        with locked(
+            lock,
+            exclusive=exclusive,
+            timeout=timeout,
+            should_stop=self._closing.is_set,
+            locks=self._files,
+        ) as held:
+            if not held:
+                raise Unreadable(
+                    "the late writer was closed while it waited for the lock"
+                    if self._closing.is_set()
+                    else f"the entry is in use: its lock was not free within {timeout:g} s"
+                )
+            for handle in self._handles:
+                self._check_published(handle)
+            yield
+
+    def _check_published(self, handle: _Duplicate) -> None:
+        """Raises `NoEntry` for a file that has no name any more: nobody would find what is written there."""
+        try:
+            links = self._files.status(handle.fd).links
+        except OSError as error:
+            raise Unreadable(f"the entry cannot be read: {error.strerror or error}") from None
+        if not links:
+            raise NoEntry("the entry was replaced or removed since it was opened")
+
+
+def _close_all(files: FileSystem, handles: list[_Duplicate]) -> None:
+    while handles:
+        with suppress(OSError):
+            files.close(handles.pop().fd)
