@@ -1,0 +1,27 @@
+"""The compilation cache: what a compile left behind, found again, verified by its driver, explained.
+
+`CacheInfo` says where a compile's cache is, `Cache` looks after a directory. A driver never sees any of
+this: it gets open files (docs/cache-format.md).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from penstock.cache import engine
+    from penstock.cache.info import CacheInfo
+
+__all__ = ["CacheInfo", "engine"]
+
+_HOMES: Final = {"CacheInfo": "info", "engine": ""}
+
+
+def __getattr__(name: str) -> Any:
+    """Each name when it is first asked for: a compile that hits loads only what a hit needs."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    if not home:
+        return import_module(f"{__name__}.{name}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return found

@@ -1,0 +1,219 @@
+"""A cache directory: entries found, leased, explained."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock import knobs
+from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
+from penstock.cache.eviction import late_claim, scan
+from penstock.cache.index import IndexRecord
+from penstock.cache.lease import Lease
+from penstock.cache.naming import file_names, index_name, lease_name, lock_name
+from penstock.cache.opened import OpenFiles
+from penstock.cache.store import LOCK_SECONDS, Store
+from penstock.errors import NoEntry, NotYetWritten
+from penstock.hal import CacheHandle, CancelToken
+from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file
+
+if TYPE_CHECKING:
+    from penstock.sealed.keys import KeyStore
+    from penstock.sealed.seal import Seal
+
+_DEAD_SECONDS: Final = 1.0
+
+
+class CacheDirectory:
+    """The cache in directory *path*. Making one touches nothing; the directory is made by the first lease.
+
+    Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes; None is
+    the user's key store. *clock* gives seconds since the epoch, *seals* another `Seal` of a driver version.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        files: FileSystem = SYSTEM_FILES,
+        keys: KeyStore | None = None,
+        clock: Callable[[], float] = time.time,
+        seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._store = Store(self.path, files, keys, clock, seals)
+
+    def open(self, token: bytes, needed: tuple[int, int]) -> OpenFiles:
+        """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
+
+        *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
+        files are empty or somebody is writing them, `NotRegularFile` for a link in place of one, `Unreadable`.
+        """
+        store, names = self._store, file_names(token, *needed)
+        held = self._lock_to_read(token, (*names[0], *names[1]))
+        handles: list[CacheHandle] = []
+        try:
+            for name in (*names[0], *names[1]):
+                try:
+                    handles.append(
+                        CacheHandle(open_cache_file(self.path / name, files=store.files))
+                    )
+                except FileNotFoundError:
+                    raise NoEntry(
+                        f"the entry lacks {name[64:]} of its {sum(needed)} files"
+                        if handles
+                        else "nothing is cached here"
+                    ) from None
+            with store.naming("read"):
+                if not any(store.files.status(handle.fd).size for handle in handles):
+                    raise NotYetWritten(self._who_writes(token))
+                lock = store.driver_lock(lock_name(token), create=True)
+        except BaseException:
+            for handle in handles:
+                store.close(handle.fd)
+            store.release(held)
+            raise
+        return OpenFiles(store, handles[: needed[0]], handles[needed[0] :], lock, held=held)
+
+    def lease(
+        self, token: bytes, *, wait_ns: int | None = None, cancel: CancelToken | None = None
+    ) -> Lease | None:
+        """The right to compile the entry of *token*; None where another has it, and there is no use in waiting.
+
+        Waits for a living holder at most *wait_ns* nanoseconds, and never beyond the holder's own deadline
+        (the knob `lease_seconds`). A holder that dies gives it up. It is not given, and not waited for, while a
+        driver is still to write the entry late. Having waited, look again before compiling.
+
+        Raises `Unreadable` when the directory cannot be made or written, `Cancelled` within 50 ms.
+        """
+        store, name = self._store, lease_name(token)
+        store.make_directory()
+        if cancel is not None:
+            cancel.check()
+        with store.naming("written"):
+            fd, waited = store.take(name, exclusive=True, create=True, timeout=0), False
+            if fd is None:
+                waiting = _Waiting(store, wait_ns, cancel)
+                fd = store.take(
+                    name,
+                    exclusive=True,
+                    create=True,
+                    timeout=waiting.seconds,
+                    should_stop=waiting.is_over,
+                    opened=waiting.look_at,
+                )
+                waited = True
+        if fd is None:
+            if cancel is not None:
+                cancel.check()
+            return None
+        lease = Lease(store, token, fd, waited=waited)
+        try:
+            if self.late_writer(token) is not None:
+                lease.keep_claim()
+                lease.close()
+                return None
+            with store.naming("written"):
+                lease.claim(Claim.of_this_process(store.clock(), knobs.lease_seconds()))
+        except BaseException:
+            lease.close()
+            raise
+        return lease
+
+    def late_writer(self, token: bytes) -> Claim | None:
+        """Who is still going to write the entry, which is empty until then; None where nobody is."""
+        if (claim := late_claim(self._store, token)) is None:
+            return None
+        models, datas = file_names(token, claim.models, claim.datas)
+        try:
+            sizes = [self._store.files.status_of(self.path / n).size for n in (*models, *datas)]
+        except OSError:
+            return None
+        return None if any(sizes) else claim
+
+    def record(self, token: bytes) -> IndexRecord | None:
+        """What the entry was compiled from; None where nothing trustworthy says it."""
+        return self._store.read_record(token)
+
+    def records(self) -> list[IndexRecord]:
+        """What every entry was compiled from, the one used last first; empty without a directory."""
+        try:
+            found = sorted(scan(self._store), key=lambda group: group.used_ns, reverse=True)
+        except OSError:
+            return []
+        records = (self.record(group.token) for group in found if group.is_entry)
+        return [record for record in records if record is not None]
+
+    def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
+        """The record that differs in the fewest of *ingredients*; of several the one used last."""
+        return min(
+            self.records(),
+            key=lambda r: sum(
+                r.ingredients.get(name) != ingredients.get(name)
+                for name in {*r.ingredients, *ingredients}
+            ),
+            default=None,
+        )
+
+    def touch(self, token: bytes) -> None:
+        """Notes that the entry was used now. Never raises: a directory may be read-only."""
+        now = int(self._store.clock() * 1e9)
+        try:
+            self._store.files.touch(self.path / index_name(token), now)
+        except OSError:
+            return
+
+    def _lock_to_read(self, token: bytes, names: tuple[str, ...]) -> int:
+        store, name = self._store, lock_name(token)
+        with store.naming("read"):
+            try:
+                try:
+                    held = store.take(name, exclusive=False, create=False, timeout=LOCK_SECONDS)
+                except FileNotFoundError:
+                    if not store.exists(names[0]):
+                        raise NoEntry("nothing is cached here") from None
+                    held = store.take(name, exclusive=False, create=True, timeout=LOCK_SECONDS)
+            except FileNotFoundError:
+                raise NoEntry("nothing is cached here") from None
+        if held is None:
+            raise NotYetWritten("the entry is being written at this moment")
+        return held
+
+    def _who_writes(self, token: bytes) -> str:
+        claim = late_claim(self._store, token)
+        if claim is None:
+            return "the entry is empty, and nobody is going to write it any more"
+        return f"the driver of process {claim.pid} has not written the entry yet"
+
+
+class _Waiting:
+    """How long to wait for a lease's holder."""
+
+    def __init__(self, store: Store, wait_ns: int | None, cancel: CancelToken | None) -> None:
+        self._store, self._cancel = store, cancel
+        seconds = knobs.lease_seconds()
+        self.seconds = seconds if wait_ns is None else min(seconds, wait_ns / 1e9)
+        self._fd = -1
+        self._dead: tuple[Claim, float] | None = None
+
+    def look_at(self, fd: int) -> None:
+        self._fd = fd
+
+    def is_over(self) -> bool:
+        if self._cancel is not None and self._cancel.is_set():
+            return True
+        try:
+            claim = Claim.unpack(self._store.read_small(self._fd, MOST_CLAIM_BYTES))
+        except OSError:
+            return False
+        # Before a holder has written its claim, that of one before it may stand there.
+        if claim is None or not (claim.expired(self._store.clock()) or claim.dead()):
+            self._dead = None
+            return False
+        now = time.monotonic()
+        if self._dead is None or self._dead[0] != claim:
+            self._dead = claim, now
+        return now - self._dead[1] > _DEAD_SECONDS

@@ -1,0 +1,171 @@
+"""Which entries go when there are too many, and what processes that died left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
+from penstock.cache.naming import Role, index_name, lease_name, letters_of, lock_name, parse_name
+from penstock.cache.store import Store
+from penstock.errors import CacheError
+from penstock.sealed.files import FileStatus, open_cache_file
+
+
+@dataclass(slots=True)
+class Found:
+    """The files of one token, as a look into the directory found them."""
+
+    token: bytes
+    files: dict[tuple[Role, int], str] = field(default_factory=dict)
+    temporaries: list[str] = field(default_factory=list)
+    status: dict[str, FileStatus] = field(default_factory=dict)
+
+    def names(self, *roles: Role) -> list[str]:
+        """The published files of these roles, in order of their numbers."""
+        return [name for (role, _), name in sorted(self.files.items()) if role in roles]
+
+    @property
+    def is_entry(self) -> bool:
+        return bool(self.names("model", "data"))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.status[n].size for n in self.names("model", "data", "index"))
+
+    @property
+    def written(self) -> bool:
+        """Whether any cache file holds anything."""
+        return any(self.status[name].size for name in self.names("model", "data"))
+
+    @property
+    def used_ns(self) -> int:
+        """When it was used last: the index tells, else the newest file."""
+        names = self.names("index") or self.names("model", "data")
+        return max((self.status[name].modified_ns for name in names), default=0)
+
+
+def scan(store: Store) -> list[Found]:
+    """All that the directory holds by token; files with other names are nobody's. Raises `OSError`."""
+    found: dict[bytes, Found] = {}
+    for name in store.files.names(store.path):
+        parsed = parse_name(name)
+        if parsed is None:
+            continue
+        try:
+            status = store.files.status_of(store.path / name)
+        except FileNotFoundError:
+            continue
+        group = found.setdefault(parsed.token, Found(parsed.token))
+        group.status[name] = status
+        if parsed.temporary:
+            group.temporaries.append(name)
+        else:
+            group.files[parsed.role, parsed.number] = name
+    return list(found.values())
+
+
+def collect(store: Store, most_bytes: int | None, keep: bytes | None = None) -> list[bytes]:
+    """Removes the entries unused for longest until at most *most_bytes* are left, and every orphan.
+
+    Entries that somebody reads, writes or compiles stay, and so does *keep*. Returns the tokens of the
+    entries that went. Raises `OSError`, `Unreadable`.
+    """
+    found = scan(store)
+    gone = []
+    total = sum(group.nbytes for group in found)
+    for group in sorted((g for g in found if g.is_entry), key=lambda g: g.used_ns):
+        if group.token == keep:
+            continue
+        over = most_bytes is not None and total > most_bytes
+        if not over and group.written:
+            continue
+        with suppress(OSError, CacheError):
+            if remove(store, group, only_if_dead=not over):
+                total -= group.nbytes
+                gone.append(group.token)
+    for group in found:
+        if group.token != keep and (group.temporaries or not group.is_entry):
+            with suppress(OSError, CacheError):
+                _sweep(store, group)
+    return gone
+
+
+def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
+    """Removes an entry, files, index, lock and registry row, unless somebody uses it; whether it did.
+
+    With *only_if_dead* it stays while a late writer may still write it. Raises `OSError`, `CacheError`.
+    """
+    token = group.token
+    record = store.read_record(token)
+    entries: set[bytes] = set()
+    with _exclusively(store, token) as held:
+        if not held or not _unchanged(store, group):
+            return False
+        if only_if_dead and late_claim(store, token):
+            return False
+        if record is not None:
+            entries = store.entry_ids(token, record)
+        for name in (*group.names("index", "model", "data"), lock_name(token), lease_name(token)):
+            store.unlink(name)
+    if record is not None:
+        store.forget(token, record, entries)
+    return True
+
+
+def _sweep(store: Store, group: Found) -> None:
+    """Removes what belongs to no entry, unless somebody compiles it right now."""
+    token = group.token
+    with _exclusively(store, token) as held:
+        if not held:
+            return
+        # Whoever made them held the lease.
+        store.unlink_quietly(group.temporaries)
+        if not any(store.exists(letters_of(token) + suffix) for suffix in ("10", "20")):
+            store.unlink_quietly([index_name(token), lock_name(token)])
+        if late_claim(store, token) is None:
+            store.unlink_quietly([lease_name(token)])
+
+
+def _unchanged(store: Store, group: Found) -> bool:
+    """Whether nobody published or used the entry since it was looked at."""
+    try:
+        return all(
+            store.files.status_of(store.path / name) == group.status[name]
+            for name in group.names("index", "model", "data")
+        )
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
+    """Holds lease and lock for the block, which is entered with whether nobody else had either."""
+    with ExitStack() as stack:
+        for name in (lease_name(token), lock_name(token)):
+            try:
+                fd = store.take(name, exclusive=True, create=True, timeout=0)
+            except (OSError, CacheError):
+                # A directory that is full must let itself be emptied; a file that is not there, nobody holds.
+                if store.exists(name):
+                    raise
+                continue
+            if fd is None:
+                yield False
+                return
+            stack.callback(store.release, fd)
+        yield True
+
+
+def late_claim(store: Store, token: bytes) -> Claim | None:
+    """The claim of the late writer that is going to write the entry, if it lives and has time left."""
+    with suppress(OSError, CacheError):
+        fd = open_cache_file(store.path / lease_name(token), files=store.files)
+        try:
+            claim = Claim.unpack(store.read_small(fd, MOST_CLAIM_BYTES))
+        finally:
+            store.close(fd)
+        if claim and claim.late and not claim.expired(store.clock()) and not claim.dead():
+            return claim
+    return None

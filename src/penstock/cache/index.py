@@ -1,0 +1,59 @@
+"""The sealed index beside an entry: what it was compiled from, so that a miss can be explained."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from typing import Final
+
+import msgspec
+
+MOST_INDEX_BYTES: Final = 1 << 20
+_DOMAIN: Final = b"penstock cache index\0"
+
+
+class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an entry beside its files.
+
+    *token* and *binding* are 64 hexadecimal digits, *ingredients* name -> text of all that the key is made
+    of, *models* and *datas* the numbers of files, *created* seconds since the epoch, *compile_ns* how long
+    the driver took, *penstock* the version that wrote it.
+    """
+
+    token: str
+    binding: str
+    device: str
+    version: str
+    ingredients: dict[str, str]
+    models: int
+    datas: int
+    compile_ns: int = 0
+    created: float = msgspec.field(default_factory=time.time)
+    penstock: str = ""
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    record: msgspec.Raw
+    seal: str
+
+
+def pack_record(record: IndexRecord, key: bytes) -> bytes:
+    """The bytes of an index file: JSON of the record and its seal, HMAC-SHA-256 under the user's *key*."""
+    content = msgspec.json.encode(record)
+    return msgspec.json.encode(_Sealed(msgspec.Raw(content), _seal(content, key))) + b"\n"
+
+
+def unpack_record(content: bytes, key: bytes, token: bytes) -> IndexRecord | None:
+    """The record, if it is authentic and of *token*; None for anything else."""
+    try:
+        sealed = msgspec.json.decode(content, type=_Sealed)
+        if not hmac.compare_digest(_seal(bytes(sealed.record), key), sealed.seal):
+            return None
+        record = msgspec.json.decode(sealed.record, type=IndexRecord)
+    except (msgspec.DecodeError, TypeError, RecursionError):  # TypeError: a seal that is not ASCII
+        return None
+    return record if record.token == token.hex() else None
+
+
+def _seal(content: bytes, key: bytes) -> str:
+    return hmac.digest(key, _DOMAIN + content, "sha256").hex()

@@ -1,0 +1,205 @@
+"""The right to compile an entry and to publish it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from penstock import knobs
+from penstock.cache.claim import Claim
+from penstock.cache.eviction import collect
+from penstock.cache.index import IndexRecord
+from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
+from penstock.cache.opened import OpenFiles
+from penstock.cache.store import LOCK_SECONDS, Store
+from penstock.errors import InputError, NotYetWritten, StateError, Unreadable
+from penstock.hal import CacheHandle
+from penstock.sealed.files import write_all
+
+
+class Lease:
+    """Held by one compile of an entry at a time, in all processes and threads: `CacheDirectory.lease` gives it.
+
+    It goes with `close`, at the end of a `with` block, or with the process. *waited* says that somebody else
+    had it before: the entry may be there by now.
+    """
+
+    def __init__(self, store: Store, token: bytes, fd: int, *, waited: bool) -> None:
+        self.waited = waited
+        self._store, self._token = store, token
+        self._fd: int | None = fd
+        self._late = False
+        self._pending: list[OpenFiles] = []
+
+    def create(self, needed: tuple[int, int]) -> OpenFiles:
+        """New, empty files for *needed* model and data cache files, not to be found by anybody yet.
+
+        Raises `Unreadable` for a directory that is full or cannot be written.
+        """
+        self._check_open()
+        store, made = self._store, list[str]()
+        handles: list[CacheHandle] = []
+        try:
+            with store.naming("written"):
+                for name in (n for names in file_names(self._token, *needed) for n in names):
+                    made.append(temporary_name(name))
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                    handles.append(CacheHandle(store.files.open(store.path / made[-1], flags)))
+                lock = store.driver_lock(lock_name(self._token), create=True)
+        except BaseException:
+            for handle in handles:
+                store.close(handle.fd)
+            store.unlink_quietly(made)
+            raise
+        files = OpenFiles(
+            store, handles[: needed[0]], handles[needed[0] :], lock, temporaries=tuple(made)
+        )
+        self._pending.append(files)
+        return files
+
+    def publish(self, files: OpenFiles, record: IndexRecord, *, late: bool = False) -> None:
+        """Puts *files* where readers find them, all of them or none, in place of what was there before.
+
+        *record* says what they were compiled from. With *late* the driver has kept duplicates and will write
+        them, or write them again, within the knob `late_write_seconds`. An entry that was replaced is
+        forgotten; then entries beyond the knob `cache_limit_mib` go, and what processes that died left.
+
+        Nobody may hold the entry open through `CacheDirectory.open` in this thread. Raises `Unreadable`
+        when the files cannot be published, or are larger than the whole cache may be, `NotYetWritten` when
+        they are all empty and not *late*. They are gone then, the old entry stands or is gone too, and
+        *files* still has to be closed.
+        """
+        self._check_open()
+        if not files.temporaries:
+            raise StateError("these files were published or discarded before")
+        if (record.token, record.models, record.datas) != (
+            self._token.hex(),
+            len(files.model),
+            len(files.data),
+        ):
+            raise InputError("the index record is of another entry")
+        store = self._store
+        try:
+            with store.naming("written"):
+                empty = self._check(files, late=late)
+                for handle in files.handles:
+                    store.files.sync(handle.fd)
+                lock = store.take(
+                    lock_name(self._token), exclusive=True, create=True, timeout=LOCK_SECONDS
+                )
+            if lock is None:
+                raise Unreadable("the entry stays in use by others and cannot be replaced")
+            try:
+                with store.naming("written"):
+                    self._replace(files, record)
+            finally:
+                store.release(lock)
+        except BaseException:
+            self.discard(files)
+            raise
+        files.temporaries = ()
+        if late:
+            self._leave_to_late_writer(record, empty=empty)
+        with suppress(OSError, Unreadable):
+            limit = knobs.cache_limit_mib()
+            collect(store, limit << 20 if limit > 0 else None, keep=self._token)
+
+    def discard(self, files: OpenFiles) -> None:
+        """Removes files that are not going to be published."""
+        self._store.unlink_quietly(files.temporaries)
+        files.temporaries = ()
+
+    def close(self) -> None:
+        """Gives the lease up and removes what was created and not published. Twice is harmless."""
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        try:
+            for files in self._pending:
+                self.discard(files)
+            if not self._late:
+                self._store.unlink_quietly([lease_name(self._token)])
+        finally:
+            self._store.release(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def claim(self, claim: Claim) -> None:
+        """Writes *claim* into the lease file. Raises `OSError`."""
+        self._check_open()
+        assert self._fd is not None
+        files = self._store.files
+        files.truncate(self._fd, 0)
+        write_all(files, self._fd, claim.pack(), 0)
+
+    def keep_claim(self) -> None:
+        """What the lease file says stays when the lease is given up."""
+        self._late = True
+
+    def _check_open(self) -> None:
+        if self._fd is None:
+            raise StateError("the lease was given up before")
+
+    def _check(self, files: OpenFiles, *, late: bool) -> bool:
+        """Whether all files are empty."""
+        sizes = files.sizes()
+        if not any(sizes) and not late:
+            raise NotYetWritten("the driver wrote nothing into its cache files")
+        limit = knobs.cache_limit_mib()
+        if 0 < limit << 20 < sum(sizes):
+            raise Unreadable(
+                f"the entry has {sum(sizes)} bytes, more than the knob cache_limit_mib ({limit}) lets "
+                "the whole cache have"
+            )
+        return not any(sizes)
+
+    def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
+        """Under the entry's lock. Until the last rename a reader finds files of two entries, which it refuses."""
+        store, token = self._store, self._token
+        names = [n for names in file_names(token, record.models, record.datas) for n in names]
+        replaced = store.entry_ids(token, record)
+        if sys.platform == "win32":  # where an open file cannot be renamed
+            files.close()
+        begun = False
+        try:
+            store.unlink(index_name(token))
+            for temporary, name in zip(files.temporaries, names, strict=True):
+                begun = True
+                store.files.replace(store.path / temporary, store.path / name)
+            store.files.sync_directory(store.path)
+        except OSError:
+            if begun:
+                replaced |= store.entry_ids(token, record)
+                store.unlink_quietly(names)
+                store.forget(token, record, replaced)
+            raise
+        with suppress(OSError, Unreadable):
+            store.write_record(token, record)
+        store.forget(token, record, replaced - store.entry_ids(token, record))
+
+    def _leave_to_late_writer(self, record: IndexRecord, *, empty: bool) -> None:
+        """Others may recompile an entry that is there and does not load, but not one that is being written."""
+        if not empty:
+            return
+        claim = Claim.of_this_process(
+            self._store.clock(),
+            knobs.late_write_seconds(),
+            late=True,
+            models=record.models,
+            datas=record.datas,
+        )
+        with suppress(OSError):
+            self.claim(claim)
+            self.keep_claim()

@@ -1,0 +1,88 @@
+"""The names of the files of a cache directory."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from penstock.errors import InputError
+from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
+
+Role: TypeAlias = Literal["model", "data", "index", "lock", "lease"]
+
+_FIRST: Final = ord("A")
+_ROLES: Final[dict[str, Role]] = {
+    "1": "model",
+    "2": "data",
+    ".json": "index",
+    ".lock": "lock",
+    ".lease": "lease",
+}
+_NAME: Final = re.compile(
+    r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.[0-9a-f]{16}\.tmp)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedName:
+    """What a file name says: the entry's *token*, the file's *role*, its *number* among the files of its
+    kind, and whether it is *temporary*: not published yet.
+    """
+
+    token: bytes
+    role: Role
+    number: int
+    temporary: bool
+
+
+def letters_of(token: bytes) -> str:
+    """The 64 letters that begin the name of every file of *token*: A to P for each half byte, the low one
+    first (NNAPI section 2.3). Raises `InputError` for a token that is not 32 bytes long.
+    """
+    if len(token) != BYTE_SIZE_OF_CACHE_TOKEN:
+        raise InputError(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(token)}")
+    return "".join(chr(_FIRST + half) for byte in token for half in (byte & 15, byte >> 4))
+
+
+def file_names(token: bytes, models: int, datas: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of an entry's model and data cache files (NNAPI section 2.3): letters, kind, index from 0."""
+    letters = letters_of(token)
+    return (
+        tuple(f"{letters}1{i}" for i in range(models)),
+        tuple(f"{letters}2{i}" for i in range(datas)),
+    )
+
+
+def index_name(token: bytes) -> str:
+    """The sealed index: what the entry was compiled from."""
+    return f"{letters_of(token)}.json"
+
+
+def lock_name(token: bytes) -> str:
+    """Locked shared by readers, exclusively for publication and late writes."""
+    return f"{letters_of(token)}.lock"
+
+
+def lease_name(token: bytes) -> str:
+    """Locked exclusively by who compiles."""
+    return f"{letters_of(token)}.lease"
+
+
+def temporary_name(name: str) -> str:
+    """A name for what will be renamed to *name*, different each time."""
+    return f"{name}.{secrets.token_hex(8)}.tmp"
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """What *name* says; None for a name that no cache gave."""
+    if (found := _NAME.fullmatch(name)) is None:
+        return None
+    letters, kind, digits, suffix, temporary = found.groups()
+    number = int(digits or 0)
+    if number >= MAX_NUMBER_OF_CACHE_FILES:
+        return None
+    halves = [ord(letter) - _FIRST for letter in letters]
+    token = bytes(low | high << 4 for low, high in zip(halves[::2], halves[1::2], strict=True))
+    return ParsedName(token, _ROLES[kind or suffix], number, temporary is not None)

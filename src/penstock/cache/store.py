@@ -1,0 +1,239 @@
+"""One cache directory's files, locks and key: what reading, publishing and evicting are made of."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.cache.index import MOST_INDEX_BYTES, IndexRecord, pack_record, unpack_record
+from penstock.cache.naming import file_names, index_name, temporary_name
+from penstock.errors import CacheError, NotRegularFile, Unreadable
+from penstock.hal import CacheHandle
+from penstock.sealed.files import FileSystem, open_cache_file, read_exactly, write_all
+from penstock.sealed.locks import lock, unlock
+
+if TYPE_CHECKING:
+    from penstock.sealed.keys import KeyStore
+    from penstock.sealed.seal import Seal
+
+LOCK_SECONDS: Final = 10.0
+"""Longest wait for an entry's lock: who has it reads, renames or writes files, and does nothing else."""
+
+_ROUNDS: Final = 64
+
+
+class Store:
+    """The directory *path* through *files*, with the user's key from *keys*, or the default key store."""
+
+    def __init__(
+        self,
+        path: Path,
+        files: FileSystem,
+        keys: KeyStore | None,
+        clock: Callable[[], float],
+        seals: Callable[[str, str, tuple[int, int]], Seal] | None,
+    ) -> None:
+        self.path, self.files, self.clock = path, files, clock
+        self._keys, self._seals = keys, seals
+
+    def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
+        """The seal of that driver version, which knows its registry."""
+        if self._seals is not None:
+            return self._seals(device, version, needed)
+        from penstock.sealed.seal import Seal
+
+        return Seal(device, version, files=needed, keys=self._keys, file_system=self.files)
+
+    def key(self) -> bytes:
+        """The user's key. Raises `Unreadable`."""
+        if self._keys is None:
+            from penstock import knobs
+            from penstock.sealed.keys import default_key_store
+            from penstock.sealed.seal import state_directory
+            from penstock.sealed.sqlite_registry import make_private_directory
+
+            directory = state_directory() / "sealed"
+            make_private_directory(directory)
+            self._keys = default_key_store(directory, knobs.key_store)
+        return self._keys.key()
+
+    def make_directory(self) -> None:
+        """Makes the directory, and those above it, for their owner alone. Raises `Unreadable`."""
+        with self.naming("made"):
+            self._make(self.path)
+
+    def _make(self, path: Path) -> None:
+        try:
+            self.files.mkdir(path)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            if path.parent == path:
+                raise
+            self._make(path.parent)
+            with suppress(FileExistsError):
+                self.files.mkdir(path)
+
+    @contextmanager
+    def naming(self, act: str) -> Iterator[None]:
+        """Turns an `OSError` of the block into `Unreadable`."""
+        try:
+            yield
+        except OSError as error:
+            raise Unreadable(
+                f"the cache directory {self.path} cannot be {act}: {error.strerror or error}"
+            ) from None
+
+    def take(
+        self,
+        name: str,
+        *,
+        exclusive: bool,
+        create: bool,
+        timeout: float | None,
+        should_stop: Callable[[], bool] | None = None,
+        opened: Callable[[int], None] | None = None,
+    ) -> int | None:
+        """A descriptor of the lock file *name*, locked; None if it could not be had in time.
+
+        Another file may have taken the name meanwhile, since who removes an entry removes its lock: then the
+        new one is locked. With *create* one is made where there is none, and a link in its place goes.
+        *opened* is told of each descriptor before it is waited for. Raises `FileNotFoundError`, `CacheError`.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        for rounds in count(1):
+            fd = self._open_lock(name, create=create)
+            try:
+                if opened is not None:
+                    opened(fd)
+                left = None if until is None else max(0.0, until - time.monotonic())
+                held = lock(
+                    fd, exclusive=exclusive, timeout=left, should_stop=should_stop, locks=self.files
+                )
+                if held and self.is_current(fd, name):
+                    return fd
+            except BaseException:
+                self.close(fd)
+                raise
+            self.release(fd)
+            if not held or (rounds >= _ROUNDS and until is not None and time.monotonic() > until):
+                return None
+        raise AssertionError("unreachable")
+
+    def release(self, fd: int) -> None:
+        """Unlocks and closes. Duplicates of the descriptor, in a forked process too, hold no lock then."""
+        try:
+            unlock(fd, locks=self.files)
+        finally:
+            self.close(fd)
+
+    def close(self, fd: int) -> None:
+        """Closes *fd*, whatever the system says to it: what matters was synced."""
+        with suppress(OSError):
+            self.files.close(fd)
+
+    def is_current(self, fd: int, name: str) -> bool:
+        """Whether *name* still names the file that *fd* has open."""
+        try:
+            named = self.files.status_of(self.path / name)
+        except FileNotFoundError:
+            return False
+        return named.identity == self.files.status(fd).identity
+
+    def _open_lock(self, name: str, *, create: bool) -> int:
+        path = self.path / name
+        try:
+            return open_cache_file(path, create=create, files=self.files)
+        except NotRegularFile:
+            if not create:
+                raise
+        self.files.unlink(path)
+        return open_cache_file(path, create=True, files=self.files)
+
+    def driver_lock(self, name: str, *, create: bool) -> CacheHandle:
+        """The lock file opened anew, unlocked, for a driver alone."""
+        return CacheHandle(self._open_lock(name, create=create))
+
+    def exists(self, name: str) -> bool:
+        with suppress(OSError):
+            self.files.status_of(self.path / name)
+            return True
+        return False
+
+    def unlink(self, name: str) -> None:
+        """Removes the name if it is there."""
+        with suppress(FileNotFoundError):
+            self.files.unlink(self.path / name)
+
+    def unlink_quietly(self, names: Iterable[str]) -> None:
+        """Removes what can be removed: the next sweep may do the rest."""
+        for name in names:
+            with suppress(OSError):
+                self.files.unlink(self.path / name)
+
+    def read_small(self, fd: int, most: int) -> bytes:
+        """The whole file behind *fd*; empty when it has more than *most* bytes."""
+        size = self.files.status(fd).size
+        if size > most:
+            return b""
+        content = bytearray(size)
+        with memoryview(content) as view:
+            return bytes(content) if read_exactly(self.files, fd, view, 0) else b""
+
+    def read_record(self, token: bytes) -> IndexRecord | None:
+        """The entry's index; None where it is missing, unreadable or altered."""
+        try:
+            fd = open_cache_file(self.path / index_name(token), files=self.files)
+            try:
+                content = self.read_small(fd, MOST_INDEX_BYTES)
+            finally:
+                self.close(fd)
+            return unpack_record(content, self.key(), token)
+        except (OSError, CacheError):
+            return None
+
+    def write_record(self, token: bytes, record: IndexRecord) -> None:
+        """Writes the entry's index. Raises `OSError`, `CacheError`; the old one then stands."""
+        name = index_name(token)
+        content = pack_record(record, self.key())
+        temporary = self.path / temporary_name(name)
+        fd = self.files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            try:
+                write_all(self.files, fd, content, 0)
+                self.files.sync(fd)
+            finally:
+                self.close(fd)
+            self.files.replace(temporary, self.path / name)
+        except BaseException:
+            self.unlink_quietly([temporary.name])
+            raise
+
+    def entry_ids(self, token: bytes, record: IndexRecord) -> set[bytes]:
+        """The ids of the entries that the published files say they belong to. Never raises `OSError`."""
+        seal = self.seal(record.device, record.version, (record.models, record.datas))
+        models, datas = file_names(token, record.models, record.datas)
+        found: set[bytes] = set()
+        for name in (*models, *datas):
+            with suppress(OSError, CacheError):
+                fd = open_cache_file(self.path / name, files=self.files)
+                try:
+                    if (entry := seal.entry_of(CacheHandle(fd), token)) is not None:
+                        found.add(entry)
+                finally:
+                    self.close(fd)
+        return found
+
+    def forget(self, token: bytes, record: IndexRecord, entries: set[bytes]) -> None:
+        """Drops *entries* from their driver's registry: put back, their files are refused. At worst they stay listed."""
+        if not entries:
+            return
+        seal = self.seal(record.device, record.version, (record.models, record.datas))
+        for entry in sorted(entries):
+            with suppress(OSError, CacheError):
+                seal.forget(token, entry)
