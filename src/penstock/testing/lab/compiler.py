@@ -1,0 +1,232 @@
+"""From a model to the lab device's programs: what it supports, the baseline form, and the optimised one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.errors import GeneralFailure
+from penstock.hal import SUPPORTED, Support
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Operation
+from penstock.ir.types import static_shape
+from penstock.testing.lab.kernels import ACTIVATIONS, OPCODES
+from penstock.testing.lab.program import (
+    ALIGNMENT,
+    DTYPES,
+    MOST_BYTES,
+    MOST_RANK,
+    Instruction,
+    Program,
+    Slot,
+)
+
+INTERFACE: str = "penstock.lab"
+"""The custom code of the operation that stands for a program in `interface`."""
+
+Progress = Callable[[int, int], None]
+"""Told operations done, and all."""
+
+
+def support(model: Model, operation: Operation) -> Support:
+    """Whether there is an instruction for *operation* as it stands, or a sentence that says why not."""
+    if operation.type not in OPCODES or operation.type == "FULLY_CONNECTED_TURNED":
+        return Support(supported=False, reason=f"the lab device has no {operation.type}")
+    if len(operation.outputs) != 1:
+        return _no(f"{len(operation.outputs)} outputs; one is possible")
+    read = _read(model, operation)
+    for index in (*read, operation.outputs[0]):
+        if reason := _odd(model.operands[index], index):
+            return _no(reason)
+    attributes = operation.attributes
+    activation = attributes.get("fused_activation_function", "NONE")
+    if activation not in ACTIVATIONS:
+        return _no(f"no fused activation {activation!r}")
+    if attributes.get("weights_format", "DEFAULT") != "DEFAULT":
+        return _no("shuffled weights are not read")
+    if operation.type == "FULLY_CONNECTED" and not model.operands[read[1]].is_constant:
+        return _no("its weights must be constant")
+    if len(read) > 255:
+        return _no(f"{len(read)} inputs; 255 are possible")
+    shapes = [static_shape(model.operands[i].shape) or () for i in read]
+    output = static_shape(model.operands[operation.outputs[0]].shape) or ()
+    if not OPCODES[operation.type].fits(_instruction(model, operation), shapes, output):
+        return _no(f"inputs of shapes {shapes} do not give {output}")
+    return SUPPORTED
+
+
+def _no(reason: str) -> Support:
+    return Support(supported=False, reason=reason)
+
+
+def _odd(operand: Operand, index: int) -> str:
+    name = operand.name or f"operand {index}"
+    shape = static_shape(operand.shape)
+    if not operand.has_value:
+        return "an input is left out"
+    if operand.dtype is not DType.FLOAT32:
+        return f"{name} is {operand.dtype.value}, not float32"
+    if shape is None:
+        return f"the shape of {name} is not known"
+    if len(shape) > MOST_RANK or max(shape, default=0) >= 1 << 32:
+        return f"{name} has shape {shape}"
+    if (size := int(np.prod(shape, dtype=object)) * 4) > MOST_BYTES:
+        return f"{name} has {size} bytes"
+    return ""
+
+
+def _read(model: Model, operation: Operation) -> tuple[int, ...]:
+    """The inputs that the instruction reads: neither the shape of RESHAPE, which its output has, nor an
+    omitted bias.
+    """
+    match operation.type:
+        case "RESHAPE":
+            return operation.inputs[:1]
+        case "FULLY_CONNECTED":
+            optional = (i for i in operation.inputs[2:] if model.operands[i].has_value)
+            return (*operation.inputs[:2], *optional)
+    return operation.inputs
+
+
+def _instruction(model: Model, operation: Operation) -> Instruction:
+    """The instruction of a supported operation, by operand numbers."""
+    attributes = operation.attributes
+    axis = int(attributes.integer("axis")) if operation.type == "CONCATENATION" else 0
+    if axis < 0:
+        axis += len(model.operands[operation.outputs[0]].shape or ())
+    return Instruction(
+        operation.type,
+        _read(model, operation),
+        operation.outputs[0],
+        str(attributes.get("fused_activation_function", "NONE")),
+        axis,
+        float(attributes.number("beta")) if operation.type == "SOFTMAX" else 1.0,
+    )
+
+
+def compile_model(model: Model, progress: Progress) -> Program:
+    """The baseline program of a supported model.
+
+    Raises `GeneralFailure` where an input or output that no operation touches is of unknown shape or size.
+    """
+    operations = model.operations
+    instructions = []
+    for index, operation in enumerate(operations):
+        instructions.append(_instruction(model, operation))
+        progress(index + 1, len(operations))
+    entry = model.entry
+    used = sorted(
+        {*entry.inputs, *entry.outputs}
+        | {n for one in instructions for n in (*one.inputs, one.output)}
+    )
+    weights = _Weights()
+    slots = [_slot(model, index, weights) for index in used]
+    place = {index: n for n, index in enumerate(used)}
+    return Program(
+        "baseline",
+        tuple(slots),
+        tuple(place[i] for i in entry.inputs),
+        tuple(place[i] for i in entry.outputs),
+        tuple(_renumbered(one, place) for one in instructions),
+        weights.view(),
+    )
+
+
+def _slot(model: Model, index: int, weights: _Weights) -> Slot:
+    operand = model.operands[index]
+    shape = static_shape(operand.shape)
+    if shape is None or operand.dtype not in DTYPES or max(shape, default=0) >= 1 << 32:
+        raise GeneralFailure(
+            f"{operand.name or f'operand {index}'} is {operand.dtype.value} of shape {operand.shape}, "
+            f"which passes through no program of the lab device"
+        )
+    offset = weights.add(model.constant(operand)) if operand.is_constant else None
+    return Slot(operand.dtype, shape, offset)
+
+
+class _Weights:
+    """Collects constants."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def add(self, value: NDArray) -> int:
+        self._content += bytes(-len(self._content) % ALIGNMENT)
+        offset = len(self._content)
+        self._content += np.ascontiguousarray(value).tobytes()
+        return offset
+
+    def view(self) -> memoryview:
+        return memoryview(bytes(self._content))
+
+
+def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
+    return replace(one, inputs=tuple(place[i] for i in one.inputs), output=place[one.output])
+
+
+def optimise(program: Program) -> Program:
+    """The same with RELU fused into what it follows, and the weights of layers turned to [depth, units]."""
+    fused = _fuse(program)
+    weights = _Weights()
+    slots = list(program.slots)
+    turned = _turnable(program, fused)
+    for number, slot in enumerate(slots):
+        if slot.offset is None:
+            continue
+        value = program.constant(slot)
+        value = value.T if number in turned else value
+        slots[number] = replace(slot, shape=value.shape, offset=weights.add(value))
+    instructions = [
+        replace(one, opcode="FULLY_CONNECTED_TURNED")
+        if one.opcode == "FULLY_CONNECTED" and one.inputs[1] in turned
+        else one
+        for one in fused
+    ]
+    return replace(
+        program,
+        artefact="optimised",
+        slots=tuple(slots),
+        instructions=tuple(instructions),
+        weights=weights.view(),
+    )
+
+
+def _fuse(program: Program) -> list[Instruction]:
+    """The instructions, each RELU that alone reads the result of one that can clamp made part of that one."""
+    reads = Counter(n for one in program.instructions for n in one.inputs)
+    reads.update(program.outputs)
+    writer: dict[int, int] = {}
+    fused: list[Instruction] = []
+    for one in program.instructions:
+        source = writer.get(one.inputs[0]) if one.opcode == "RELU" else None
+        if source is not None and reads[one.inputs[0]] == 1 and fused[source].activation == "NONE":
+            fused[source] = replace(fused[source], output=one.output, activation="RELU")
+            writer[one.output] = source
+        else:
+            writer[one.output] = len(fused)
+            fused.append(one)
+    return fused
+
+
+def _turnable(program: Program, instructions: Sequence[Instruction]) -> set[int]:
+    """The constants that are weights of layers and nothing else."""
+    layers = {one.inputs[1] for one in instructions if one.opcode == "FULLY_CONNECTED"}
+    others = {
+        n
+        for one in instructions
+        for position, n in enumerate(one.inputs)
+        if not (one.opcode == "FULLY_CONNECTED" and position == 1)
+    }
+    return layers - others - set(program.outputs)
+
+
+def interface(program: Program) -> Model:
+    """A model with the inputs and outputs of *program*, for checking requests against: one opaque operation."""
+    builder = ModelBuilder()
+    inputs = [builder.input(program.slots[n].dtype, program.slots[n].shape) for n in program.inputs]
+    results = [(program.slots[n].dtype, program.slots[n].shape) for n in program.outputs]
+    if not results:
+        return builder.build([])
+    return builder.build(builder.operation("CUSTOM", inputs, results, {"custom_code": INTERFACE}))

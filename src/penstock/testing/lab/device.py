@@ -1,0 +1,288 @@
+"""`LabDevice`: a driver that does with a cache all that a driver may."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from penstock.blobcache import PersistentBlobCache
+from penstock.errors import CacheError, GeneralFailure, InputError
+from penstock.hal import (
+    CacheReport,
+    Capabilities,
+    DeviceBase,
+    DeviceType,
+    PerformanceInfo,
+    PrepareConfig,
+    ProgressEvent,
+    Support,
+    validate_prepare,
+    validate_prepare_config,
+)
+from penstock.hal.capabilities import FEATURE_LEVELS
+from penstock.ir import Model
+from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
+from penstock.testing.lab.blobs import Artefacts
+from penstock.testing.lab.compiler import compile_model, optimise, support
+from penstock.testing.lab.prepared import LabPreparedModel, said
+from penstock.testing.lab.program import Bytes, Program, decode, encode, join, split
+
+if TYPE_CHECKING:
+    from penstock.sealed.late import LateWriter
+
+Mode: TypeAlias = Literal["now", "first_run", "staged"]
+Payloads: TypeAlias = tuple[list[bytes], ...]
+
+MODES: tuple[Mode, ...] = ("now", "first_run", "staged")
+
+
+class LabDevice(DeviceBase):
+    """A small float32 accelerator in NumPy, for tests of whatever has to do with compilation caching.
+
+    It executes nothing but programs that it has deserialised from payloads of cache files, whether they were
+    just compiled or loaded: *files* are how many (model, data) it asks for. *mode* "now" compiles when it
+    prepares; "first_run" at the first run; "staged" a baseline when it prepares, and an optimised form after
+    *uses* runs, also of a baseline that was loaded. What is compiled late is written late, if the runtime
+    gave the entry's lock.
+
+    `compiles`, `loads` and `saves` count what succeeded. *on_engine* is told "compile", "deserialise" and
+    "execute" before the engine does it, and may raise or wait; `engine_calls` counts these. *blobs*, a
+    path or a cache, is where it keeps compiled programs on its own, whatever the runtime caches; see
+    `free_artefacts`.
+
+    *registry*, *keys* and *file_system* are those of its `penstock.sealed.Seal`. Thread-safe.
+    """
+
+    type = DeviceType.ACCELERATOR
+    capabilities = Capabilities(
+        performance={"float32": PerformanceInfo(execution_time=1.2, power_usage=1.2)},
+        default_performance=None,
+        dynamic_outputs=False,
+        only_when_named=True,
+    )
+
+    def __init__(
+        self,
+        name: str = "lab",
+        version: str = "1",
+        *,
+        feature_level: int = 8,
+        mode: Mode = "now",
+        uses: int = 3,
+        files: tuple[int, int] = (2, 1),
+        registry: Registry | None = None,
+        keys: KeyStore | None = None,
+        file_system: FileSystem = SYSTEM_FILES,
+        blobs: PersistentBlobCache | str | os.PathLike[str] | None = None,
+        on_engine: Callable[[str], None] | None = None,
+    ) -> None:
+        if mode not in MODES or feature_level not in FEATURE_LEVELS or uses < 1:
+            raise InputError(f"no lab device has mode {mode!r}, level {feature_level}, {uses} uses")
+        self.name, self.version, self.feature_level = name, version, feature_level
+        self.mode, self.uses = mode, uses
+        self._needed, self._trust = files, (registry, keys, file_system)
+        self._artefacts = None if blobs is None else Artefacts(blobs, name, version)
+        self._on_engine = on_engine
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._known_seal: Seal | None = None
+
+    @property
+    def compiles(self) -> int:
+        """How often a model was compiled, or a program optimised."""
+        return self._counts["compiles"]
+
+    @property
+    def loads(self) -> int:
+        """How often an entry was loaded from cache files."""
+        return self._counts["loads"]
+
+    @property
+    def saves(self) -> int:
+        """How often an entry was written to cache files, at once or late."""
+        return self._counts["saves"]
+
+    @property
+    def engine_calls(self) -> dict[str, int]:
+        """How often the engine was asked to do what."""
+        with self._lock:
+            kinds = ("compile", "deserialise", "execute")
+            return {kind: self._counts[kind] for kind in kinds}
+
+    @property
+    def seal(self) -> Seal:
+        """What its cache files are sealed with."""
+        with self._lock:
+            if self._known_seal is None:
+                registry, keys, files = self._trust
+                self._known_seal = Seal(
+                    self.name,
+                    self.version,
+                    files=self._needed,
+                    registry=registry,
+                    keys=keys,
+                    file_system=files,
+                )
+            return self._known_seal
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        return self._needed
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return [support(model, operation) for operation in model.operations]
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
+        validate_prepare(model, config)
+        for index, answer in enumerate(self.supported_operations(model)):
+            if not answer.supported:
+                kind = model.operations[index].type
+                raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
+        if self.mode == "first_run":
+            return self._prepare_later(model, config)
+        payloads = self.compile(model, "baseline", config)
+        program = self.deserialise(*payloads)
+        report, writer = None, None
+        if config.model_cache or config.data_cache:
+            report = self.seal.save(
+                config.model_cache,
+                config.data_cache,
+                config.token,
+                config.binding,
+                model=payloads[0],
+                data=payloads[1],
+            )
+            if self.mode == "staged" and report.saved:
+                writer = self._writer(config, report.entry)
+        return LabPreparedModel(
+            self,
+            self.report(report, program.artefact, later=writer is not None),
+            program=program,
+            writer=writer,
+            improving=self.mode == "staged",
+        )
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> LabPreparedModel:
+        validate_prepare_config(config)
+        if self._needed == (0, 0):
+            raise GeneralFailure("this lab device does not cache")
+        try:
+            loaded = self.seal.load(
+                config.model_cache, config.data_cache, config.token, config.binding
+            )
+        except CacheError as error:
+            raise GeneralFailure(str(error)) from error
+        program = self.deserialise(loaded.model, loaded.data)
+        self.count("loads")
+        improving = self.mode == "staged" and program.artefact == "baseline"
+        writer = self._writer(config, loaded.entry) if improving else None
+        report = CacheReport(later=writer is not None, artefact=program.artefact)
+        return LabPreparedModel(self, report, program=program, writer=writer, improving=improving)
+
+    def free_artefacts(self) -> int:
+        """Frees every program in its own blob cache; how many there were."""
+        return 0 if self._artefacts is None else self._artefacts.free()
+
+    def close(self) -> None:
+        if self._artefacts is not None:
+            self._artefacts.close()
+
+    def compile(self, model: Model, form: str, config: PrepareConfig | None = None) -> Payloads:
+        """The payloads of *model*'s program in that form: from its own blobs, else compiled."""
+
+        def made() -> Program:
+            self.engine("compile")
+            self.count("compiles")
+            baseline = compile_model(model, lambda done, total: _tell(config, done, total))
+            return baseline if form == "baseline" else optimise(baseline)
+
+        digest = model.digest
+        return self._payloads(f"{form} {digest.hex()}".encode(), made)
+
+    def improve(self, baseline: Program) -> Payloads:
+        """The payloads of the optimised form of a program."""
+
+        def made() -> Program:
+            self.engine("compile")
+            self.count("compiles")
+            return optimise(baseline)
+
+        return self._payloads(b"improved " + b"".join(encode(baseline)), made)
+
+    def deserialise(self, model: Sequence[Bytes], data: Sequence[Bytes]) -> Program:
+        """The program in an entry's payloads, and the only way to one. Raises `GeneralFailure`."""
+        self.engine("deserialise")
+        return decode(*join(model, data))
+
+    def report(
+        self, saved: SaveReport | None, artefact: str, *, later: bool = False
+    ) -> CacheReport:
+        """What to say of a save, which is counted."""
+        if saved is not None and saved.saved:
+            self.count("saves")
+        return said(saved, artefact, later=later)
+
+    def engine(self, act: str) -> None:
+        """Counts *act* and tells who wants to know."""
+        self.count(act)
+        if self._on_engine is not None:
+            self._on_engine(act)
+
+    def count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    def _prepare_later(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
+        writer, report = None, CacheReport()
+        if config.model_cache or config.data_cache:
+            counts = len(config.model_cache), len(config.data_cache)
+            if counts != self._needed:
+                reason = f"InvalidArgument: {counts} files were given, {self._needed} are needed"
+                report = CacheReport("failed", reason)
+            elif config.lock is None:
+                reason = "NotYetWritten: without the entry's lock nothing is written later"
+                report = CacheReport("failed", reason)
+            else:
+                writer = self._writer(config, None)
+                report = CacheReport(later=True)
+        return LabPreparedModel(self, report, model=model, writer=writer)
+
+    def _writer(self, config: PrepareConfig, expected: bytes | None) -> LateWriter | None:
+        if config.lock is None:
+            return None
+        from penstock.sealed.late import LateWriter
+
+        return LateWriter(
+            self.seal,
+            config.model_cache,
+            config.data_cache,
+            config.token,
+            config.binding,
+            lock=config.lock,
+            expected=expected,
+        )
+
+    def _payloads(self, key: bytes, made: Callable[[], Program]) -> Payloads:
+        """One payload a file, or in two pieces where it has no files, of the program under *key* or *made*."""
+        kept = None if self._artefacts is None else self._artefacts.find(key)
+        if kept is None:
+            kept = encode(made())
+            if self._artefacts is not None:
+                self._artefacts.keep(key, *kept)
+        return split(*kept, self._needed if any(self._needed) else (1, 1))
+
+
+def _tell(config: PrepareConfig | None, done: int, total: int) -> None:
+    if config is None:
+        return
+    if config.cancel is not None:
+        config.cancel.check()
+    if config.progress is not None:
+        config.progress(ProgressEvent("compile", "lab", done, total))
+
+
+def create() -> LabDevice:
+    """The entry point of `penstock.drivers`."""
+    return LabDevice()
