@@ -1,1 +1,97 @@
-"""NNAPI: its models as values (`description`), and their lowering into the IR (`lowering`)."""
+"""NNAPI: its object model with its states and result codes, its models as values (`description`), and their
+lowering into the IR (`lowering`).
+
+    from penstock import nnapi
+
+    model = nnapi.Model()
+    x, y = (model.add_operand(nnapi.OperandType.TENSOR_FLOAT32, (2, 3)) for _ in range(2))
+    model.add_operation(nnapi.OperationCode.ABS, [x], [y])
+    model.identify_inputs_and_outputs([x], [y])
+    model.finish()
+    with nnapi.Compilation(model) as compilation:
+        compilation.finish()
+        print(compilation.receipt.show())
+
+Names load when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.nnapi.codes import (
+        DeviceType,
+        FeatureLevel,
+        FuseCode,
+        OperationCode,
+        PaddingCode,
+        Preference,
+        Priority,
+        ResultCode,
+    )
+    from penstock.nnapi.compilation import Compilation
+    from penstock.nnapi.description import OperandType
+    from penstock.nnapi.devices import (
+        Device,
+        get_device,
+        get_device_by_name,
+        get_device_count,
+        get_runtime_feature_level,
+    )
+    from penstock.nnapi.failures import NnapiError
+    from penstock.nnapi.model import Model
+
+__all__ = [
+    "Compilation",
+    "Device",
+    "DeviceType",
+    "FeatureLevel",
+    "FuseCode",
+    "Model",
+    "NnapiError",
+    "OperandType",
+    "OperationCode",
+    "PaddingCode",
+    "Preference",
+    "Priority",
+    "ResultCode",
+    "get_device",
+    "get_device_by_name",
+    "get_device_count",
+    "get_runtime_feature_level",
+]
+
+_HOMES = {
+    "Compilation": "compilation",
+    "Device": "devices",
+    "DeviceType": "codes",
+    "FeatureLevel": "codes",
+    "FuseCode": "codes",
+    "Model": "model",
+    "NnapiError": "failures",
+    "OperandType": "description",
+    "OperationCode": "codes",
+    "PaddingCode": "codes",
+    "Preference": "codes",
+    "Priority": "codes",
+    "ResultCode": "codes",
+    "get_device": "devices",
+    "get_device_by_name": "devices",
+    "get_device_count": "devices",
+    "get_runtime_feature_level": "devices",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock.nnapi' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"penstock.nnapi.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

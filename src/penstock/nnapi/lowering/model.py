@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import pairwise, starmap
 from typing import Final
 
 from penstock.errors import IndexOutOfRange, InvalidOperation, LimitExceeded, ModelError
@@ -41,6 +42,15 @@ def lower(
     numbers: structure and operands (NNAPI sections 8.1 and 8.4), then each operation's own rules; and
     `NotLowerable` for what is valid and has no form in the IR.
     """
+    return lower_traced(model, feature_level, omitted)[0]
+
+
+def lower_traced(
+    model: NnapiModel,
+    feature_level: int = MAXIMUM_FEATURE_LEVEL,
+    omitted: AbstractSet[int] = NOTHING,
+) -> tuple[Model, tuple[range, ...]]:
+    """As `lower`; and for each operation of the main subgraph the operations of the IR that it became."""
     check_structure(model, feature_level)
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):
@@ -48,8 +58,9 @@ def lower(
     assembly = Assembly(model.pools)
     whole = ModelLowering(model, assembly, feature_level)
     left_out = frozenset(model.main.inputs[p] for p in omitted)
-    assembly.put(0, SubgraphLowering(whole, model.main, "main", left_out).run(0))
-    return assembly.model()
+    main = SubgraphLowering(whole, model.main, "main", left_out)
+    assembly.put(0, main.run(0))
+    return assembly.model(), tuple(starmap(range, pairwise((0, *main.ends))))
 
 
 class ModelLowering:
@@ -86,6 +97,7 @@ class SubgraphLowering:
         self.graph = Graph(whole.assembly)
         self.feature_level = whole.feature_level
         self.pools: tuple[ConstantPool, ...] = whole.model.pools
+        self.ends: list[int] = []
         self._values: dict[int, int] = {}
 
     def run(self, passed: int) -> Subgraph:
@@ -100,6 +112,7 @@ class SubgraphLowering:
                     raise
                 place = f"{self._where}, operation {at} ({operation.type})"
                 raise type(error)(error.message, where=place) from error
+            self.ends.append(len(self.graph.operations))
         outputs = [self.value(i) for i in self._source.outputs]
         through = inputs[len(inputs) - passed :]
         return self.graph.finish(inputs, [*outputs, *through], self._source.name)

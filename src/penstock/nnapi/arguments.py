@@ -1,0 +1,142 @@
+"""What callers pass, turned into what it means, or the `NnapiError` of what it cannot mean."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final, TypeVar
+
+from penstock.ir.types import Shape
+from penstock.nnapi.codes import OperationCode
+from penstock.nnapi.description import OperandType
+from penstock.nnapi.failures import bad_data, unexpected_null
+
+Code = TypeVar("Code", bound=IntEnum)
+
+MAX_LISTED: Final = 1 << 20
+"""Entries of one list of a caller: no operation or model is near it."""
+
+
+def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) -> int:
+    """A whole number of *low* to *high*."""
+    if value is None:
+        raise unexpected_null(what)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # anything may be passed
+    except TypeError:
+        raise bad_data(f"{what} must be a whole number, not {type(value).__name__}") from None
+    if isinstance(value, bool) or not low <= number <= high:
+        raise bad_data(f"{what} is {value!r}; {low} to {high} are possible")
+    return number
+
+
+def real(value: object, what: str) -> float:
+    """A number; what range it may have is its operand's matter."""
+    if value is None:
+        raise unexpected_null(what)
+    try:
+        if isinstance(value, str | bytes | bytearray):
+            raise TypeError
+        return float(value)  # type: ignore[arg-type]  # as above
+    except (TypeError, ValueError, OverflowError):
+        raise bad_data(f"{what} must be a number, not {type(value).__name__}") from None
+
+
+def listed(values: object, what: str) -> list[object]:
+    """The entries of a list."""
+    if values is None:
+        raise unexpected_null(what)
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Iterable):
+        raise bad_data(f"{what} must be a list, not {type(values).__name__}")
+    found: list[object] = []
+    try:
+        for value in values:
+            if len(found) == MAX_LISTED:
+                raise bad_data(f"{what} has more than {MAX_LISTED} entries")
+            found.append(value)
+    except TypeError:
+        raise bad_data(f"{what} cannot be read as a list") from None
+    return found
+
+
+def indexes(values: object, what: str, count: int) -> tuple[int, ...]:
+    """Operand indexes below *count*."""
+    return tuple(index(v, what, count) for v in listed(values, what))
+
+
+def index(value: object, what: str, count: int) -> int:
+    """One operand index below *count*."""
+    if value is None:
+        raise unexpected_null(what)
+    number = whole(value, what, -(2**63), 2**63)
+    if not 0 <= number < count:
+        raise bad_data(f"{what} {number}: there are {count} operands")
+    return number
+
+
+def dimensions(values: object, *, tensor: bool) -> Shape:
+    """The dimensions of an operand: 0 and None are unknown ones; none at all is a scalar, or an unknown rank."""
+    given = [] if values is None else listed(values, "the dimensions")
+    found = tuple(None if v is None else whole(v, "a dimension", 0) or None for v in given)
+    return None if tensor and not found else found
+
+
+def operand_type(value: object) -> OperandType:
+    """An operand type by its member or number."""
+    if value is None:
+        raise unexpected_null("the operand's type")
+    if isinstance(value, OperandType):
+        return value
+    number = whole(value, "the operand's type")
+    try:
+        return OperandType(number)
+    except ValueError:
+        raise bad_data(
+            f"operand type {number} is none of NNAPI's, and no device has registered it as an extension's"
+        ) from None
+
+
+def operation_code(value: object) -> OperationCode:
+    """An operation by its member, number or name."""
+    if isinstance(value, str):
+        if value in OperationCode.__members__:
+            return OperationCode[value]
+        raise bad_data(f"{value!r} is not an operation of NNAPI")
+    number = whole(value, "the operation's code")
+    try:
+        return OperationCode(number)
+    except ValueError:
+        raise bad_data(
+            f"operation {number} is none of NNAPI's, and no device has registered it as an extension's"
+        ) from None
+
+
+def code(kind: type[Code], value: object, what: str) -> Code:
+    """A member of *kind* by itself or its number."""
+    number = whole(value, what)
+    try:
+        return kind(number)
+    except ValueError:
+        names = ", ".join(f"{member.value} ({member.name})" for member in kind)
+        raise bad_data(f"{what} {number} is none of {names}") from None
+
+
+def flag(value: object, what: str) -> bool:
+    """True or false, also as 1 or 0."""
+    if value is None:
+        raise unexpected_null(what)
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value in {0, 1}:
+        return bool(value)
+    raise bad_data(f"{what} must be true or false, not {value!r}")
+
+
+def text(value: object, what: str) -> str:
+    """A string."""
+    if value is None:
+        raise unexpected_null(what)
+    if not isinstance(value, str):
+        raise bad_data(f"{what} must be text, not {type(value).__name__}")
+    return value

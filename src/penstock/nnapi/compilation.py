@@ -1,0 +1,286 @@
+"""`Compilation`: NNAPI's compilation of a finished model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from penstock.cache.info import CacheInfo
+from penstock.compilation.compilation import FALLBACK_DEVICE
+from penstock.compilation.receipt import Receipt
+from penstock.errors import InputError
+from penstock.execution.compiled import CompiledModel
+from penstock.hal import (
+    BYTE_SIZE_OF_CACHE_TOKEN,
+    PREFERENCES,
+    PRIORITIES,
+    Capabilities,
+    Device as HalDevice,
+)
+from penstock.nnapi import arguments
+from penstock.nnapi.codes import Preference, Priority
+from penstock.nnapi.devices import Device, choose_devices
+from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.model import Model, finished_model
+from penstock.partitioning.policy import Policy
+from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.session import compile_model
+
+log = logging.getLogger(__name__)
+
+LEVEL_OF_DEADLINES: Final = 4
+"""Devices below this feature level know no deadlines (NNAPI section 1.4)."""
+
+LEAST_ALIGNMENT: Final = 16
+LEAST_PADDING: Final = 1
+"""In bytes: what every device can ask for (NNAPI section 4.9)."""
+
+
+class Compilation:
+    """A compilation being set up, and then finished: `ANeuralNetworksCompilation` (NNAPI section 1.4).
+
+    `Compilation(model)` places *model* on every device, and the reference device repeats what another
+    fails at; `create_for_devices` keeps to the devices it is given. *model* is finished, else BAD_STATE.
+    Every call raises `NnapiError`: BAD_STATE after `finish`, or before it where its result is asked for.
+
+    Not to be used by two threads until it is finished.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = finished_model(model)
+        self._ir, self._policy = self._model.lowered, self._model.policy
+        self._wanted: Sequence[str | DeviceInfo | HalDevice] | None = None
+        self._devices: list[HalDevice] = []
+        self._preference, self._priority = Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM
+        self._timeout_ns = 0
+        self._cache: CacheInfo | None = None
+        self._owned_fds: list[int] = []
+        self._sealed = ""
+        self._compiled: CompiledModel | None = None
+        self._close_fds = weakref.finalize(self, _close_all, self._owned_fds)
+
+    @classmethod
+    def create_for_devices(
+        cls, model: Model, devices: Sequence[Device | HalDevice | DeviceInfo | str]
+    ) -> Self:
+        """A compilation on *devices* alone, in order of preference: handles, names or device objects.
+
+        Nothing falls back, neither now nor in a run. UNEXPECTED_NULL for None among them, BAD_DATA for an
+        empty list, a device that is listed twice, is unknown or cannot be used.
+        """
+        made = cls(model)
+        made._wanted, made._devices = choose_devices(devices)
+        return made
+
+    def set_preference(self, preference: Preference | int) -> None:
+        """Low power, a fast single answer (the default) or sustained speed: 0, 1, 2."""
+        self._check_open()
+        self._preference = arguments.code(Preference, preference, "the preference")
+
+    def set_priority(self, priority: Priority | int) -> None:
+        """Low, medium (the default) or high: 90, 100, 110."""
+        self._check_open()
+        self._priority = arguments.code(Priority, priority, "the priority")
+
+    def set_timeout(self, duration: int) -> None:
+        """Nanoseconds that `finish` may take; 0 is no limit. Only for a single device that was named,
+        else BAD_DATA; devices below feature level 4 know no deadlines.
+        """
+        self._check_open()
+        nanoseconds = arguments.whole(duration, "the timeout", 0, 2**64 - 1)
+        if len(self._devices) != 1:
+            raise bad_data("a timeout needs a compilation for exactly one device")
+        self._timeout_ns = nanoseconds
+
+    def set_caching(
+        self,
+        directory: str | bytes | os.PathLike[str],
+        token: bytes,
+        trust_token: bool = False,
+    ) -> None:
+        """Keeps what is compiled in *directory*, under 32 bytes that the caller chose for the model.
+
+        A directory that cannot be used means that nothing is kept; the receipt says so. What the token
+        was given to is checked: another model's entry is a miss. *trust_token* leaves that check out, for
+        models too large to read at each start: the token must then be another one whenever anything of
+        the model is, or answers may be the other model's (`docs/nnapi.md` has how to choose one).
+        """
+        self._check_open()
+        if directory is None:
+            raise unexpected_null("the cache directory")
+        given = _token(token)
+        trusted = arguments.flag(trust_token, "trust_token")
+        try:
+            path = os.fsdecode(os.fspath(directory))
+        except TypeError:
+            raise bad_data(
+                f"a cache directory must be a path, not {type(directory).__name__}"
+            ) from None
+        self._cache = None
+        self._close_owned()
+        try:
+            if path and "\0" not in path:
+                self._cache = CacheInfo(path, given, trust_token=trusted)
+        except InputError as error:
+            log.info("no compilation cache: %s", error)
+
+    def set_caching_from_fds(
+        self, model_cache: Sequence[int], data_cache: Sequence[int], token: bytes
+    ) -> None:
+        """As `set_caching`, in files that the caller has opened read-write; they are duplicated now.
+
+        As many as the device needs (`hal.Device.cache_files_needed`): another number means that nothing is
+        loaded or saved. BAD_DATA for what is no open descriptor. For a plan of one step only.
+        """
+        self._check_open()
+        lists = [
+            [
+                arguments.whole(fd, "a file descriptor", -1, 2**31 - 1)
+                for fd in arguments.listed(fds, what)
+            ]
+            for fds, what in ((model_cache, "the model cache"), (data_cache, "the data cache"))
+        ]
+        given = _token(token)
+        owned: list[int] = []
+        try:
+            for fd in (*lists[0], *lists[1]):
+                owned.append(os.dup(fd))  # noqa: PERF401  # what was duplicated before a failure is closed
+            models = len(lists[0])
+            info = CacheInfo.from_fds(owned[:models], owned[models:], token=given)
+        except (OSError, InputError) as error:
+            _close_all(owned)
+            raise bad_data(f"cache files cannot be used: {error}") from error
+        self._close_owned()
+        self._owned_fds += owned
+        self._cache = info
+
+    def finish(self) -> None:
+        """Compiles. A second call is BAD_STATE, also where the first one failed.
+
+        BAD_DATA where an operation has no device; else the result code of the driver that failed, where
+        nothing could take its place.
+        """
+        self._check_open()
+        self._sealed = "has failed"
+        with translated():
+            self._compiled = compile_model(
+                self._ir,
+                devices=self._wanted,
+                preference=PREFERENCES[self._preference],
+                priority=PRIORITIES[list(Priority).index(self._priority)],
+                timeout=self._timeout(),
+                cache=self._cache if self._cache is not None else False,
+                policy=self._allowed(),
+            )
+        self._sealed = "is finished"
+
+    @property
+    def compiled(self) -> CompiledModel:
+        """What was compiled; BAD_STATE unless `finish` has succeeded."""
+        if self._compiled is None:
+            raise bad_state(f"the compilation {self._sealed or 'is not finished'}")
+        return self._compiled
+
+    @property
+    def receipt(self) -> Receipt:
+        """What `finish` did: devices, compiles, hits of the cache and the reasons of its misses."""
+        return self.compiled.receipt
+
+    @property
+    def model(self) -> Model:
+        """The model that is compiled."""
+        return self._model
+
+    def get_preferred_memory_alignment_for_input(self, index: int) -> int:
+        """Bytes, a power of two, at multiples of which memory for input *index* best begins."""
+        return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "input"))])
+
+    def get_preferred_memory_padding_for_input(self, index: int) -> int:
+        """Bytes, a power of two, to a multiple of which memory for input *index* is best rounded up."""
+        return max([LEAST_PADDING, *(c.padding for c in self._users(index, "input"))])
+
+    def get_preferred_memory_alignment_for_output(self, index: int) -> int:
+        """As for an input."""
+        return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "output"))])
+
+    def get_preferred_memory_padding_for_output(self, index: int) -> int:
+        """As for an input."""
+        return max([LEAST_PADDING, *(c.padding for c in self._users(index, "output"))])
+
+    def close(self) -> None:
+        """Frees it, finished or not, after runs in flight; twice is harmless."""
+        self._sealed = "is closed"
+        compiled, self._compiled = self._compiled, None
+        if compiled is not None:
+            compiled.close()
+        self._close_owned()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._sealed:
+            raise bad_state(f"the compilation {self._sealed} and can no longer be changed")
+
+    def _timeout(self) -> float | None:
+        """Seconds, or None."""
+        if self._timeout_ns == 0 or self._devices[0].feature_level < LEVEL_OF_DEADLINES:
+            return None
+        return self._timeout_ns / 1e9
+
+    def _allowed(self) -> Policy:
+        return replace(self._policy, allow_fallback=self._wanted is None)
+
+    def _users(self, index: int, kind: Literal["input", "output"]) -> list[Capabilities]:
+        """What the devices that read or write an input or output of the model claim."""
+        plan = self.compiled.plan
+        entry = plan.model.entry
+        listed = entry.ordinary_inputs if kind == "input" else entry.ordinary_outputs
+        place = arguments.whole(index, f"the {kind}'s index", -(2**63), 2**63)
+        if not 0 <= place < len(listed):
+            raise bad_data(f"{kind} {place} of {len(listed)}")
+        operand = listed[place]
+        names = {s.device for s in plan.steps if operand in s.inputs or operand in s.outputs}
+        return [d.capabilities for d in self._possible() if d.name in names]
+
+    def _possible(self) -> list[HalDevice]:
+        if self._wanted is not None:
+            return self._devices
+        with translated():
+            found = manager.choose(None)
+        fallback = manager.by_name(FALLBACK_DEVICE)
+        return found if fallback is None or fallback in found else [*found, fallback]
+
+    def _close_owned(self) -> None:
+        _close_all(self._owned_fds)
+
+
+def _token(token: object) -> bytes:
+    if token is None:
+        raise unexpected_null("the cache token")
+    if not isinstance(token, bytes | bytearray | memoryview):
+        raise bad_data(
+            f"a cache token is {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {type(token).__name__}"
+        )
+    data = bytes(token)
+    if len(data) != BYTE_SIZE_OF_CACHE_TOKEN:
+        raise bad_data(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(data)}")
+    return data
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

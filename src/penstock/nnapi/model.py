@@ -1,0 +1,300 @@
+"""`Model`: NNAPI's model, built call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock.hal import Device as HalDevice
+from penstock.ir import Model as IrModel, infer_shapes
+from penstock.nnapi import arguments
+from penstock.nnapi.assembly import Packing, assemble, in_run_order
+from penstock.nnapi.codes import (
+    MAX_NUMBER_OF_OPERANDS,
+    MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES,
+    OperationCode,
+)
+from penstock.nnapi.description import NnapiLifetime, NnapiOperation, NnapiSubgraph, OperandType
+from penstock.nnapi.devices import Device, choose_devices
+from penstock.nnapi.early import check_operation
+from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.lowering import lower_traced
+from penstock.nnapi.operands import FinishedSubgraph, OperandSlot
+from penstock.nnapi.values import constant_pool, value_bytes
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import collect_support
+
+
+class Model:
+    """A model being built, and then finished: `ANeuralNetworksModel` (NNAPI section 1.4).
+
+    Operands are numbered as they are added. `finish` validates the model and lowers it; before it the model
+    can only be changed, after it only be used. Every call raises `NnapiError`: BAD_STATE at the wrong
+    time, UNEXPECTED_NULL for a None that means nothing, BAD_DATA for what breaks a rule; the model is then as
+    before, save after `finish`, which makes a model that it refuses invalid for good.
+
+    Not to be used by two threads until it is finished.
+    """
+
+    def __init__(self) -> None:
+        self._operands: list[OperandSlot] = []
+        self._operations: list[NnapiOperation] = []
+        self._inputs: tuple[int, ...] = ()
+        self._outputs: tuple[int, ...] = ()
+        self._relaxed = False
+        self._sealed: str = ""
+        self._finished: FinishedSubgraph | None = None
+        self._lowered: IrModel | None = None
+        self._became: tuple[range, ...] = ()
+
+    def add_operand(
+        self,
+        type: OperandType | int,
+        dimensions: Sequence[int | None] | None = (),
+        scale: float = 0.0,
+        zero_point: int = 0,
+        *,
+        name: str = "",
+    ) -> int:
+        """Adds an operand and returns its index.
+
+        *dimensions* of a tensor: 0 or None for an unknown one, none at all for an unknown rank; a scalar
+        has none. *name* is what the compiled model calls it where it is an input or an output.
+        """
+        self._check_open()
+        kind = arguments.operand_type(type)
+        slot = OperandSlot(
+            kind,
+            arguments.dimensions(dimensions, tensor=kind.is_tensor),
+            arguments.real(scale, "the scale"),
+            arguments.whole(zero_point, "the zero point"),
+            arguments.text(name, "the name"),
+        )
+        slot.check_type()
+        if len(self._operands) == MAX_NUMBER_OF_OPERANDS:
+            raise bad_data(f"a model has at most {MAX_NUMBER_OF_OPERANDS} operands")
+        self._operands.append(slot)
+        return len(self._operands) - 1
+
+    def set_operand_symm_per_channel_quant_params(
+        self, index: int, channel_dim: int, scales: Sequence[float]
+    ) -> None:
+        """The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL, one for each index of dimension *channel_dim*."""
+        self._check_open()
+        slot = self._slot(index)
+        dimension = arguments.whole(channel_dim, "the channel dimension", 0)
+        slot.set_channels(
+            dimension,
+            [arguments.real(s, "a scale") for s in arguments.listed(scales, "the scales")],
+        )
+
+    def set_operand_value(self, index: int, value: object, length: int | None = None) -> None:
+        """Makes the operand a constant; None leaves an optional operand out.
+
+        *value* is a NumPy array of the operand's dtype, any buffer of raw little-endian bytes, or for a
+        scalar one number. Up to 128 bytes are copied now; of more, the memory stays the caller's, who
+        leaves it alone until `finish` has copied it. *length*, in bytes, is what *value* has where it is not given.
+        Setting a value again replaces it.
+        """
+        self._check_open()
+        slot = self._slot(index)
+        given = None if length is None else arguments.whole(length, "the length", 0, 2**63)
+        if value is None:
+            if given:
+                raise unexpected_null(f"the value of {given} bytes")
+            slot.set(NnapiLifetime.NO_VALUE)
+            return
+        needed = slot.nbytes()
+        view = value_bytes(value, slot.type)
+        if given is not None and given > len(view):
+            raise bad_data(f"{given} bytes of a value that has {len(view)}")
+        _check_length(len(view) if given is None else given, needed)
+        view = view[:needed]
+        if needed <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
+            view = memoryview(bytes(view))
+        slot.set(NnapiLifetime.CONSTANT_COPY, value=view)
+
+    def set_operand_value_from_memory(
+        self, index: int, memory: object, offset: int = 0, length: int | None = None
+    ) -> None:
+        """Makes the operand a constant that lies in *memory*, *length* bytes from byte *offset* on.
+
+        *memory* is a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an `mmap`, an array). It
+        is not copied: it outlives the model, and its bytes do not change from `finish` on.
+        """
+        self._check_open()
+        slot = self._slot(index)
+        start = arguments.whole(offset, "the offset", 0, 2**63)
+        given = None if length is None else arguments.whole(length, "the length", 0, 2**63)
+        pool = constant_pool(memory)
+        needed = slot.nbytes()
+        _check_length(needed if given is None else given, needed)
+        if start + needed > len(pool):
+            raise bad_data(f"bytes {start} to {start + needed} of a memory of {len(pool)}")
+        slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
+
+    def set_operand_value_from_model(self, index: int, model: Model) -> None:
+        """Makes the operand stand for *model*, which is finished: a branch of IF, condition or body of WHILE."""
+        self._check_open()
+        slot = self._slot(index)
+        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model)._finished)  # noqa: SLF001
+
+    def set_operand_extension_data(
+        self, index: int, data: object, length: int | None = None
+    ) -> None:
+        """BAD_DATA for every operand: extension data belongs to operands of extension types, and no device
+        has registered an extension.
+        """
+        self._check_open()
+        slot = self._slot(index)
+        raise bad_data(f"a {slot.type.name} is no extension's type and has no extension data")
+
+    def add_operation(
+        self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        """Adds an operation, in any order. Numbers and types of its operands are checked at once, and so is
+        all else that does not depend on what is still to be set; the rest is checked by `finish`.
+        """
+        self._check_open()
+        kind = arguments.operation_code(type)
+        operation = NnapiOperation(
+            kind.name,
+            arguments.indexes(inputs, "an input", len(self._operands)),
+            arguments.indexes(outputs, "an output", len(self._operands)),
+        )
+        check_operation(operation, self._operands)
+        if len(self._operations) == MAX_NUMBER_OF_OPERANDS:
+            raise bad_data(f"a model has at most {MAX_NUMBER_OF_OPERANDS} operations")
+        self._operations.append(operation)
+
+    def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Names the operands that a run brings and those that it gives, in their order. None of them has a
+        value, or is named already.
+        """
+        self._check_open()
+        named = (
+            (
+                arguments.indexes(inputs, "an input", len(self._operands)),
+                NnapiLifetime.SUBGRAPH_INPUT,
+            ),
+            (
+                arguments.indexes(outputs, "an output", len(self._operands)),
+                NnapiLifetime.SUBGRAPH_OUTPUT,
+            ),
+        )
+        seen: set[int] = set()
+        for listed, _ in named:
+            for index in listed:
+                lifetime = self._operands[index].lifetime
+                if index in seen:
+                    raise bad_data(f"operand {index} is named twice")
+                if lifetime is not NnapiLifetime.TEMPORARY_VARIABLE:
+                    raise bad_data(f"operand {index} has the lifetime {lifetime.value} already")
+                seen.add(index)
+        for listed, lifetime in named:
+            for index in listed:
+                self._operands[index].lifetime = lifetime
+        self._inputs, self._outputs = named[0][0], named[1][0]
+
+    def relax_computation_float32_to_float16(self, allow: bool) -> None:
+        """Whether float32 may be computed with the range and precision of float16. Compilations then take
+        every device's own arithmetic (the accuracy class "relaxed").
+        """
+        self._check_open()
+        self._relaxed = arguments.flag(allow, "allow")
+
+    def finish(self) -> None:
+        """Sorts, validates and lowers the model. BAD_DATA makes it invalid for good."""
+        self._check_open()
+        self._sealed = "invalid"
+        try:
+            self._finish()
+        finally:
+            for slot in self._operands:
+                slot.release()
+
+    def _finish(self) -> None:
+        with translated():
+            order = in_run_order(self._operands, self._operations)
+            packing = Packing()
+            subgraph = NnapiSubgraph(
+                tuple(map(packing.operand, self._operands)),
+                tuple(self._operations[i] for i in order),
+                self._inputs,
+                self._outputs,
+            )
+            finished = packing.finished(subgraph)
+            lowered, became = lower_traced(assemble(finished, relaxed=self._relaxed))
+        by_place = dict(zip(order, became, strict=True))
+        self._became = tuple(by_place[i] for i in range(len(order)))
+        self._finished, self._lowered, self._sealed = finished, lowered, "finished"
+
+    def get_supported_operations_for_devices(
+        self, devices: Sequence[Device | HalDevice | str]
+    ) -> list[bool]:
+        """For each operation, in the order in which they were added, whether *devices* together can run it."""
+        model = self.lowered
+        _, chosen = choose_devices(devices)
+        with translated():
+            model = infer_shapes(model)
+            table = collect_support(model, chosen, self.policy)
+        taken = [bool(table.takers(i)) for i in range(len(model.operations))]
+        return [all(taken[i] for i in became) for became in self._became]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` has succeeded."""
+        return self._finished is not None
+
+    @property
+    def lowered(self) -> IrModel:
+        """The model of the IR that it became; BAD_STATE unless it is finished and valid."""
+        if self._lowered is None:
+            raise bad_state(
+                f"the model is {self._sealed}" if self._sealed else "the model is not finished"
+            )
+        return self._lowered
+
+    @property
+    def policy(self) -> Policy:
+        """What it asks of devices: NNAPI's placement, and the accuracy that it is relaxed to or not."""
+        return Policy(placement="nnapi", accuracy="relaxed" if self._relaxed else "faithful")
+
+    def close(self) -> None:
+        """Frees it, finished or not; twice is harmless. Compilations of it stay good."""
+        self._operands, self._operations, self._sealed = [], [], "closed"
+        self._finished = self._lowered = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._sealed:
+            raise bad_state(f"the model is {self._sealed} and can no longer be changed")
+
+    def _slot(self, index: object) -> OperandSlot:
+        return self._operands[arguments.index(index, "operand", len(self._operands))]
+
+
+def finished_model(model: object) -> Model:
+    """*model*; UNEXPECTED_NULL for None, BAD_STATE unless it is finished and valid."""
+    if model is None:
+        raise unexpected_null("the model")
+    if not isinstance(model, Model):
+        raise bad_data(f"a model must be a penstock.nnapi.Model, not {type(model).__name__}")
+    _ = model.lowered
+    return model
+
+
+def _check_length(given: int, needed: int) -> None:
+    if given != needed:
+        raise bad_data(f"{given} bytes of value, where {needed} are needed")
