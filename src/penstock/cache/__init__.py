@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from penstock.cache import engine
+    from penstock.cache.cache import Cache, CacheEntry, Explanation
     from penstock.cache.info import CacheInfo
 
-__all__ = ["CacheInfo", "engine"]
+__all__ = ["Cache", "CacheEntry", "CacheInfo", "Explanation", "engine"]
 
-_HOMES: Final = {"CacheInfo": "info", "engine": ""}
+_HOMES: Final = {
+    "Cache": "cache",
+    "CacheEntry": "cache",
+    "CacheInfo": "info",
+    "Explanation": "cache",
+    "engine": "",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,9 +6,11 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from penstock.cache.index import Count
 
 MOST_CLAIM_BYTES: Final = 4096
 
@@ -21,15 +23,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     epoch. With *late* its driver will write the *models* and *datas* files some time before then.
     """
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1)]
     started: str
     boot: str
     namespace: str
     until: float
     seconds: float
     late: bool = False
-    models: int = 0
-    datas: int = 0
+    models: Count = 0
+    datas: Count = 0
 
     @classmethod
     def of_this_process(

@@ -44,7 +44,7 @@ class CacheDirectory:
         seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
     ) -> None:
         self.path = Path(path)
-        self._store = Store(self.path, files, keys, clock, seals)
+        self.store = Store(self.path, files, keys, clock, seals)
 
     def open(self, token: bytes, needed: tuple[int, int]) -> OpenFiles:
         """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
@@ -52,7 +52,7 @@ class CacheDirectory:
         *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
         files are empty or somebody is writing them, `NotRegularFile` for a link in place of one, `Unreadable`.
         """
-        store, names = self._store, file_names(token, *needed)
+        store, names = self.store, file_names(token, *needed)
         held = self._lock_to_read(token, (*names[0], *names[1]))
         handles: list[CacheHandle] = []
         try:
@@ -84,12 +84,11 @@ class CacheDirectory:
         """The right to compile the entry of *token*; None where another has it, and there is no use in waiting.
 
         Waits for a living holder at most *wait_ns* nanoseconds, and never beyond the holder's own deadline
-        (the knob `lease_seconds`). A holder that dies gives it up. It is not given, and not waited for, while a
-        driver is still to write the entry late. Having waited, look again before compiling.
+        (the knob `lease_seconds`). A holder that dies gives it up. Having waited, look again before compiling.
 
         Raises `Unreadable` when the directory cannot be made or written, `Cancelled` within 50 ms.
         """
-        store, name = self._store, lease_name(token)
+        store, name = self.store, lease_name(token)
         store.make_directory()
         if cancel is not None:
             cancel.check()
@@ -112,36 +111,21 @@ class CacheDirectory:
             return None
         lease = Lease(store, token, fd, waited=waited)
         try:
-            if self.late_writer(token) is not None:
-                lease.keep_claim()
-                lease.close()
-                return None
             with store.naming("written"):
-                lease.claim(Claim.of_this_process(store.clock(), knobs.lease_seconds()))
+                lease.begin()
         except BaseException:
             lease.close()
             raise
         return lease
 
-    def late_writer(self, token: bytes) -> Claim | None:
-        """Who is still going to write the entry, which is empty until then; None where nobody is."""
-        if (claim := late_claim(self._store, token)) is None:
-            return None
-        models, datas = file_names(token, claim.models, claim.datas)
-        try:
-            sizes = [self._store.files.status_of(self.path / n).size for n in (*models, *datas)]
-        except OSError:
-            return None
-        return None if any(sizes) else claim
-
     def record(self, token: bytes) -> IndexRecord | None:
         """What the entry was compiled from; None where nothing trustworthy says it."""
-        return self._store.read_record(token)
+        return self.store.read_record(token)
 
     def records(self) -> list[IndexRecord]:
         """What every entry was compiled from, the one used last first; empty without a directory."""
         try:
-            found = sorted(scan(self._store), key=lambda group: group.used_ns, reverse=True)
+            found = sorted(scan(self.store), key=lambda group: group.used_ns, reverse=True)
         except OSError:
             return []
         records = (self.record(group.token) for group in found if group.is_entry)
@@ -160,14 +144,14 @@ class CacheDirectory:
 
     def touch(self, token: bytes) -> None:
         """Notes that the entry was used now. Never raises: a directory may be read-only."""
-        now = int(self._store.clock() * 1e9)
+        now = int(self.store.clock() * 1e9)
         try:
-            self._store.files.touch(self.path / index_name(token), now)
+            self.store.files.touch(self.path / index_name(token), now)
         except OSError:
             return
 
     def _lock_to_read(self, token: bytes, names: tuple[str, ...]) -> int:
-        store, name = self._store, lock_name(token)
+        store, name = self.store, lock_name(token)
         with store.naming("read"):
             try:
                 try:
@@ -183,8 +167,7 @@ class CacheDirectory:
         return held
 
     def _who_writes(self, token: bytes) -> str:
-        claim = late_claim(self._store, token)
-        if claim is None:
+        if (claim := late_claim(self.store, token)) is None:
             return "the entry is empty, and nobody is going to write it any more"
         return f"the driver of process {claim.pid} has not written the entry yet"
 

@@ -7,9 +7,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
-from penstock.cache.naming import Role, index_name, lease_name, letters_of, lock_name, parse_name
+from penstock.cache.naming import (
+    Role,
+    file_names,
+    index_name,
+    lease_name,
+    letters_of,
+    lock_name,
+    parse_name,
+)
 from penstock.cache.store import Store
-from penstock.errors import CacheError
+from penstock.errors import CacheError, InputError
 from penstock.sealed.files import FileStatus, open_cache_file
 
 
@@ -159,7 +167,7 @@ def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
 
 
 def late_claim(store: Store, token: bytes) -> Claim | None:
-    """The claim of the late writer that is going to write the entry, if it lives and has time left."""
+    """The claim of a late writer of the entry, if it lives and has time left."""
     with suppress(OSError, CacheError):
         fd = open_cache_file(store.path / lease_name(token), files=store.files)
         try:
@@ -167,5 +175,16 @@ def late_claim(store: Store, token: bytes) -> Claim | None:
         finally:
             store.close(fd)
         if claim and claim.late and not claim.expired(store.clock()) and not claim.dead():
+            return claim
+    return None
+
+
+def awaited_claim(store: Store, token: bytes) -> Claim | None:
+    """As `late_claim`, while the entry is there and still empty."""
+    if (claim := late_claim(store, token)) is None:
+        return None
+    with suppress(OSError, InputError):
+        names = [n for names in file_names(token, claim.models, claim.datas) for n in names]
+        if not any(store.files.status_of(store.path / name).size for name in names):
             return claim
     return None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from penstock.hal import MAX_NUMBER_OF_CACHE_FILES
+
 MOST_INDEX_BYTES: Final = 1 << 20
+Digits: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
+
 _DOMAIN: Final = b"penstock cache index\0"
 
 
@@ -20,13 +25,13 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     the driver took, *penstock* the version that wrote it.
     """
 
-    token: str
-    binding: str
+    token: Digits
+    binding: Digits
     device: str
     version: str
     ingredients: dict[str, str]
-    models: int
-    datas: int
+    models: Count
+    datas: Count
     compile_ns: int = 0
     created: float = msgspec.field(default_factory=time.time)
     penstock: str = ""

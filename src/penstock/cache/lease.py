@@ -10,7 +10,7 @@ from typing import Self
 
 from penstock import knobs
 from penstock.cache.claim import Claim
-from penstock.cache.eviction import collect
+from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
@@ -31,7 +31,7 @@ class Lease:
         self.waited = waited
         self._store, self._token = store, token
         self._fd: int | None = fd
-        self._late = False
+        self._awaited: Claim | None = None
         self._pending: list[OpenFiles] = []
 
     def create(self, needed: tuple[int, int]) -> OpenFiles:
@@ -101,8 +101,9 @@ class Lease:
             self.discard(files)
             raise
         files.temporaries = ()
-        if late:
-            self._leave_to_late_writer(record, empty=empty)
+        self._awaited = None
+        if late and empty:
+            self._leave_to_late_writer(record)
         with suppress(OSError, Unreadable):
             limit = knobs.cache_limit_mib()
             collect(store, limit << 20 if limit > 0 else None, keep=self._token)
@@ -120,7 +121,7 @@ class Lease:
         try:
             for files in self._pending:
                 self.discard(files)
-            if not self._late:
+            if self._awaited is None:
                 self._store.unlink_quietly([lease_name(self._token)])
         finally:
             self._store.release(fd)
@@ -136,17 +137,24 @@ class Lease:
     ) -> None:
         self.close()
 
-    def claim(self, claim: Claim) -> None:
-        """Writes *claim* into the lease file. Raises `OSError`."""
-        self._check_open()
+    def late_writer(self) -> str | None:
+        """Which process is still going to write the entry, in words; None where none is, or where it has written.
+
+        Files that are published now replace what it was going to write, and its write is dropped.
+        """
+        return None if self._awaited is None else f"process {self._awaited.pid}"
+
+    def begin(self) -> None:
+        """Says in the lease file who holds it, unless a late writer's claim stands there. Raises `OSError`."""
+        self._awaited = awaited_claim(self._store, self._token)
+        if self._awaited is None:
+            self._write(Claim.of_this_process(self._store.clock(), knobs.lease_seconds()))
+
+    def _write(self, claim: Claim) -> None:
         assert self._fd is not None
         files = self._store.files
         files.truncate(self._fd, 0)
         write_all(files, self._fd, claim.pack(), 0)
-
-    def keep_claim(self) -> None:
-        """What the lease file says stays when the lease is given up."""
-        self._late = True
 
     def _check_open(self) -> None:
         if self._fd is None:
@@ -189,10 +197,8 @@ class Lease:
             store.write_record(token, record)
         store.forget(token, record, replaced - store.entry_ids(token, record))
 
-    def _leave_to_late_writer(self, record: IndexRecord, *, empty: bool) -> None:
-        """Others may recompile an entry that is there and does not load, but not one that is being written."""
-        if not empty:
-            return
+    def _leave_to_late_writer(self, record: IndexRecord) -> None:
+        """Others may recompile an entry that is there and does not load, but not one that is still to be written."""
         claim = Claim.of_this_process(
             self._store.clock(),
             knobs.late_write_seconds(),
@@ -201,5 +207,5 @@ class Lease:
             datas=record.datas,
         )
         with suppress(OSError):
-            self.claim(claim)
-            self.keep_claim()
+            self._write(claim)
+            self._awaited = claim

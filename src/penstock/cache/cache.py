@@ -1,0 +1,225 @@
+"""Looking after a cache directory: what is in it, whether it is sound, why something is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from penstock import knobs
+from penstock.cache.directory import CacheDirectory
+from penstock.cache.eviction import Found, collect, scan
+from penstock.cache.index import IndexRecord
+from penstock.cache.ingredients import (
+    binding_of,
+    changed_ingredients,
+    derived_token,
+    describe_change,
+    ingredients_of,
+)
+from penstock.cache.location import default_directory
+from penstock.errors import CacheError, DriverError, InputError, NoEntry, Unreadable
+from penstock.hal import Device, PrepareConfig
+from penstock.ir import Model
+
+if TYPE_CHECKING:
+    from penstock.sealed.seal import Seal
+
+_NO_INGREDIENTS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One entry of a cache directory.
+
+    *token* is the 32 bytes that name it, *model_cache* and *data_cache* are its files, *nbytes* what they and
+    the index take, *created* and *used* seconds since the epoch. What the index tells, and is empty without
+    a sound one: *device* and *version*, whose artefact it is; *ingredients*, name -> text of all that it was
+    compiled from; *binding*, their digest; *compile_ns*, how long that took.
+    """
+
+    token: bytes
+    model_cache: tuple[Path, ...]
+    data_cache: tuple[Path, ...]
+    nbytes: int
+    created: float
+    used: float
+    device: str = ""
+    version: str = ""
+    ingredients: Mapping[str, str] = field(default=_NO_INGREDIENTS, hash=False)
+    binding: bytes = b""
+    compile_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Whether a compile would find its entry, *found*, and why not: *reason* is `<Name>: sentence`.
+
+    *token* is what the entry is, or would be, named by and *ingredients* what that is derived from. Where
+    there is no such entry *nearest* is the index record of the one that differs least, and *changed* names
+    the ingredients that differ.
+    """
+
+    token: bytes
+    ingredients: Mapping[str, str]
+    found: bool
+    reason: str = ""
+    nearest: IndexRecord | None = None
+    changed: tuple[str, ...] = ()
+
+
+class Cache:
+    """The compilation cache in *directory*; None is the one of `compile(cache=True)`.
+
+    Safe beside any number of compiles in other processes: an entry that one of them uses at the moment is
+    left alone. Nothing here makes a directory that is not there: it is an empty cache.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        chosen = default_directory() if directory is None else Path(directory).expanduser()
+        self.directory = chosen.absolute()
+        self._cache = CacheDirectory(self.directory)
+
+    def entries(self) -> list[CacheEntry]:
+        """Every entry, the one used last first. Raises `Unreadable`."""
+        found = sorted(self._scan(), key=lambda group: group.used_ns, reverse=True)
+        return [self._entry(group) for group in found]
+
+    def verify(self) -> list[tuple[CacheEntry, CacheError | None]]:
+        """Each entry, with None where a driver would accept it, else the error that it would be refused with.
+
+        Reads every file and compares it with what its driver's registry lists. Raises `Unreadable` for a
+        directory that cannot be listed.
+        """
+        return [(entry, self._verified(entry)) for entry in self.entries()]
+
+    def explain(
+        self,
+        model: Model,
+        device: Device,
+        config: PrepareConfig | None = None,
+        *,
+        step: Model | None = None,
+        operations: Sequence[int] | None = None,
+        shapes: Mapping[int, Sequence[int]] | None = None,
+    ) -> Explanation:
+        """Whether a compile of *model* on *device* would find its entry, and if not, what has changed.
+
+        *step* and *operations* are the part that *device* gets, a model of its own and its indexes in *model*;
+        None is the whole. *shapes* are the input shapes given for the compile, by input position.
+        """
+        ingredients = ingredients_of(
+            model,
+            device,
+            config or PrepareConfig(),
+            step=step,
+            operations=operations,
+            shapes=shapes,
+        )
+        token, needed = derived_token(ingredients), device.cache_files_needed()
+        if needed == (0, 0):
+            reason = str(NoEntry(f"device {device.name} does not cache"))
+            return Explanation(token, ingredients, found=False, reason=reason)
+        if any(group.token == token for group in self._scan()):
+            seal = self._cache.store.seal(device.name, device.version, needed)
+            defect = self._defect(seal, token, binding_of(ingredients), needed)
+            return Explanation(token, ingredients, defect is None, str(defect or ""))
+        nearest = self._cache.nearest(ingredients)
+        if nearest is None:
+            reason = str(NoEntry("nothing is cached here"))
+            return Explanation(token, ingredients, found=False, reason=reason)
+        before = nearest.ingredients
+        changed = tuple(changed_ingredients(before, ingredients))
+        texts = ", ".join(describe_change(n, before.get(n), ingredients.get(n)) for n in changed)
+        reason = str(NoEntry(f"the nearest entry differs in {texts}"))
+        return Explanation(token, ingredients, False, reason, nearest, changed)
+
+    def gc(self, max_bytes: int | None = None) -> list[CacheEntry]:
+        """Removes the entries unused for longest until at most *max_bytes* are left, and what dead processes left.
+
+        None is the knob `cache_limit_mib`. Returns the entries that went; those in use stay. Raises
+        `Unreadable`.
+        """
+        if max_bytes is None:
+            limit = knobs.cache_limit_mib()
+            max_bytes = limit << 20 if limit > 0 else None
+        elif max_bytes < 0:
+            raise InputError(f"a cache cannot be kept to {max_bytes} bytes")
+        return self._collect(max_bytes)
+
+    def clear(self) -> list[CacheEntry]:
+        """Removes every entry that nobody uses at the moment, also from the drivers' registries; returns them.
+
+        Raises `Unreadable`.
+        """
+        return self._collect(-1)
+
+    def _collect(self, most_bytes: int | None) -> list[CacheEntry]:
+        before = {entry.token: entry for entry in self.entries()}
+        if not before and not self.directory.exists():
+            return []
+        with self._cache.store.naming("emptied"):
+            gone = collect(self._cache.store, most_bytes)
+        return [before[token] for token in gone if token in before]
+
+    def _scan(self) -> list[Found]:
+        with self._cache.store.naming("read"):
+            try:
+                return [group for group in scan(self._cache.store) if group.is_entry]
+            except FileNotFoundError:
+                return []
+
+    def _entry(self, group: Found) -> CacheEntry:
+        files = group.names("model", "data")
+        created = min(group.status[name].modified_ns for name in files) / 1e9
+        entry = CacheEntry(
+            group.token,
+            tuple(self.directory / name for name in group.names("model")),
+            tuple(self.directory / name for name in group.names("data")),
+            group.nbytes,
+            created,
+            group.used_ns / 1e9,
+        )
+        if (record := self._cache.record(group.token)) is None:
+            return entry
+        return CacheEntry(
+            entry.token,
+            entry.model_cache,
+            entry.data_cache,
+            entry.nbytes,
+            record.created,
+            entry.used,
+            record.device,
+            record.version,
+            MappingProxyType(record.ingredients),
+            bytes.fromhex(record.binding),
+            record.compile_ns,
+        )
+
+    def _verified(self, entry: CacheEntry) -> CacheError | None:
+        record = self._cache.record(entry.token)
+        if record is None:
+            return Unreadable(
+                "the entry's index is missing or altered, so nothing says whose it is"
+            )
+        seal = self._cache.store.seal(
+            record.device, record.version, needed := (record.models, record.datas)
+        )
+        return self._defect(seal, entry.token, bytes.fromhex(record.binding), needed)
+
+    def _defect(
+        self, seal: Seal, token: bytes, binding: bytes, needed: tuple[int, int]
+    ) -> CacheError | None:
+        try:
+            with self._cache.open(token, needed) as files:
+                loaded = seal.load(files.model, files.data, token, binding)
+        except CacheError as error:
+            return error
+        except DriverError as error:
+            return Unreadable(str(error))
+        for payload in (*loaded.model, *loaded.data):
+            payload.release()
+        return None
