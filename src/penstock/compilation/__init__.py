@@ -3,6 +3,7 @@
 from penstock.compilation.compilation import (
     FALLBACK_DEVICE,
     Compilation,
+    Means,
     PreparedStep,
     compile_plan,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "CacheOutcome",
     "Compilation",
     "CopyReceipt",
+    "Means",
     "PreparedStep",
     "Receipt",
     "StepReceipt",

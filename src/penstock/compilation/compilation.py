@@ -10,16 +10,11 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from penstock.compilation.receipt import Receipt, StepReceipt
-from penstock.errors import (
-    Cancelled,
-    DriverError,
-    GeneralFailure,
-    MissedDeadline,
-    MissedDeadlinePersistent,
-)
+from penstock.compilation.calls import call_driver, check_interrupts, describe
+from penstock.compilation.receipt import CacheOutcome, Receipt, StepReceipt
+from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.hal import (
     ACCURACY_RANK,
     AccuracyClass,
@@ -31,6 +26,10 @@ from penstock.hal import (
 )
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 
+if TYPE_CHECKING:
+    from penstock.compilation.background import PendingStep
+    from penstock.compilation.caching import Caching
+
 log = logging.getLogger(__name__)
 
 FALLBACK_DEVICE: Final = "reference"
@@ -40,14 +39,45 @@ FALLBACK_DEVICE: Final = "reference"
 NO_CANDIDATE: Final = "not a candidate; it repeats only what another device failed at"
 
 
+NO_CACHE_ASKED: Final = CacheOutcome("off", "no cache was asked for")
+STILL_COMPILING: Final = "still compiling"
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """One step of a plan with what its driver made of it."""
+    """One step of a plan with what its driver made of it.
+
+    *pending* is the compile on the device that the plan chose, while another one runs the step.
+    """
 
     step: ExecutionStep
     device: Device
     prepared: PreparedModel
     receipt: StepReceipt
+    pending: PendingStep | None = None
+
+    def close(self) -> None:
+        """Closes the prepared model, after the compile under way; twice is harmless. Logs what a driver raises."""
+        if self.pending is not None:
+            self.pending.close()
+        try:
+            self.prepared.close()
+        except Exception as error:  # noqa: BLE001  # a driver may raise anything
+            log.warning("device %s failed in close: %r", self.device.name, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a compile may do beside calling the plan's own drivers.
+
+    *allow_fallback* lets `FALLBACK_DEVICE` among the devices repeat what another failed at. *caching* is how
+    the cache is used, None not at all. *meanwhile* runs a step that has to be compiled until that is done;
+    None waits.
+    """
+
+    allow_fallback: bool = True
+    caching: Caching | None = None
+    meanwhile: Device | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +97,12 @@ def compile_plan(
     plan: ExecutionPlan,
     devices: Mapping[str, Device],
     config: PrepareConfig,
-    *,
-    allow_fallback: bool,
+    means: Means,
 ) -> Compilation:
     """Prepares every step of *plan* on its device.
 
     *devices* maps names to the devices the plan may use; fall-back needs `FALLBACK_DEVICE` among them,
-    *allow_fallback*, and `may_fall_back` of the step.
+    *means* that allow it, and `may_fall_back` of the step.
 
     Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the deadline of
     *config* has passed, `Cancelled` once its token is set. Both are looked at before each compile and
@@ -87,7 +116,7 @@ def compile_plan(
         for position, step in enumerate(plan.steps):
             if config.progress is not None:
                 config.progress(ProgressEvent("compile", step.device, position, len(plan.steps)))
-            prepared, tries = prepare_step(step, devices, config, allow_fallback=allow_fallback)
+            prepared, tries = prepare_step(step, devices, config, means)
             compiles += tries
             done.append(prepared)
         check_interrupts(config)
@@ -104,35 +133,95 @@ def prepare_step(
     step: ExecutionStep,
     devices: Mapping[str, Device],
     config: PrepareConfig,
-    *,
-    allow_fallback: bool,
+    means: Means,
 ) -> tuple[PreparedStep, int]:
     """One step prepared, on its device or else on the fall-back; and how many compiles it took.
 
-    It falls back where *allow_fallback* and the step's `may_fall_back` let it, and the fall-back
-    supports all of it in the accuracy class of *config*.
+    It falls back where *means* and the step's `may_fall_back` let it, and the fall-back supports all
+    of it in the accuracy class of *config*.
     """
     device = devices[step.device]
     began = time.perf_counter_ns()
+    if (meanwhile := means.meanwhile) is not None and _may_stand_in(
+        meanwhile, device, step, config
+    ):
+        return _begin(step, device, meanwhile, config, means)
     try:
-        prepared = call_driver(device, step, config)
+        prepared, outcome, compiles = _obtain(device, step, config, means.caching)
     except (MissedDeadline, Cancelled):
         raise
     except DriverError as error:
         fallback = devices.get(FALLBACK_DEVICE)
         if (
-            not (allow_fallback and step.may_fall_back)
+            not means.allow_fallback
             or fallback is None
-            or fallback is device
-            or not supports_all(fallback, step, config.accuracy)
+            or not _may_stand_in(fallback, device, step, config)
         ):
             raise
         log.warning(
             "step %d: %s failed to compile it, falling back: %s", step.index, device.name, error
         )
         return _fall_back(step, device, fallback, config, error), 2
-    receipt = StepReceipt(device.name, step.operations, time.perf_counter_ns() - began)
-    return PreparedStep(step, device, prepared, receipt), 1
+    receipt = StepReceipt(
+        device.name, step.operations, time.perf_counter_ns() - began, cache=outcome
+    )
+    return PreparedStep(step, device, prepared, receipt), compiles
+
+
+def _may_stand_in(
+    other: Device, device: Device, step: ExecutionStep, config: PrepareConfig
+) -> bool:
+    """Whether *other* may and can do what the plan gives to *device*."""
+    return step.may_fall_back and other is not device and supports_all(other, step, config.accuracy)
+
+
+def _obtain(
+    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching | None
+) -> tuple[PreparedModel, CacheOutcome, int]:
+    if caching is None:
+        return call_driver(device, step, config), NO_CACHE_ASKED, 1
+    from penstock.compilation.caching import obtain
+
+    obtained = obtain(device, step, config, caching)
+    return obtained.prepared, obtained.outcome, int(obtained.compiled)
+
+
+def _begin(
+    step: ExecutionStep, device: Device, meanwhile: Device, config: PrepareConfig, means: Means
+) -> tuple[PreparedStep, int]:
+    """The step out of the cache, else on *meanwhile* with its compile begun in the background."""
+    began = time.perf_counter_ns()
+    if means.caching is not None:
+        from penstock.compilation.caching import look_up
+
+        if (found := look_up(device, step, config, means.caching)) is not None:
+            receipt = StepReceipt(
+                device.name,
+                step.operations,
+                time.perf_counter_ns() - began,
+                cache=found.outcome,
+            )
+            return PreparedStep(step, device, found.prepared, receipt), 0
+    from penstock.compilation.background import PendingStep
+
+    moved = replace(step, device=meanwhile.name, may_fall_back=False)
+    prepared = call_driver(meanwhile, moved, config)
+    receipt = StepReceipt(
+        meanwhile.name,
+        step.operations,
+        time.perf_counter_ns() - began,
+        cache=CacheOutcome("miss", f"{STILL_COMPILING} on {device.name}"),
+        fallback_from=device.name,
+        error=STILL_COMPILING,
+    )
+
+    def make(own: PrepareConfig) -> PreparedStep:
+        return prepare_step(
+            step, {device.name: device}, own, replace(means, allow_fallback=False, meanwhile=None)
+        )[0]
+
+    pending = PendingStep(make, config, f"{step.index}-{device.name}")
+    return PreparedStep(moved, meanwhile, prepared, receipt, pending), 1
 
 
 def _fall_back(
@@ -145,39 +234,11 @@ def _fall_back(
         fallback.name,
         step.operations,
         time.perf_counter_ns() - began,
+        cache=CacheOutcome("off", "a fall-back is not cached"),
         fallback_from=failed.name,
         error=describe(error),
     )
     return PreparedStep(moved, fallback, prepared, receipt)
-
-
-def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
-    """`prepare_model` with its contract enforced: whatever else a driver raises or returns is a
-    `GeneralFailure` that names the device.
-    """
-    check_interrupts(config)
-    try:
-        prepared: Any = device.prepare_model(step.model, config)
-    except (DriverError, Cancelled):
-        raise
-    except Exception as error:
-        raise GeneralFailure(f"device {device.name} failed in prepare_model: {error!r}") from error
-    if not callable(getattr(prepared, "execute", None)):
-        raise GeneralFailure(
-            f"device {device.name} returned {type(prepared).__name__} from prepare_model, "
-            "which is no prepared model"
-        )
-    return prepared  # type: ignore[no-any-return]  # as far as can be known of a driver's object
-
-
-def check_interrupts(config: PrepareConfig) -> None:
-    """Raises once the token is set or the deadline has passed."""
-    if config.cancel is not None:
-        config.cancel.check()
-    if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-        raise MissedDeadlinePersistent(
-            "the compile's timeout had passed before every step was compiled"
-        )
 
 
 def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = "relaxed") -> bool:
@@ -202,21 +263,13 @@ def _answers(device: Device, step: ExecutionStep) -> Sequence[Support]:
     return answers
 
 
-def describe(error: BaseException) -> str:
-    """An error in one line, with its class."""
-    return f"{type(error).__name__}: {error}"
-
-
 def _close(steps: Iterable[PreparedStep]) -> None:
     for step in steps:
-        try:
-            step.prepared.close()
-        except Exception as error:  # noqa: BLE001  # a driver may raise anything
-            log.warning("device %s failed in close: %r", step.device.name, error)
+        step.close()
 
 
 def _as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    moved = [step for step in done if step.receipt.fallback_from is not None]
+    moved = [step for step in done if step.receipt.fallback_from is not None and not step.pending]
     if not moved:
         return plan
     operations = list(plan.operations)
@@ -232,7 +285,9 @@ def _as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> Execution
         for position, index in enumerate(step.step.operations):
             accuracy = answers[position].accuracy if answers else operations[index].accuracy
             operations[index] = _moved(operations[index], step, accuracy)
-    steps = tuple(step.step for step in done)
+    steps = tuple(
+        before if step.pending else step.step for before, step in zip(plan.steps, done, strict=True)
+    )
     return replace(plan, devices=devices, steps=steps, operations=tuple(operations))
 
 

@@ -9,13 +9,24 @@ import msgspec
 
 
 class CacheOutcome(msgspec.Struct, frozen=True):
-    """What the compilation cache did for one step, and why."""
+    """What the compilation cache did for one step, and why.
+
+    The *reason* of a miss begins with the name of a `CacheError` where the cache refused something; that of
+    a hit names the artefact, where the driver has several. After a miss, *saved* says whether the compiled
+    step is in the cache now, and *not_saved* why not.
+    """
 
     outcome: Literal["hit", "miss", "off"]
     reason: str = ""
+    saved: bool = False
+    not_saved: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.outcome}: {self.reason}" if self.reason else self.outcome
+        return f"{text}; not saved: {self.not_saved}" if self.not_saved else text
 
 
-CACHE_OFF: Final = CacheOutcome("off", "this version keeps no compilation cache")
+CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 
 
 class StepReceipt(msgspec.Struct, frozen=True):
@@ -70,7 +81,7 @@ class Receipt(msgspec.Struct, frozen=True):
         ]
         for index, step in enumerate(self.steps):
             line = f"  step {index} on {step.device}: {len(step.operations)} operations, {step.wall_ns / 1e6:.3f} ms"
-            line += f", cache {step.cache.outcome}"
+            line += f", cache {step.cache}"
             if step.fallback_from is not None:
                 line += f", fell back from {step.fallback_from}: {step.error}"
             lines.append(line)

@@ -10,13 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.compilation.compilation import (
-    FALLBACK_DEVICE,
-    PreparedStep,
-    call_driver,
-    describe,
-    supports_all,
-)
+from penstock.compilation.calls import call_driver, describe
+from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep, supports_all
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import (
     Cancelled,

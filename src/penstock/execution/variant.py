@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.compilation.compilation import Compilation
+from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
     InputError,
     MissedDeadlinePersistent,
@@ -50,9 +50,9 @@ class Variant:
         self.compilation = compilation
         self.model = plan.model
         entry = self.model.entry
-        self._runners = tuple(
-            StepRunner(s, devices, config, allow_fallback) for s in compilation.steps
-        )
+        self._devices, self._config, self._allow_fallback = devices, config, allow_fallback
+        self._runners = [self._runner(step) for step in compilation.steps]
+        self._pending = any(step.pending is not None for step in compilation.steps)
         self._inputs = entry.ordinary_inputs
         self.outputs = entry.ordinary_outputs
         self._constants = {
@@ -71,6 +71,7 @@ class Variant:
         self._arena_size, self._alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         self._arenas: list[dict[int, NDArray]] = []
         self._lock = threading.Lock()
+        self._replaced: list[StepRunner] = []
 
     def run(
         self,
@@ -89,8 +90,28 @@ class Variant:
         with state.lock:
             return self._run(inputs, out, state, config, trace)
 
+    def _runner(self, step: PreparedStep) -> StepRunner:
+        return StepRunner(step, self._devices, self._config, self._allow_fallback)
+
+    def _take_compiled(self) -> None:
+        """Puts steps whose compile has ended in the place of those that ran meanwhile."""
+        with self._lock:
+            waiting = False
+            for at, runner in enumerate(self._runners):
+                pending = runner.prepared.pending
+                if pending is None:
+                    continue
+                if not pending.done:
+                    waiting = True
+                elif pending.result is not None:
+                    self._replaced.append(runner)
+                    self._runners[at] = self._runner(pending.result)
+            self._pending = waiting
+
     def close(self) -> None:
         """Closes the prepared models; twice is harmless."""
+        for runner in self._replaced:
+            runner.close()
         for runner in self._runners:
             runner.close()
         self.compilation.close()
@@ -115,6 +136,8 @@ class Variant:
         arena = self._take_arena() if self._slots else None
         if arena is not None:
             values.update(arena)
+        if self._pending:
+            self._take_compiled()
         try:
             for runner in self._runners:
                 if config.cancel is not None:

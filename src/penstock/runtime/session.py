@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import operator
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from penstock import knobs
-from penstock.compilation.compilation import FALLBACK_DEVICE, compile_plan
+from penstock.compilation.compilation import (
+    FALLBACK_DEVICE,
+    Compilation,
+    Means,
+    compile_plan,
+)
 from penstock.errors import InputError, NotAvailable
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
@@ -30,9 +37,16 @@ from penstock.hal import (
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.partitioning.placement import place
+from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.threads import allowed_threads
+
+if TYPE_CHECKING:
+    from penstock.cache.info import CacheInfo
+    from penstock.compilation.caching import Caching
+
+log = logging.getLogger(__name__)
 
 
 def compile_model(
@@ -45,7 +59,7 @@ def compile_model(
     num_threads: int | None = None,
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    cache: object = True,
+    cache: bool | str | os.PathLike[str] | CacheInfo | None = True,
     policy: Policy | None = None,
     isolate: bool | None = None,
     tune: bool = False,
@@ -57,7 +71,10 @@ def compile_model(
     names, DeviceInfo or Device objects, in order of preference, places on these only. *timeout* is in
     seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity and
     OMP_NUM_THREADS allow. *signature* chooses an entry point and its names; *shapes* maps input
-    names to full shapes, which replace the model's. *cache*, *isolate* and *tune* have no feature behind
+    names to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
+    user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo` under the
+    caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a cache only
+    means a compile; the receipt says what was hit, or why not. *isolate* and *tune* have no feature behind
     them yet and take their defaults only (also False, which asks for nothing).
 
     Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument,
@@ -67,8 +84,11 @@ def compile_model(
     """
     policy = Policy() if policy is None else policy
     _check_types(cancel, num_threads, shapes, policy, progress)
-    _refuse_unavailable(cache, isolate, tune, policy)
-    arguments = _Arguments(devices, preference, priority, num_threads, signature, shapes, policy)
+    _refuse_unavailable(isolate, tune, policy)
+    info = _cache_info(cache)
+    arguments = _Arguments(
+        devices, preference, priority, num_threads, signature, shapes, policy, info
+    )
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
     if priority not in PRIORITIES:
@@ -91,6 +111,7 @@ class _Arguments:
     signature: str | None
     shapes: Mapping[str, Sequence[int]] | None
     policy: Policy
+    cache: CacheInfo | None
 
 
 class _Session:
@@ -137,13 +158,25 @@ class _Session:
         model = infer_shapes(self.model, shapes)
         policy = self.arguments.policy
         plan = place(model, self.chosen, policy, self.arguments.preference)
+        log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
         allow = policy.allow_fallback and knobs.allow_fallback()
         devices = {d.name: d for d in self.chosen}
         fallback = manager.by_name(FALLBACK_DEVICE) if self.arguments.devices is None else None
         if allow and fallback is not None:
             devices.setdefault(FALLBACK_DEVICE, fallback)
-        compilation = compile_plan(plan, devices, config, allow_fallback=allow)
+        meanwhile = None
+        if policy.while_compiling == "reference":
+            meanwhile = manager.by_name(FALLBACK_DEVICE)
+        means = Means(allow, self._caching(shapes, plan), meanwhile)
+        compilation = _logged(plan, compile_plan(plan, devices, config, means))
         return Variant(compilation, devices, _for_later(config), allow)
+
+    def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
+        if self.arguments.cache is None:
+            return None
+        from penstock.compilation.caching import Caching
+
+        return Caching(self.arguments.cache, self.model, shapes, plan)
 
 
 def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:
@@ -189,16 +222,40 @@ def _check_types(
         )
 
 
-def _refuse_unavailable(cache: Any, isolate: bool | None, tune: bool, policy: Policy) -> None:
-    if cache is not True and cache is not False and cache is not None:
-        raise NotAvailable("cache directories are not available yet; leave cache at its default")
+def _cache_info(cache: object) -> CacheInfo | None:
+    """What *cache* of `compile_model` asks for."""
+    if cache is None or cache is False:
+        return None
+    from penstock.cache.info import CacheInfo
+
+    if isinstance(cache, CacheInfo):
+        return cache
+    if cache is True:
+        from penstock.cache.location import default_directory
+
+        return CacheInfo(default_directory())
+    if isinstance(cache, str | os.PathLike) and os.fspath(cache):
+        return CacheInfo(cache)
+    raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")
+
+
+def _logged(plan: ExecutionPlan, compilation: Compilation) -> Compilation:
+    receipt = compilation.receipt
+    log.info(
+        "compiled %d operations in %d steps in %.3f s, %d driver compiles: %s",
+        len(plan.operations),
+        len(plan.steps),
+        receipt.wall_ns / 1e9,
+        receipt.compiles,
+        "; ".join(f"{step.device}, cache {step.cache}" for step in receipt.steps),
+    )
+    return compilation
+
+
+def _refuse_unavailable(isolate: bool | None, tune: bool, policy: Policy) -> None:
     if isolate:
         raise NotAvailable("isolated drivers are not available yet; leave isolate at its default")
     if tune:
         raise NotAvailable("measured placement is not available yet; leave tune at its default")
     if policy.shadow:
         raise NotAvailable("shadow runs are not available yet; leave Policy.shadow at its default")
-    if policy.while_compiling != "wait":
-        raise NotAvailable(
-            "running while compiling is not available yet; leave Policy.while_compiling at its default"
-        )

@@ -1,0 +1,55 @@
+"""Calls into drivers, with the contract enforced: what else a driver raises or returns becomes its error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
+from penstock.hal import Device, PrepareConfig, PreparedModel
+from penstock.partitioning.plan import ExecutionStep
+
+
+def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
+    """`prepare_model`: whatever else a driver raises or returns is a `GeneralFailure` that names the device."""
+    check_interrupts(config)
+    return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, config))
+
+
+def call_driver_from_cache(device: Device, config: PrepareConfig) -> PreparedModel:
+    """`prepare_model_from_cache`, likewise."""
+    check_interrupts(config)
+    return _checked(
+        device, "prepare_model_from_cache", lambda: device.prepare_model_from_cache(config)
+    )
+
+
+def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedModel:
+    try:
+        prepared = call()
+    except (DriverError, Cancelled):
+        raise
+    except Exception as error:
+        raise GeneralFailure(f"device {device.name} failed in {method}: {error!r}") from error
+    if not callable(getattr(prepared, "execute", None)):
+        raise GeneralFailure(
+            f"device {device.name} returned {type(prepared).__name__} from {method}, "
+            "which is no prepared model"
+        )
+    return prepared  # type: ignore[no-any-return]  # as far as can be known of a driver's object
+
+
+def check_interrupts(config: PrepareConfig) -> None:
+    """Raises once the token is set or the deadline has passed."""
+    if config.cancel is not None:
+        config.cancel.check()
+    if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+        raise MissedDeadlinePersistent(
+            "the compile's timeout had passed before every step was compiled"
+        )
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, with its class."""
+    return f"{type(error).__name__}: {error}"
