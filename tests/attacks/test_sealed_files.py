@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import random
@@ -386,7 +385,7 @@ def test_an_authentic_file_of_a_later_format_is_named_so(rig: Rig) -> None:
     whole = path.read_bytes()
     header = Header.unpack(whole[:HEADER_BYTES])
     assert header is not None
-    later = dataclasses.replace(header, format=2).pack(rig.keys().key())
+    later = header._replace(format=2).pack(rig.keys().key())
     path.write_bytes(later + whole[HEADER_BYTES:])
     assert rig.refuses(OtherVersion)
     assert rig.saved()
@@ -421,6 +420,6 @@ def test_a_row_of_another_number_of_files_is_refused(rig: Rig) -> None:
     registry = rig.registry()
     (row,) = registry.rows()
     registry.remove(row.token, row.entry)
-    registry.begin(dataclasses.replace(row, datas=()))
+    registry.begin(row._replace(datas=()))
     assert rig.refuses(ForeignEntry)
     assert rig.saved()

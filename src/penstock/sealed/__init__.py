@@ -28,11 +28,11 @@ from penstock.sealed.seal import (
     registry_path,
     state_directory,
 )
-from penstock.sealed.sqlite_registry import SqliteRegistry
 
 if TYPE_CHECKING:
     from penstock.sealed.blob_registry import BlobRegistry
     from penstock.sealed.late import LateWriter
+    from penstock.sealed.sqlite_registry import SqliteRegistry
 
 __all__ = [
     "HEADER_BYTES",
@@ -67,14 +67,17 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "BlobRegistry": "penstock.sealed.blob_registry",
+    "LateWriter": "penstock.sealed.late",
+    "SqliteRegistry": "penstock.sealed.sqlite_registry",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """What most drivers never use, when it is first asked for."""
-    if name == "BlobRegistry":
-        from penstock.sealed.blob_registry import BlobRegistry
+    """What costs time to import, when it is first asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return BlobRegistry
-    if name == "LateWriter":
-        from penstock.sealed.late import LateWriter
-
-        return LateWriter
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import secrets
+import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class BlobRegistry:
 
     def begin(self, row: Row) -> None:
         def insert(cache: PersistentBlobCache, state: RegistryState) -> bool:
-            placed = Row(row.token, row.entry, row.models, row.datas, state.count + 1)
+            placed = Row(row.token, row.entry, row.models, row.datas, state.changes + 1)
             head = _ROW.pack(state.registry, placed.sequence, len(row.models))
             mac = row_mac(self._keys.key(), self.owner, state.registry, placed)
             if not cache.set(_ROW_KEY + row.token + row.entry, head + mac + pack_records(row)):
@@ -128,7 +128,7 @@ class BlobRegistry:
                 if (
                     state := self._state_to_change(cache, floor, repair=repair)
                 ) is not None and act(cache, state):
-                    count = state.count + 1
+                    count = state.changes + 1
                     # Set last, it is the last to be evicted.
                     cache.set(_STATE_KEY, self._pack(RegistryState(state.registry, count)))
             finally:
@@ -152,7 +152,7 @@ class BlobRegistry:
         if state is None and repair:
             for key in sorted(cache.keys()):
                 cache.delete(key)
-            state = RegistryState(secrets.token_bytes(16), floor)
+            state = RegistryState(os.urandom(16), floor)
             cache.set(_STATE_KEY, self._pack(state))
         return state
 
@@ -196,7 +196,7 @@ class BlobRegistry:
             self.owner.driver_digest,
             self.owner.version_digest,
             state.registry,
-            state.count,
+            state.changes,
         )
         return fields + self._state_mac(fields)
 

@@ -7,12 +7,13 @@ import os
 import stat
 import sys
 import threading
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from penstock.errors import NotRegularFile, Unreadable
 from penstock.sealed.locks import Locking, SystemLocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
@@ -27,8 +28,7 @@ class Handle(Protocol):
     def fd(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FileStatus:
+class FileStatus(NamedTuple):
     """Of a file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its *owner* (0
     where there are none), its permission bits *mode*, the *identity* that no other file has as long as it
     exists, and *modified_ns*, nanoseconds since the epoch.

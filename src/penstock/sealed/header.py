@@ -6,8 +6,7 @@ import enum
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 MAGIC: Final = b"\x89PNSEAL\n"
 FORMAT: Final = 1
@@ -30,19 +29,18 @@ class Kind(enum.IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a cache file says of itself.
 
     *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry that lists
     it and *sequence* is that registry's count when the entry was sealed. *token*, *binding*, *driver* and
     *version* are 32 bytes each, the last two digests of the driver's name and version. The file is number
-    *index* of *models* or *datas* files of its *kind*; *root* is `merkle_root` of its *length* bytes of
+    *number* of *models* or *datas* files of its *kind*; *root* is `merkle_root` of its *length* bytes of
     payload.
     """
 
     kind: int
-    index: int
+    number: int
     models: int
     datas: int
     sequence: int
@@ -62,7 +60,7 @@ class Header:
             MAGIC,
             self.format,
             self.kind,
-            self.index,
+            self.number,
             self.models,
             self.datas,
             0,
@@ -83,13 +81,13 @@ class Header:
         """What *content* says, true or not; None when it is no header."""
         if len(content) != HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
             return None
-        _, format_, kind, index, models, datas, _, sequence, length, *rest = _FIELDS.unpack(
+        _, format_, kind, number, models, datas, _, sequence, length, *rest = _FIELDS.unpack(
             content[:_SIGNED]
         )
         entry, registry, token, binding, driver, version, root = rest
         return cls(
             kind,
-            index,
+            number,
             models,
             datas,
             sequence,
@@ -108,7 +106,7 @@ class Header:
     def place(self) -> str:
         """Where the file says it stands: "model file 0"."""
         word = Kind(self.kind).word if self.kind in set(Kind) else f"kind {self.kind}"
-        return f"{word} file {self.index}"
+        return f"{word} file {self.number}"
 
 
 def is_sealed(content: bytes, key: bytes) -> bool:

@@ -7,7 +7,7 @@ Service whose default collection is unlocked.
 from __future__ import annotations
 
 import importlib
-import secrets
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -75,7 +75,7 @@ class KeyringStore:
         """
         if (key := _key(within(self._limit_s, self._get, _KEY_NAME))) is not None:
             return key
-        within(self._limit_s, self._set, _KEY_NAME, secrets.token_hex(KEY_BYTES))
+        within(self._limit_s, self._set, _KEY_NAME, os.urandom(KEY_BYTES).hex())
         if (key := _key(within(self._limit_s, self._get, _KEY_NAME))) is None:
             raise KeyError(_KEY_NAME)
         return key

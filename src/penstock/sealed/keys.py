@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import enum
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import Unreadable
 from penstock.sealed.files import (
@@ -20,6 +18,9 @@ from penstock.sealed.files import (
     read_exactly,
     write_all,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEY_BYTES: Final = 32
 _STALE_SECONDS: Final = 60.0
@@ -63,7 +64,7 @@ class MemoryKeyStore:
     name = "memory"
 
     def __init__(self, key: bytes | None = None) -> None:
-        self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        self._key = os.urandom(KEY_BYTES) if key is None else key
         self.counts: dict[str, int] = {}
 
     def key(self) -> bytes:
@@ -138,11 +139,11 @@ class FileKeyStore:
         *instead*, in place of the file that is there.
         """
         self._sweep()
-        temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}.tmp")
+        temporary = self.path.with_name(f"{self.path.name}.{os.urandom(8).hex()}.tmp")
         fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
-                write_all(self._files, fd, secrets.token_bytes(KEY_BYTES), 0)
+                write_all(self._files, fd, os.urandom(KEY_BYTES), 0)
                 self._files.sync(fd)
             finally:
                 self._files.close(fd)

@@ -7,8 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unreadable
 from penstock.sealed.files import FileSystem, Handle
@@ -18,8 +17,7 @@ from penstock.sealed.seal import LoadedEntry, Payload, SaveReport, Seal, reason_
 LOCK_SECONDS: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Duplicate:
+class _Duplicate(NamedTuple):
     """A `Handle` of the writer's own."""
 
     fd: int

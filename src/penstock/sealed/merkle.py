@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from penstock import knobs
-
 T = TypeVar("T")
 
 LEAF_BYTES: Final = 1 << 20
@@ -62,6 +60,8 @@ def _parents(level: list[bytes]) -> Iterator[bytes]:
 
 
 def _threads() -> int:
+    from penstock import knobs
+
     if wanted := knobs.num_threads():
         return wanted
     if hasattr(os, "sched_getaffinity"):

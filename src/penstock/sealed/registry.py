@@ -5,8 +5,7 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from penstock.sealed.header import identity
 
@@ -19,16 +18,14 @@ _RECORD: Final = struct.Struct("<32sQ")
 _ROW_DOMAIN: Final = b"penstock registry row\x00"
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     """What one file was sealed as: *digest* is `file_digest` of its header, *length* its payload's bytes."""
 
     digest: bytes
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One entry: *models* and *datas* list its files in order. *sequence* is the registry's count when the
     row was inserted.
     """
@@ -40,30 +37,23 @@ class Row:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryState:
-    """*registry* (16 random bytes) names this registry since it was last emptied; *count* grows with each
-    change of it.
+class RegistryState(NamedTuple):
+    """*registry* (16 random bytes) names this registry since it was last emptied; *changes* counts what
+    was done to it.
     """
 
     registry: bytes
-    count: int
+    changes: int
 
 
-@dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose registry it is: a driver's name and its version string."""
+    """Whose registry it is: a driver's name and its version string, and the digests of both."""
 
-    driver: str
-    version: str
+    __slots__ = ("driver", "driver_digest", "version", "version_digest")
 
-    @property
-    def driver_digest(self) -> bytes:
-        return identity(self.driver)
-
-    @property
-    def version_digest(self) -> bytes:
-        return identity(self.version)
+    def __init__(self, driver: str, version: str) -> None:
+        self.driver, self.version = driver, version
+        self.driver_digest, self.version_digest = identity(driver), identity(version)
 
     @property
     def digits(self) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import secrets
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
-from penstock import knobs
 from penstock.errors import (
     CacheError,
     ForeignEntry,
@@ -39,9 +36,10 @@ from penstock.sealed.keys import KeyStore, default_key_store
 from penstock.sealed.merkle import merkle_root
 from penstock.sealed.private import private_copy
 from penstock.sealed.registry import MOST_FILES, FileRecord, Owner, Registry, Row
-from penstock.sealed.sqlite_registry import SqliteRegistry, make_private_directory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.sealed.late import LateWriter
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -50,8 +48,7 @@ TOKEN_BYTES: Final = 32
 ENTRY_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class SaveReport:
+class SaveReport(NamedTuple):
     """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
 
     *emptied*: it failed after the first byte was written, so that the files are empty and what they held
@@ -67,8 +64,7 @@ class SaveReport:
         return self.entry is not None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEntry:
+class LoadedEntry(NamedTuple):
     """A verified entry: read-only payloads in memory that no other process can write."""
 
     entry: bytes
@@ -95,17 +91,16 @@ class _Emptied(Exception):
     """A save failed, for its cause, and the files were emptied."""
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     """One open cache file and its place in the entry."""
 
     fd: int
     kind: Kind
-    index: int
+    number: int
 
     @property
     def place(self) -> str:
-        return f"{self.kind.word} file {self.index}"
+        return f"{self.kind.word} file {self.number}"
 
 
 class Seal:
@@ -344,12 +339,12 @@ class Seal:
         state = registry.open()
         common = Header(
             kind=0,
-            index=0,
+            number=0,
             models=self._needed[0],
             datas=self._needed[1],
-            sequence=state.count + 1,
+            sequence=state.changes + 1,
             length=0,
-            entry=secrets.token_bytes(ENTRY_BYTES),
+            entry=os.urandom(ENTRY_BYTES),
             registry=state.registry,
             token=token,
             binding=binding,
@@ -358,7 +353,7 @@ class Seal:
             root=b"",
         )
         headers = [
-            replace(common, kind=file.kind, index=file.index, length=length, root=root).pack(key)
+            common._replace(kind=file.kind, number=file.number, length=length, root=root).pack(key)
             for file, length, root in zip(files, lengths, roots, strict=True)
         ]
         records = [
@@ -459,7 +454,7 @@ class Seal:
             raise OtherVersion(f"{file.place} was sealed by another version of the driver")
         if not hmac.compare_digest(header.token, token):
             raise ForeignEntry(f"{file.place} was sealed for another token")
-        if (header.kind, header.index) != (file.kind, file.index):
+        if (header.kind, header.number) != (file.kind, file.number):
             raise ForeignEntry(f"{file.place} was sealed as {header.place}")
         if (header.models, header.datas) != self._needed:
             raise ForeignEntry(f"{file.place} is of an entry with another number of files")
@@ -487,7 +482,7 @@ class Seal:
         state = registry.state()
         if state is None or state.registry != header.registry:
             raise RegistryMissing("the registry that listed this entry is gone")
-        if state.count < header.sequence:
+        if state.changes < header.sequence:
             raise RolledBack("the registry is older than this entry")
         raise RolledBack("the registry no longer lists this entry: it was replaced or removed")
 
@@ -496,6 +491,9 @@ class Seal:
         if self._found is None:
             keys, registry = self._given_keys, self._given_registry
             if keys is None or registry is None:
+                from penstock import knobs
+                from penstock.sealed.sqlite_registry import SqliteRegistry, make_private_directory
+
                 directory = state_directory() / "sealed"
                 make_private_directory(directory)
                 keys = keys or default_key_store(directory, knobs.key_store)
@@ -508,6 +506,10 @@ class Seal:
 
 def state_directory() -> Path:
     """Where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory."""
+    from pathlib import Path
+
+    from penstock import knobs
+
     if chosen := knobs.state_dir():
         return Path(chosen).expanduser()
     import platformdirs

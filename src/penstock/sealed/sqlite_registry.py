@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 import sqlite3
 import stat
 import struct
@@ -137,7 +136,7 @@ class SqliteRegistry:
 
     def _insert(self, database: sqlite3.Connection, state: RegistryState, row: Row) -> int:
         # One more than the count so far: the change that is under way.
-        placed = Row(row.token, row.entry, row.models, row.datas, state.count + 1)
+        placed = Row(row.token, row.entry, row.models, row.datas, state.changes + 1)
         mac = row_mac(self._keys.key(), self.owner, state.registry, placed)
         database.execute(
             "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?)",
@@ -190,12 +189,12 @@ class SqliteRegistry:
                 state = self._state_to_change(database, floor, repair=repair)
                 if state is None or not act(database, state):
                     return 0
-                state = RegistryState(state.registry, state.count + 1)
+                state = RegistryState(state.registry, state.changes + 1)
                 database.execute(
                     "UPDATE registry SET count = ?, mac = ?",
-                    (state.count, self._whole_mac(database, state)),
+                    (state.changes, self._whole_mac(database, state)),
                 )
-                return state.count
+                return state.changes
 
     def _state_to_change(
         self, database: sqlite3.Connection, floor: int, *, repair: bool
@@ -208,7 +207,7 @@ class SqliteRegistry:
             state = None
         if state is not None or not repair:
             return state
-        state = RegistryState(secrets.token_bytes(16), floor)
+        state = RegistryState(os.urandom(16), floor)
         database.execute("DELETE FROM entry")
         database.execute("DELETE FROM registry")
         owner = self.owner
@@ -221,7 +220,7 @@ class SqliteRegistry:
                 owner.driver,
                 owner.version,
                 state.registry,
-                state.count,
+                state.changes,
                 self._whole_mac(database, state),
             ),
         )
@@ -268,7 +267,7 @@ class SqliteRegistry:
             rows += 1
         owner = self.owner
         fields = (owner.driver_digest, owner.version_digest, state.registry, macs.digest())
-        numbers = struct.pack("<QQ", state.count, rows)
+        numbers = struct.pack("<QQ", state.changes, rows)
         return hmac.digest(self._keys.key(), _WHOLE_DOMAIN + b"".join(fields) + numbers, "sha256")
 
     def _row(self, found: Sequence[object], registry: bytes) -> Row:

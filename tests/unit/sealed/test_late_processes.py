@@ -101,8 +101,8 @@ class Child:
             return name
         self.report = name
         # The descriptors' closing, then the end.
-        for line in self.process.stdout:
-            if line == "done\n":
+        for told in self.process.stdout:
+            if told == "done\n":
                 break
         return ""
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def row(number: int, token: int = 0) -> Row:
 
 
 def same(found: Row | None, wanted: Row) -> bool:
-    return found is not None and replace(found, sequence=0) == wanted
+    return found is not None and found._replace(sequence=0) == wanted
 
 
 def test_there_is_none_before_the_first_change(make: Make) -> None:
@@ -108,7 +107,7 @@ def test_rows_of_other_tokens_stay(make: Make) -> None:
 def test_every_change_counts(make: Make) -> None:
     registry = make()
     first = registry.open()
-    counts = [first.count]
+    counts = [first.changes]
     acts: list[Callable[[], None]] = [
         lambda: registry.begin(row(1)),
         lambda: registry.begin(row(2)),
@@ -119,10 +118,10 @@ def test_every_change_counts(make: Make) -> None:
         act()
         state = registry.open()
         assert state.registry == first.registry
-        counts.append(state.count)
+        counts.append(state.changes)
     assert counts == sorted(set(counts))
     registry.remove(bytes(32), bytes([9] * 16))
-    assert registry.open().count == counts[-1]
+    assert registry.open().changes == counts[-1]
 
 
 def test_another_version_starts_empty_and_leaves_this_one(tmp_path: Path) -> None:
@@ -209,7 +208,7 @@ def test_processes_that_start_at_once_make_one_registry(tmp_path: Path) -> None:
 
     registry = SqliteRegistry(tmp_path / "registry", OWNER, FileKeyStore(tmp_path / "key"))
     assert len(registry.rows()) == 32
-    assert registry.open().count == 32
+    assert registry.open().changes == 32
 
 
 def test_the_database_is_its_owner_s_alone_and_durable(tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ def test_a_key_store_that_counts_is_told_of_each_change(tmp_path: Path) -> None:
     registry.begin(row(2))
     assert list(keys.counts.values()) == [2]
     (tmp_path / "registry").unlink()
-    assert SqliteRegistry(tmp_path / "registry", OWNER, keys).open().count == 2
+    assert SqliteRegistry(tmp_path / "registry", OWNER, keys).open().changes == 2
 
 
 def test_an_evicted_row_of_a_blob_registry_is_a_miss(tmp_path: Path) -> None:
