@@ -116,7 +116,7 @@ def test_the_module_runs() -> None:
 
 
 def test_every_built_in_driver_is_found_by_name() -> None:
-    for name in ("null", "sample", "reference"):
+    for name in ("lab", "null", "sample", "reference"):
         assert [d.name for d in find_devices(name)] == [name]
-    with pytest.raises(PlacementError, match="installed: null, reference, sample"):
+    with pytest.raises(PlacementError, match=r"installed: lab, null, .*reference, sample"):
         find_devices("nope")

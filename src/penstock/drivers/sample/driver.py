@@ -12,7 +12,9 @@ from contextlib import ExitStack
 import numpy as np
 
 from penstock.drivers.sample.kernels import KERNELS, support
+from penstock.drivers.sample.program import decode, encode
 from penstock.errors import (
+    CacheError,
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
@@ -20,6 +22,7 @@ from penstock.errors import (
 )
 from penstock.hal import (
     NO_TIMING,
+    CacheReport,
     Capabilities,
     DeviceBase,
     DeviceType,
@@ -36,10 +39,12 @@ from penstock.hal import (
     Support,
     Timing,
     validate_prepare,
+    validate_prepare_config,
     validate_request,
 )
 from penstock.ir import Model, NDArray
 from penstock.memory import map_memory
+from penstock.sealed import Seal
 
 
 class SampleDevice(DeviceBase):
@@ -55,17 +60,54 @@ class SampleDevice(DeviceBase):
         only_when_named=True,
     )
 
+    def __init__(self, seal: Seal | None = None) -> None:
+        self._seal = seal or Seal(self.name, self.version, files=self.cache_files_needed())
+
     def supported_operations(self, model: Model) -> Sequence[Support]:
         return [support(model.entry, operation) for operation in model.operations]
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
         validate_prepare(model, config)
+        self._require_support(model)
+        prepared = SamplePreparedModel(model)
+        if config.model_cache or config.data_cache:
+            prepared.cache_report = self._save(model, config)
+        return prepared
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        return 1, 1
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> SamplePreparedModel:
+        validate_prepare_config(config)
+        try:
+            loaded = self._seal.load(
+                config.model_cache, config.data_cache, config.token, config.binding
+            )
+        except CacheError as error:
+            raise GeneralFailure(str(error)) from error
+        model = decode(*loaded.model, *loaded.data)
+        self._require_support(model)
+        return SamplePreparedModel(model)
+
+    def _save(self, model: Model, config: PrepareConfig) -> CacheReport:
+        """Whatever becomes of it, the model is prepared."""
+        program, constants = encode(model)
+        report = self._seal.save(
+            config.model_cache,
+            config.data_cache,
+            config.token,
+            config.binding,
+            model=[program],
+            data=[constants],
+        )
+        return CacheReport("saved" if report.saved else "failed", report.reason or "")
+
+    def _require_support(self, model: Model) -> None:
         for index, answer in enumerate(self.supported_operations(model)):
             if not answer.supported:
                 raise GeneralFailure(
                     f"operation {index} ({model.operations[index].type}): {answer.reason}"
                 )
-        return SamplePreparedModel(model)
 
 
 class SamplePreparedModel(PreparedModelBase):

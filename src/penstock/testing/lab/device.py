@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from penstock.blobcache import PersistentBlobCache
 from penstock.errors import CacheError, GeneralFailure, InputError
@@ -29,9 +29,6 @@ from penstock.testing.lab.blobs import Artefacts
 from penstock.testing.lab.compiler import compile_model, optimise, support
 from penstock.testing.lab.prepared import LabPreparedModel, said
 from penstock.testing.lab.program import Bytes, Program, decode, encode, join, split
-
-if TYPE_CHECKING:
-    from penstock.sealed.late import LateWriter
 
 Mode: TypeAlias = Literal["now", "first_run", "staged"]
 Payloads: TypeAlias = tuple[list[bytes], ...]
@@ -155,7 +152,7 @@ class LabDevice(DeviceBase):
                 data=payloads[1],
             )
             if self.mode == "staged" and report.saved:
-                writer = self._writer(config, report.entry)
+                writer = self.seal.late_writer(config, expected=report.entry)
         return LabPreparedModel(
             self,
             self.report(report, program.artefact, later=writer is not None),
@@ -177,7 +174,7 @@ class LabDevice(DeviceBase):
         program = self.deserialise(loaded.model, loaded.data)
         self.count("loads")
         improving = self.mode == "staged" and program.artefact == "baseline"
-        writer = self._writer(config, loaded.entry) if improving else None
+        writer = self.seal.late_writer(config, expected=loaded.entry) if improving else None
         report = CacheReport(later=writer is not None, artefact=program.artefact)
         return LabPreparedModel(self, report, program=program, writer=writer, improving=improving)
 
@@ -245,24 +242,9 @@ class LabDevice(DeviceBase):
                 reason = "NotYetWritten: without the entry's lock nothing is written later"
                 report = CacheReport("failed", reason)
             else:
-                writer = self._writer(config, None)
+                writer = self.seal.late_writer(config, expected=None)
                 report = CacheReport(later=True)
         return LabPreparedModel(self, report, model=model, writer=writer)
-
-    def _writer(self, config: PrepareConfig, expected: bytes | None) -> LateWriter | None:
-        if config.lock is None:
-            return None
-        from penstock.sealed.late import LateWriter
-
-        return LateWriter(
-            self.seal,
-            config.model_cache,
-            config.data_cache,
-            config.token,
-            config.binding,
-            lock=config.lock,
-            expected=expected,
-        )
 
     def _payloads(self, key: bytes, made: Callable[[], Program]) -> Payloads:
         """One payload a file, or in two pieces where it has no files, of the program under *key* or *made*."""
