@@ -118,7 +118,7 @@ def obtain(
 
     Raises what `prepare_model` raises, and `Cancelled` or `MissedDeadline*` while it waits.
     """
-    needed = device.cache_files_needed()
+    needed = _files_needed(device)
     if reason := _cannot_cache(device, needed):
         return _compiled(device, step, config, CacheOutcome("off", reason))
     if caching.info.directory is None:
@@ -130,7 +130,7 @@ def look_up(
     device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching
 ) -> Obtained | None:
     """*step* out of a cache directory; None where it would have to be compiled."""
-    needed = device.cache_files_needed()
+    needed = _files_needed(device)
     if _cannot_cache(device, needed) or caching.info.directory is None:
         return None
     loaded = _entry(device, step, config, caching, caching.info.directory, needed).load()
@@ -148,6 +148,15 @@ def _entry(
     key = caching.key(device, step, config)
     config = structs.replace(config, token=key.token, binding=key.binding)
     return _Entry(CacheDirectory(directory), device, step, config, key, needed)
+
+
+def _files_needed(device: Device) -> tuple[int, int]:
+    """What the device said when it was found, asked again; one that fails at it does not cache."""
+    try:
+        return device.cache_files_needed()
+    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        log.warning("device %s failed in cache_files_needed: %r", device.name, error)
+        return 0, 0
 
 
 def _cannot_cache(device: Device, needed: tuple[int, int]) -> str:
