@@ -1,0 +1,112 @@
+"""The devices: one a plugin of OpenVINO."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+from penstock.drivers.openvino.installation import Installation, Plugin
+from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.hal import (
+    Capabilities,
+    DeviceBase,
+    DeviceType,
+    PerformanceInfo,
+    PrepareConfig,
+    PreparedModelBase,
+    Support,
+    validate_prepare,
+    validate_prepare_config,
+)
+from penstock.ir import Model
+from penstock.sealed import Seal
+
+FILES: Final = (1, 1)
+"""A model file with what OpenVINO exports, and a data file with the constants found in it."""
+
+TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
+FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
+
+
+class OpenVinoDevice(DeviceBase):
+    """One *plugin* of *installation*. *compiles* and *imports* count the calls of OpenVINO by that name.
+
+    The CPU plugin is measured against TFLite's arithmetic; no other is, so that they are used only when they
+    are named, and claim the class `relaxed` alone.
+    """
+
+    def __init__(
+        self, plugin: Plugin, installation: Installation, *, seal: Seal | None = None
+    ) -> None:
+        self.plugin, self._installation, self._given_seal = plugin, installation, seal
+        self.name = plugin.device_name
+        self.type = TYPES[plugin.name]
+        self.capabilities = Capabilities(
+            performance=dict.fromkeys(("float32", "float16", "int8", "uint8"), FASTER),
+            default_performance=None,
+            dynamic_outputs=False,
+            only_when_named=plugin.name != "CPU",
+        )
+        self._lock = threading.Lock()
+        self._compiles = self._imports = 0
+
+    @cached_property
+    def version(self) -> str:
+        """Adapter, engine, plugin and processor: everything artefacts depend on besides the model."""
+        return self._installation.version_of(self.plugin)
+
+    @property
+    def compiles(self) -> int:
+        """How often OpenVINO has compiled a model for this device."""
+        return self._compiles
+
+    @property
+    def imports(self) -> int:
+        """How often OpenVINO has imported an exported model for this device."""
+        return self._imports
+
+    def check(self) -> str | None:
+        return self.plugin.reason or None
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        from penstock.drivers.openvino.support import examine
+
+        return examine(model, "exact" if self.plugin.name == "CPU" else "relaxed")
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        return FILES
+
+    @cached_property
+    def seal(self) -> Seal:
+        """What seals and verifies this device's cache files."""
+        return self._given_seal or Seal(self.name, self.version, files=FILES)
+
+    def count(self, *, compiles: int = 0, imports: int = 0) -> None:
+        """Adds to the counters; called just before OpenVINO is."""
+        with self._lock:
+            self._compiles += compiles
+            self._imports += imports
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
+        validate_prepare(model, config)
+        self._refuse_unusable()
+        for index, answer in enumerate(self.supported_operations(model)):
+            if not answer.supported:
+                kind = model.operations[index].key
+                raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
+        from penstock.drivers.openvino.preparation import prepare
+
+        return prepare(self, model, config)
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModelBase:
+        validate_prepare_config(config)
+        self._refuse_unusable()
+        from penstock.drivers.openvino.preparation import load
+
+        return load(self, config)
+
+    def _refuse_unusable(self) -> None:
+        if self.plugin.reason:
+            raise DeviceUnavailable(f"device {self.name}: {self.plugin.reason}")

@@ -1,0 +1,89 @@
+"""OpenVINO itself: imported when a model is first prepared, one core a process."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import Any, Final, TypeAlias
+
+from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.ir import NDArray
+
+CompiledModel: TypeAlias = Any
+"""OpenVINO's compiled model."""
+
+MAX_MESSAGE: Final = 300
+_lock = threading.Lock()
+_cores: list[Any] = []
+
+
+def core() -> Any:
+    """The process's core. Raises `DeviceUnavailable` when OpenVINO cannot be imported."""
+    with _lock:
+        if not _cores:
+            try:
+                _cores.append(importlib.import_module("openvino").Core())
+            except Exception as error:
+                raise DeviceUnavailable(f"OpenVINO cannot be used: {told(error)}") from error
+        return _cores[0]
+
+
+def settings(plugin: str, num_threads: int | None) -> dict[str, Any]:
+    """How a model is compiled or imported: float32 stays float32, results do not depend on chance, and one
+    run at a time uses *num_threads* (None: as many as OpenVINO likes).
+    """
+    chosen: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "EXECUTION_MODE_HINT": "ACCURACY",
+        "PERFORMANCE_HINT": "LATENCY",
+        "CACHE_DIR": "",
+    }
+    if plugin == "CPU":
+        chosen |= {"NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False}
+        if num_threads is not None:
+            chosen["INFERENCE_NUM_THREADS"] = num_threads
+    return chosen
+
+
+def compile_model(model: Any, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
+    """Compiles for *plugin*; `GeneralFailure` with OpenVINO's words."""
+    try:
+        return core().compile_model(model, plugin, chosen)
+    except Exception as error:
+        raise GeneralFailure(f"OpenVINO did not compile the model: {told(error)}") from error
+
+
+def import_model(blob: NDArray, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
+    """A compiled model of the exported bytes *blob*, writable memory that must outlive it."""
+    engine = core()
+    try:
+        tensor = importlib.import_module("openvino").Tensor(blob, shared_memory=True)
+        return engine.import_model(tensor, plugin, chosen)
+    except Exception as error:
+        raise GeneralFailure(f"OpenVINO did not import the model: {told(error)}") from error
+
+
+def export_model(compiled: CompiledModel) -> bytes:
+    """What OpenVINO exports of a compiled model."""
+    try:
+        exported: bytes = compiled.export_model().getvalue()
+    except Exception as error:
+        raise GeneralFailure(f"OpenVINO did not export the model: {told(error)}") from error
+    return exported
+
+
+def build_of(plugin: str) -> str:
+    """The build of engine and plugin, as they say themselves."""
+    try:
+        versions = core().get_versions(plugin)
+        return "; ".join(f"{name} {v.build_number}" for name, v in sorted(versions.items()))
+    except DeviceUnavailable:
+        raise
+    except Exception as error:
+        raise DeviceUnavailable(f"OpenVINO's {plugin} plugin: {told(error)}") from error
+
+
+def told(error: BaseException) -> str:
+    """The last line of an exception of OpenVINO, which comes after where in its sources it was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:MAX_MESSAGE]

@@ -1,0 +1,127 @@
+"""A compiled model of OpenVINO with its infer requests, safe from any thread."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.drivers.openvino.engine import CompiledModel, told
+from penstock.errors import GeneralFailure, MissedDeadlineTransient
+from penstock.hal import ExecutionConfig
+from penstock.ir import NDArray
+
+POLL_MS: Final = 2
+"""How often a run looks at its deadline and its cancel token."""
+
+
+class Executable:
+    """*compiled*, and what it reads as long as it lives: *keep*."""
+
+    def __init__(self, compiled: CompiledModel, keep: object = None) -> None:
+        self.compiled = compiled
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._free: list[_Run] = []
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray | None],
+        config: ExecutionConfig,
+    ) -> None:
+        """Runs once, in place where the arrays are aligned. After an error nothing is written any more."""
+        with self._lock:
+            run = self._free.pop() if self._free else None
+        if run is None:
+            run = _Run(self.compiled)
+        run.execute(inputs, outputs, config)
+        # One that failed is not used again.
+        with self._lock:
+            self._free.append(run)
+
+
+class _Run:
+    """One infer request and the memory it has of its own."""
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        try:
+            self._request: Any = compiled.create_infer_request()
+            self._inputs = [_Port(p, self._request.set_input_tensor) for p in compiled.inputs]
+            self._outputs = [_Port(p, self._request.set_output_tensor) for p in compiled.outputs]
+        except Exception as error:
+            raise GeneralFailure(f"OpenVINO made no infer request: {told(error)}") from error
+
+    def execute(
+        self,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray | None],
+        config: ExecutionConfig,
+    ) -> None:
+        later: list[tuple[NDArray, NDArray]] = []
+        try:
+            for index, (port, array) in enumerate(zip(self._inputs, inputs, strict=True)):
+                port.bind(index, array if array.flags.aligned else array.copy())
+            for index, (port, wanted) in enumerate(zip(self._outputs, outputs, strict=True)):
+                if wanted is None or not wanted.flags.aligned:
+                    own = port.own()
+                    port.bind(index, own)
+                    if wanted is not None:
+                        later.append((wanted, own))
+                else:
+                    port.bind(index, wanted)
+            self._request.start_async()
+            self._wait(config)
+        except RuntimeError as error:
+            raise GeneralFailure(f"OpenVINO did not execute the model: {told(error)}") from error
+        for wanted, own in later:
+            wanted[...] = own
+
+    def _wait(self, config: ExecutionConfig) -> None:
+        if config.deadline_ns is None and config.cancel is None:
+            self._request.wait()
+            return
+        while not self._request.wait_for(POLL_MS):
+            late = config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns
+            if late or (config.cancel is not None and config.cancel.is_set()):
+                self._stop()
+                if config.cancel is not None:
+                    config.cancel.check()
+                raise MissedDeadlineTransient("the deadline passed while OpenVINO computed")
+
+    def _stop(self) -> None:
+        """Ends the run: when this returns, OpenVINO writes nothing any more."""
+        self._request.cancel()
+        try:
+            self._request.wait()
+        except RuntimeError:
+            return
+
+
+class _Port:
+    """One input or output of an infer request, and the address that it is bound to."""
+
+    def __init__(self, port: Any, bind: Any) -> None:
+        self._tensor: Any = importlib.import_module("openvino").Tensor
+        self._bind, self._type = bind, port.element_type
+        self._shape = list(port.shape)
+        self._dtype = np.dtype(port.element_type.to_dtype())
+        self._bound: int | None = None
+        self._own: NDArray | None = None
+
+    def bind(self, index: int, array: NDArray) -> None:
+        """Lets the request read or write *array*'s memory."""
+        address = array.ctypes.data
+        if address != self._bound:
+            self._bind(index, self._tensor(array, self._shape, self._type))
+            self._bound = address
+
+    def own(self) -> NDArray:
+        """Memory for a value that cannot go where it is wanted."""
+        if self._own is None:
+            self._own = np.empty(self._shape, self._dtype)
+        return self._own

@@ -1,0 +1,187 @@
+"""OpenVINO's graph of a model, made operation by operation through OpenVINO's own graph API.
+
+Every value is real: a quantised one is a float that lies on the grid of its scale, kept there by
+FakeQuantize nodes, which OpenVINO's low-precision passes turn into integer arithmetic. Images are kept
+channels first where their producer gave them so, and turned only for a reader that needs NHWC.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.openvino.site import QUANTIZED, Site, known_shape
+from penstock.drivers.openvino.types import one_scale
+from penstock.ir import DType, Model, NDArray, Operand
+
+Node: TypeAlias = Any
+"""An output of an OpenVINO node; the package's types are not needed to check this driver's."""
+
+OPSET: Final = "openvino.opset13"
+TO_FIRST: Final = (0, 3, 1, 2)
+TO_LAST: Final = (0, 2, 3, 1)
+FIRST_AXIS: Final = (0, 2, 3, 1)
+"""Where each axis of NHWC stands in NCHW."""
+
+
+class Graph:
+    """Nodes by operand index of the entry subgraph, in one layout or in both."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.entry = model, model.entry
+        self.ov: Any = importlib.import_module("openvino")
+        self.op: Any = importlib.import_module(OPSET)
+        self._last: dict[int, Node] = {}
+        self._first: dict[int, Node] = {}
+        self._constants: list[NDArray] = []
+        self.parameters = [self._parameter(index) for index in self.entry.inputs]
+
+    def finish(self, name: str) -> Any:
+        """The OpenVINO model with the entry's inputs and outputs, in their order; outputs that are inputs are
+        left out.
+        """
+        results = [
+            self._result(index) for index in self.entry.outputs if index not in self.entry.inputs
+        ]
+        return self.ov.Model(results, self.parameters, name)
+
+    @property
+    def constants(self) -> tuple[NDArray, ...]:
+        """The constants as OpenVINO was given them."""
+        return tuple(self._constants)
+
+    def is_first(self, index: int) -> bool:
+        """Whether operand *index* is there channels first, and only so."""
+        return index in self._first and index not in self._last
+
+    def get(self, index: int, *, first: bool = False) -> Node:
+        """The value of an operand; with *first* as NCHW, which operands of rank 4 alone can be."""
+        have, other = (self._first, self._last) if first else (self._last, self._first)
+        if index not in have:
+            if index in other:
+                have[index] = self.transpose(other[index], TO_FIRST if first else TO_LAST)
+            else:
+                have[index] = self._constant_of(self.entry.operands[index], first=first)
+        return have[index]
+
+    def define(self, site: Site, node: Node, *, first: bool = False, output: int = 0) -> None:
+        """Names *node* as an output of *site*, rounded to the grid of a quantised one."""
+        operand = site.output(output)
+        if operand.dtype in QUANTIZED:
+            node = self._on_grid(node, operand)
+        (self._first if first else self._last)[site.output_indexes[output]] = node
+
+    def move(
+        self, site: Site, node: Node, sources: Sequence[int] = (0,), *, first: bool = False, output: int = 0
+    ) -> None:  # fmt: skip
+        """As `define`, of values moved from inputs *sources*: they are rounded only where the scale changes."""
+        operand = site.output(output)
+        if any(site.input(s).quantization != operand.quantization for s in sources):
+            self.define(site, node, first=first, output=output)
+        else:
+            (self._first if first else self._last)[site.output_indexes[output]] = node
+
+    def number(self, value: float) -> Node:
+        """A float32 scalar."""
+        return self.op.constant(np.array(value, np.float32))
+
+    def whole(self, values: Sequence[int]) -> Node:
+        """A constant list of whole numbers: axes, shapes, sizes."""
+        return self.op.constant(np.array(values, np.int64))
+
+    def constant(self, value: NDArray) -> Node:
+        """A constant that shares *value*'s memory; the compiled model may go on using it."""
+        array = np.require(value, requirements=["C", "A"])
+        self._constants.append(array)
+        # This constructor of a tensor, and no other, takes memory that is read-only.
+        tensor = self.ov.Tensor(array, list(array.shape), self.ov.Type(array.dtype))
+        return self.ov.op.Constant(tensor, shared_memory=True).output(0)
+
+    def weights(self, operand: Operand, value: NDArray, channels: Sequence[int]) -> Node:
+        """The constant *value* of a filter, real: quantised ones keep their integers, and the scales of
+        *operand*, one a channel laid out as the shape *channels*, are applied in the graph.
+        """
+        node = self.constant(value)
+        if operand.dtype is DType.FLOAT32:
+            return node
+        node, quantization = self.op.convert(node, "f32"), operand.quantization
+        if quantization is None:
+            return node
+        shape = tuple(channels) if quantization.per_channel else (1,) * value.ndim
+        zeros = np.array(quantization.zero_points, np.float32)
+        scales = np.array(quantization.scales, np.float32)
+        if zeros.any():
+            node = self.op.subtract(node, self.op.constant(zeros.reshape(shape)))
+        return self.op.multiply(node, self.op.constant(scales.reshape(shape)))
+
+    def reshape(self, node: Node, shape: Sequence[int]) -> Node:
+        return self.op.reshape(node, self.whole(shape), special_zero=False)
+
+    def transpose(self, node: Node, order: Sequence[int]) -> Node:
+        return self.op.transpose(node, self.whole(order))
+
+    def activate(self, node: Node, fused: str) -> Node:
+        """*node* through one of `ACTIVATIONS`."""
+        if fused == "NONE":
+            return node
+        if fused == "RELU":
+            return self.op.relu(node)
+        low, high = CLAMPS[fused]
+        return self.op.clamp(node, low, high)
+
+    def _parameter(self, index: int) -> Node:
+        operand = self.entry.operands[index]
+        shape = known_shape(operand, f"input {operand.name!r}")
+        parameter = self.op.parameter(list(shape), operand.dtype.numpy)
+        self._last[index] = self._real(parameter.output(0), operand)
+        return parameter
+
+    def _constant_of(self, operand: Operand, *, first: bool) -> Node:
+        value = self.model.constant(operand)
+        if first:
+            value = value.transpose(TO_FIRST)
+        if operand.dtype in QUANTIZED:
+            scale, zero = one_scale(operand)
+            value = (value.astype(np.float32) - np.float32(zero)) * np.float32(scale)
+        elif operand.dtype is not DType.FLOAT32:
+            value = value.astype(np.float32)
+        return self.constant(value)
+
+    def _real(self, node: Node, operand: Operand) -> Node:
+        if operand.dtype not in QUANTIZED:
+            return node
+        scale, zero = one_scale(operand)
+        node = self.op.convert(node, "f32")
+        if zero:
+            node = self.op.subtract(node, self.number(zero))
+        return self.op.multiply(node, self.number(scale))
+
+    def _on_grid(self, node: Node, operand: Operand) -> Node:
+        low, high = (self.number(v) for v in _range(operand))
+        return self.op.fake_quantize(node, low, high, low, high, LEVELS)
+
+    def _result(self, index: int) -> Node:
+        operand, node = self.entry.operands[index], self.get(index)
+        if operand.dtype in QUANTIZED:
+            limits = np.iinfo(operand.dtype.numpy)
+            low, high = (self.number(v) for v in _range(operand))
+            least, most = self.number(int(limits.min)), self.number(int(limits.max))
+            node = self.op.fake_quantize(node, low, high, least, most, LEVELS)
+            node = self.op.convert(node, "i8" if operand.dtype is DType.INT8 else "u8")
+        return self.op.result(node)
+
+
+LEVELS: Final = 256
+CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
+ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
+"""The fused activations that are computed."""
+
+
+def _range(operand: Operand) -> tuple[float, float]:
+    """The least and the greatest real value of a quantised operand."""
+    scale, zero = one_scale(operand)
+    limits = np.iinfo(operand.dtype.numpy)
+    return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)

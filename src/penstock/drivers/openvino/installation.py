@@ -1,0 +1,177 @@
+"""What OpenVINO a machine has, read from files alone: the engine is not imported."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = "openvino"
+INSTALL: Final = "pip install 'penstock[openvino]'"
+ADAPTER_VERSION: Final = 1
+"""Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
+
+DIGEST_DIGITS: Final = 16
+CPUINFO_BYTES: Final = 1 << 14
+FEATURE_PREFIXES: Final = (
+    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
+)  # fmt: skip
+"""Of the processor's flags those that a compiler of kernels may look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One plugin of OpenVINO: its *name* for the engine ("CPU"), its shared *library*, and why it cannot be
+    used here ("" when it can).
+    """
+
+    name: str
+    library: Path | None
+    reason: str = ""
+
+    @property
+    def device_name(self) -> str:
+        return f"openvino-{self.name.lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An installed OpenVINO, or none: then *version* is empty and the only plugin says so."""
+
+    version: str
+    plugins: tuple[Plugin, ...]
+
+    def version_of(self, plugin: Plugin) -> str:
+        """Everything that an artefact of *plugin* depends on besides the model: adapter, engine, the
+        installed libraries of engine and plugin, and the processor's features.
+        """
+        if not self.version:
+            return f"{ADAPTER_VERSION} (openvino missing)"
+        digest = library_digest(plugin.library)
+        return (
+            f"{ADAPTER_VERSION} (openvino {self.version}; {plugin.name} plugin {digest}; "
+            f"{platform.machine()} {cpu_features()})"
+        )
+
+
+@functools.cache
+def find_installation() -> Installation:
+    """The installed OpenVINO; found once a process."""
+    folder = _package_folder()
+    if folder is None:
+        missing = f"OpenVINO is not installed: {INSTALL}"
+        return Installation("", (Plugin("CPU", None, missing),))
+    try:
+        version = importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        missing = f"{folder} has no package metadata: {INSTALL}"
+        return Installation("", (Plugin("CPU", None, missing),))
+    libraries = folder / "libs"
+    plugins = [
+        Plugin(name, library, why)
+        for name, pattern, why in (
+            ("CPU", "*openvino_*_cpu_plugin.*", ""),
+            ("GPU", "*openvino_intel_gpu_plugin.*", _missing_hardware("GPU")),
+            ("NPU", "*openvino_intel_npu_plugin.*", _missing_hardware("NPU")),
+        )
+        for library in sorted(libraries.glob(pattern))[:1]
+    ]
+    if not plugins:
+        plugins = [Plugin("CPU", None, f"openvino {version} has no plugin in {libraries}")]
+    return Installation(version, tuple(plugins))
+
+
+def library_digest(library: Path | None) -> str:
+    """Of a plugin's library and of the engine's own beside it: what the installer recorded, else their hash."""
+    if library is None:
+        return "missing"
+    engine = sorted(library.parent.glob("*openvino.*"))
+    digest = hashlib.sha256()
+    recorded = _recorded(path.name for path in (library, *engine))
+    for path in (library, *engine):
+        digest.update((recorded.get(path.name) or _hash_of(path)).encode() + b"\0")
+    return digest.hexdigest()[:DIGEST_DIGITS]
+
+
+@functools.cache
+def cpu_features() -> str:
+    """The processor's features, space-separated and sorted."""
+    flags: set[str] = set()
+    if sys.platform == "linux":
+        try:
+            with Path("/proc/cpuinfo").open("rb") as file:
+                text = file.read(CPUINFO_BYTES).decode("ascii", "replace")
+        except OSError:
+            text = ""
+        for line in text.splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                break
+    if not flags:
+        flags = _numpy_features()
+    return " ".join(sorted(filter(_matters, flags))) or "baseline"
+
+
+def _matters(flag: str) -> bool:
+    """Whether a compiler of kernels may look at *flag* (smep is no kind of sme)."""
+    return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
+
+
+def _numpy_features() -> set[str]:
+    from numpy.lib import introspect
+
+    runtime = getattr(introspect, "__cpu_features__", None)
+    if runtime is None:
+        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # NumPy publishes no other
+
+        runtime = getattr(_multiarray_umath, "__cpu_features__", {})
+    return {name.lower() for name, present in runtime.items() if present}
+
+
+def _package_folder() -> Path | None:
+    try:
+        spec = importlib.util.find_spec(PACKAGE)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _missing_hardware(name: str) -> str:
+    """Why there is no such processor, as far as the system's device files tell; "" where there may be one."""
+    if sys.platform != "linux":
+        return ""
+    pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}[name]
+    if any(Path("/dev").glob(pattern)):
+        return ""
+    return f"no {name} here: /dev/{pattern} does not exist"
+
+
+def _recorded(names: Iterable[str]) -> dict[str, str]:
+    """File name -> hash, from the installed package's RECORD."""
+    wanted = set(names)
+    try:
+        text = importlib.metadata.distribution(PACKAGE).read_text("RECORD") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    lines = [line for line in text.splitlines() if any(name in line for name in wanted)]
+    return {
+        Path(row[0]).name: row[1]
+        for row in csv.reader(lines)
+        if len(row) > 1 and row[1] and Path(row[0]).name in wanted
+    }
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

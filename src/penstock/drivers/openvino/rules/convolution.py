@@ -1,0 +1,141 @@
+"""CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV. Images are NHWC outside, NCHW inside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.rules.windows import windows
+from penstock.drivers.openvino.site import QUANTIZED, Refused, Site, require
+from penstock.drivers.openvino.types import F32, activation, activations, one_scale
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, NDArray
+
+
+def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
+    """The class of a layer of constant weights: all float32, or 8-bit data and weights with an int32 bias."""
+    activation(site, ACTIVATIONS)
+    site.constant(weights, "its filter")
+    if site.has(bias):
+        site.constant(bias, "its bias")
+    accuracy = activations(site, [data])
+    kind = site.input(weights).dtype
+    if accuracy == "relaxed":
+        _check_quantized(site, data, weights, bias)
+    elif kind is not F32:
+        raise Refused(
+            f"{kind.value} weights beside float32 values: TFLite would quantise those as it runs"
+        )
+    elif site.has(bias):
+        require(site.input(bias).dtype is F32, "a bias that is not float32")
+    return accuracy
+
+
+def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
+    operand = site.input(weights)
+    if operand.dtype not in QUANTIZED:
+        site.refuse_types()
+    require(operand.quantization is not None, "quantised weights without a scale")
+    one_scale(site.input(data))
+    if site.has(bias):
+        require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
+
+
+def add_bias(graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, bias: int = 2, data: int = 0, weights: int = 1) -> Node:  # fmt: skip
+    """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times weight scale."""
+    if not site.has(bias):
+        return node
+    value = site.constant(bias, "its bias")
+    if site.input(bias).dtype is not F32:
+        value = value.astype(np.float32) * _bias_scales(site, data, weights)
+    return graph.op.add(node, graph.constant(value.reshape(shape)))
+
+
+def _bias_scales(site: Site, data: int, weights: int) -> NDArray:
+    quantization = site.input(weights).quantization
+    scales = np.array(quantization.scales if quantization else (1.0,), np.float32)
+    return scales * np.float32(one_scale(site.input(data))[0])
+
+
+def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0) -> None:
+    """Bias, activation and the name of a convolution's output, channels first."""
+    channels = site.output_shape()[3]
+    node = add_bias(graph, site, node, (1, channels, 1, 1), bias=bias, data=data)
+    graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)), first=True)
+
+
+def _check_conv(site: Site) -> AccuracyClass:
+    image, filters = site.shape(0), site.shape(1)
+    windows(site, image[1:3], filters[1:3])
+    return check_layer(site)
+
+
+@rule("CONV_2D", check=_check_conv)
+def emit_conv_2d(graph: Graph, site: Site) -> None:
+    """Filter [out, height, width, in]; of fewer `in` than the image has channels, a group each."""
+    image, filters = site.shape(0), site.shape(1)
+    w = windows(site, image[1:3], filters[1:3])
+    value = site.constant(1, "its filter").transpose(0, 3, 1, 2)
+    x, outputs, groups = (
+        graph.get(site.input_indexes[0], first=True),
+        filters[0],
+        image[3] // filters[3],
+    )
+    if groups == 1:
+        weights = graph.weights(site.input(1), value, (outputs, 1, 1, 1))
+        node = graph.op.convolution(x, weights, w.strides, w.before, w.after, w.dilations)
+    else:
+        grouped = value.reshape(groups, outputs // groups, *value.shape[1:])
+        weights = graph.weights(site.input(1), grouped, (groups, outputs // groups, 1, 1, 1))
+        node = graph.op.group_convolution(x, weights, w.strides, w.before, w.after, w.dilations)
+    finish(graph, site, node)
+
+
+@rule("DEPTHWISE_CONV_2D", check=_check_conv)
+def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
+    """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
+    image, filters = site.shape(0), site.shape(1)
+    w = windows(site, image[1:3], filters[1:3])
+    channels = (image[3], filters[3] // image[3], 1)
+    value = site.constant(1, "its filter")[0].transpose(2, 0, 1)
+    weights = graph.weights(
+        site.input(1), value.reshape(*channels, *filters[1:3]), (*channels, 1, 1)
+    )
+    x = graph.get(site.input_indexes[0], first=True)
+    node = graph.op.group_convolution(x, weights, w.strides, w.before, w.after, w.dilations)
+    finish(graph, site, node)
+
+
+def _check_transpose_conv(site: Site) -> AccuracyClass:
+    site.integers(0, "its output shape")
+    image, filters = site.shape(2), site.shape(1)
+    output = site.output_shape()
+    windows(site, output[1:3], filters[1:3])
+    require(filters[3] == image[3], "filter and image of different channels")
+    return check_layer(site, data=2, weights=1, bias=3)
+
+
+@rule("TRANSPOSE_CONV", check=_check_transpose_conv)
+def emit_transpose_conv(graph: Graph, site: Site) -> None:
+    """The gradient of a convolution over the output: filter [out, height, width, in]."""
+    image, filters, output = site.shape(2), site.shape(1), site.output_shape()
+    w = windows(site, output[1:3], filters[1:3])
+    after, beyond = [], []
+    for axis in (0, 1):
+        spread = (image[axis + 1] - 1) * w.strides[axis] + filters[axis + 1]
+        behind = spread - w.before[axis] - output[axis + 1]
+        after.append(max(0, behind))
+        beyond.append(max(0, -behind))
+    value = site.constant(1, "its filter").transpose(3, 0, 1, 2)
+    weights = graph.weights(site.input(1), value, (1, filters[0], 1, 1))
+    node = graph.op.convolution_backprop_data(
+        graph.get(site.input_indexes[2], first=True),
+        weights,
+        strides=w.strides,
+        pads_begin=w.before,
+        pads_end=after,
+        dilations=[1, 1],
+        output_padding=beyond,
+    )
+    finish(graph, site, node, bias=3, data=2)

@@ -1,0 +1,126 @@
+"""Operations on each element, and on pairs of elements with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.site import Site, require
+from penstock.drivers.openvino.types import F32, activation, activations
+from penstock.hal import AccuracyClass
+
+UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
+    "RELU": lambda g, x: g.op.relu(x),
+    **{
+        kind: lambda g, x, limits=limits: g.op.clamp(x, *limits)  # type: ignore[misc]  # bound now
+        for kind, limits in CLAMPS.items()
+    },
+    "LOGISTIC": lambda g, x: g.op.sigmoid(x),
+    "TANH": lambda g, x: g.op.tanh(x),
+    "HARD_SWISH": lambda g, x: g.op.hswish(x),
+    "ABS": lambda g, x: g.op.abs(x),
+    "NEG": lambda g, x: g.op.negative(x),
+    "EXP": lambda g, x: g.op.exp(x),
+    "SQRT": lambda g, x: g.op.sqrt(x),
+    "RSQRT": lambda g, x: g.op.divide(g.number(1.0), g.op.sqrt(x)),
+    "SQUARE": lambda g, x: g.op.multiply(x, x),
+    "ELU": lambda g, x: g.op.elu(x, 1.0),
+}
+FLOAT_ONLY: Final = frozenset({"NEG", "SQUARE"})
+
+BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
+    "ADD": lambda op, a, b: op.add(a, b),
+    "SUB": lambda op, a, b: op.subtract(a, b),
+    "MUL": lambda op, a, b: op.multiply(a, b),
+    "DIV": lambda op, a, b: op.divide(a, b),
+    "MAXIMUM": lambda op, a, b: op.maximum(a, b),
+    "MINIMUM": lambda op, a, b: op.minimum(a, b),
+    "SQUARED_DIFFERENCE": lambda op, a, b: op.squared_difference(a, b),
+}
+
+
+def _check_unary(site: Site) -> AccuracyClass:
+    site.shape()
+    if site.operation.type in FLOAT_ONLY:
+        require(site.input().dtype is F32, "only float32 values are computed here")
+    return activations(site)
+
+
+@rule(*UNARY, check=_check_unary)
+def emit_unary(graph: Graph, site: Site) -> None:
+    first = graph.is_first(site.input_indexes[0])
+    x = graph.get(site.input_indexes[0], first=first)
+    graph.define(site, UNARY[site.operation.type](graph, x), first=first)
+
+
+def _check_binary(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    if "fused_activation_function" in site.operation.attributes:
+        activation(site, ACTIVATIONS)
+    return activations(site)
+
+
+@rule(*BINARY, check=_check_binary)
+def emit_binary(graph: Graph, site: Site) -> None:
+    first = _keeps_channels_first(graph, site)
+    a, b = (_operand(graph, site, position, first=first) for position in (0, 1))
+    node = BINARY[site.operation.type](graph.op, a, b)
+    fused = site.operation.attributes.get("fused_activation_function", "NONE")
+    graph.define(site, graph.activate(node, str(fused)), first=first)
+
+
+def _keeps_channels_first(graph: Graph, site: Site) -> bool:
+    """Whether an input is there as NCHW, and the other can be brought to it."""
+    if not any(map(graph.is_first, site.input_indexes)):
+        return False
+    return all(site.input(p).is_constant or len(site.shape(p)) == 4 for p in (0, 1))
+
+
+def _operand(graph: Graph, site: Site, position: int, *, first: bool) -> Node:
+    index, rank = site.input_indexes[position], len(site.shape(position))
+    if not first or rank == 4:
+        return graph.get(index, first=first)
+    # A constant of lower rank belongs to the last dimensions of NHWC.
+    shape = (*(1,) * (4 - rank), *site.shape(position))
+    return (
+        graph.reshape(graph.get(index), tuple(shape[axis] for axis in TO_FIRST))
+        if _is_row(shape)
+        else graph.transpose(graph.reshape(graph.get(index), shape), TO_FIRST)
+    )
+
+
+def _is_row(shape: tuple[int, ...]) -> bool:
+    return shape[:3] == (1, 1, 1)
+
+
+def _check_leaky(site: Site) -> AccuracyClass:
+    site.shape()
+    return activations(site)
+
+
+@rule("LEAKY_RELU", check=_check_leaky)
+def emit_leaky_relu(graph: Graph, site: Site) -> None:
+    first = graph.is_first(site.input_indexes[0])
+    x = graph.get(site.input_indexes[0], first=first)
+    alpha = np.array([site.operation.attributes.number("alpha")], np.float32)
+    graph.define(site, graph.op.prelu(x, graph.op.constant(alpha)), first=first)
+
+
+def _check_prelu(site: Site) -> AccuracyClass:
+    site.shape()
+    site.constant(1, "alpha")
+    return activations(site)
+
+
+@rule("PRELU", check=_check_prelu)
+def emit_prelu(graph: Graph, site: Site) -> None:
+    """max(x, 0) + alpha min(x, 0), alpha broadcast as in TFLite."""
+    first = _keeps_channels_first(graph, site)
+    x, alpha = (_operand(graph, site, position, first=first) for position in (0, 1))
+    op, zero = graph.op, graph.number(0.0)
+    node = op.add(op.relu(x), op.multiply(alpha, op.minimum(x, zero)))
+    graph.define(site, node, first=first)

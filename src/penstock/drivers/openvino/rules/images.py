@@ -1,0 +1,130 @@
+"""Pooling, resizing, and the moves between depth and space, over NHWC images."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.rules.windows import windows
+from penstock.drivers.openvino.site import Site, require
+from penstock.drivers.openvino.types import F32, activation, activations, moves
+from penstock.hal import AccuracyClass
+from penstock.ir import NDArray
+
+OPSET_OF_MAX_POOL: Final = "openvino.opset1"
+"""The operation set whose MaxPool has one output."""
+
+
+def _extents(site: Site) -> tuple[int, int]:
+    attributes = site.operation.attributes
+    return attributes.integer("filter_height"), attributes.integer("filter_width")
+
+
+def _check_pool(site: Site) -> AccuracyClass:
+    windows(site, site.shape()[1:3], _extents(site))
+    activation(site, ACTIVATIONS)
+    return activations(site)
+
+
+@rule("AVERAGE_POOL_2D", check=_check_pool)
+def emit_average_pool(graph: Graph, site: Site) -> None:
+    w = windows(site, site.shape()[1:3], _extents(site))
+    x = graph.get(site.input_indexes[0], first=True)
+    node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(_extents(site)), True)
+    node = graph.activate(node, activation(site, ACTIVATIONS))
+    graph.define(site, node, first=True)
+
+
+@rule("MAX_POOL_2D", check=_check_pool)
+def emit_max_pool(graph: Graph, site: Site) -> None:
+    w = windows(site, site.shape()[1:3], _extents(site))
+    op: Any = importlib.import_module(OPSET_OF_MAX_POOL)
+    x = graph.get(site.input_indexes[0], first=True)
+    node = op.max_pool(x, w.strides, w.before, w.after, list(_extents(site)))
+    fused = activation(site, ACTIVATIONS)
+    node = graph.activate(node, fused)
+    if fused == "NONE":
+        graph.move(site, node, first=True)
+    else:
+        graph.define(site, node, first=True)
+
+
+def _check_resize(site: Site) -> AccuracyClass:
+    attributes = site.operation.attributes
+    site.shape()
+    both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
+    require(not both, "corners aligned and pixel centres halved at once")
+    require(min(site.integers(1, "its size")) >= 1, "a picture of no size")
+    if site.operation.type == "RESIZE_NEAREST_NEIGHBOR":
+        return moves(site)
+    return activations(site, [0])
+
+
+@rule("RESIZE_BILINEAR", check=_check_resize)
+def emit_resize_bilinear(graph: Graph, site: Site) -> None:
+    attributes = site.operation.attributes
+    mode = "asymmetric"
+    if attributes.flag("align_corners"):
+        mode = "align_corners"
+    elif attributes.flag("half_pixel_centers"):
+        mode = "half_pixel"
+    node = graph.op.interpolate(
+        graph.get(site.input_indexes[0], first=True),
+        graph.whole(site.integers(1, "its size")),
+        "linear_onnx",
+        "sizes",
+        axes=graph.whole([2, 3]),
+        coordinate_transformation_mode=mode,
+        nearest_mode="floor",
+    )
+    graph.define(site, node, first=True)
+
+
+@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
+def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
+    """Rows, then columns, gathered by the positions that TFLite computes in float32."""
+    node = graph.get(site.input_indexes[0], first=True)
+    attributes = site.operation.attributes
+    align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
+    for axis, (size, out) in enumerate(
+        zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=2
+    ):
+        positions = nearest(size, out, align=align, half=half)
+        if not np.array_equal(positions, np.arange(size)):
+            node = graph.op.gather(node, graph.whole(positions.tolist()), graph.whole([axis]))
+    graph.move(site, node, first=True)
+
+
+def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
+    """The position in *size* that each of *out* positions falls on: int64."""
+    scale = np.float32(size) / np.float32(out)
+    if align and out > 1:
+        scale = np.float32(size - 1) / np.float32(out - 1)
+    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
+    # TFLite rounds halves away from zero; positions are not negative.
+    whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
+    found: NDArray = np.minimum(whole.astype(np.int64), size - 1)
+    return found
+
+
+def _check_blocks(site: Site) -> AccuracyClass:
+    require(len(site.shape()) == 4, "an image of another rank")
+    require(site.input().dtype is F32, "only float32 values are moved between depth and space")
+    return moves(site)
+
+
+@rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", check=_check_blocks)
+def emit_blocks(graph: Graph, site: Site) -> None:
+    """TFLite puts the place within the block before the channel, as OpenVINO's blocks_first."""
+    block = site.operation.attributes.integer("block_size")
+    x = graph.get(site.input_indexes[0], first=True)
+    deepen = (
+        graph.op.space_to_depth
+        if site.operation.type == "SPACE_TO_DEPTH"
+        else graph.op.depth_to_space
+    )
+    graph.move(site, deepen(x, "blocks_first", block), first=True)

@@ -1,0 +1,61 @@
+"""FULLY_CONNECTED, BATCH_MATMUL and SOFTMAX."""
+
+from __future__ import annotations
+
+from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
+from penstock.drivers.openvino.rules.convolution import add_bias, check_layer
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.site import Site, require
+from penstock.drivers.openvino.types import F32, activation, activations
+from penstock.hal import AccuracyClass
+
+
+def _check_fully_connected(site: Site) -> AccuracyClass:
+    attributes = site.operation.attributes
+    require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
+    require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
+    site.shape(), site.output_shape()
+    require(len(site.shape(1)) == 2, "weights of another rank than 2")
+    return check_layer(site)
+
+
+@rule("FULLY_CONNECTED", check=_check_fully_connected)
+def emit_fully_connected(graph: Graph, site: Site) -> None:
+    """Rows of the input times the transposed weights [units, depth]."""
+    units, depth = site.shape(1)
+    weights = graph.weights(site.input(1), site.constant(1, "its filter"), (units, 1))
+    x, rows = graph.get(site.input_indexes[0]), -1
+    if len(site.shape()) != 2 or site.shape()[1] != depth:
+        x = graph.reshape(x, (rows, depth))
+    node = graph.op.matmul(x, weights, False, True)
+    node = add_bias(graph, site, node, (1, units))
+    if len(site.output_shape()) != 2:
+        node = graph.reshape(node, site.output_shape())
+    graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)))
+
+
+def _check_batch_matmul(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    require(all(site.input(p).dtype is F32 for p in (0, 1)), "only float32 matrices are multiplied")
+    return activations(site)
+
+
+@rule("BATCH_MATMUL", check=_check_batch_matmul)
+def emit_batch_matmul(graph: Graph, site: Site) -> None:
+    a, b = (graph.get(i) for i in site.input_indexes)
+    attributes = site.operation.attributes
+    node = graph.op.matmul(a, b, attributes.flag("adj_x"), attributes.flag("adj_y"))
+    graph.define(site, node)
+
+
+def _check_softmax(site: Site) -> AccuracyClass:
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    return activations(site)
+
+
+@rule("SOFTMAX", check=_check_softmax)
+def emit_softmax(graph: Graph, site: Site) -> None:
+    x, beta = graph.get(site.input_indexes[0]), site.operation.attributes.number("beta")
+    if beta != 1.0:
+        x = graph.op.multiply(x, graph.number(beta))
+    graph.define(site, graph.op.softmax(x, len(site.shape()) - 1))

@@ -1,0 +1,40 @@
+"""MEAN, SUM and REDUCE_MAX over constant axes."""
+
+from __future__ import annotations
+
+from penstock.drivers.openvino.graph import FIRST_AXIS, Graph
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.site import Site, require
+from penstock.drivers.openvino.types import activations
+from penstock.hal import AccuracyClass
+
+
+def _axes(site: Site) -> list[int]:
+    """The axes, each once, none negative."""
+    rank = len(site.shape())
+    axes = [a + rank if a < 0 else a for a in site.integers(1, "its axes")]
+    require(all(0 <= a < rank for a in axes), f"axes {axes} of {rank} dimensions")
+    return sorted(set(axes))
+
+
+def _check(site: Site) -> AccuracyClass:
+    _axes(site), site.output_shape()
+    return activations(site, [0])
+
+
+@rule("MEAN", "SUM", "REDUCE_MAX", check=_check)
+def emit_reduction(graph: Graph, site: Site) -> None:
+    index, axes = site.input_indexes[0], _axes(site)
+    reduce = {
+        "MEAN": graph.op.reduce_mean,
+        "SUM": graph.op.reduce_sum,
+        "REDUCE_MAX": graph.op.reduce_max,
+    }[site.operation.type]
+    keep = site.operation.attributes.flag("keep_dims")
+    # Without the two dimensions of the picture, NHWC and NCHW are the same.
+    first = graph.is_first(index) and (keep or axes == [1, 2])
+    if first:
+        axes = sorted(FIRST_AXIS[a] for a in axes)
+    x = graph.get(index, first=first)
+    node = reduce(x, graph.whole(axes), keep) if axes else x
+    graph.define(site, node, first=first and keep)

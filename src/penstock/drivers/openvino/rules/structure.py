@@ -1,0 +1,194 @@
+"""Operations that move values: reshapes, transpositions, joins, splits and padding."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, Graph, Node
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.site import Site, require
+from penstock.drivers.openvino.types import activation, moved, moves
+from penstock.hal import AccuracyClass
+
+MAX_PIECES: Final = 1024
+"""Inputs or outputs of one join or split."""
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """*axis* of *rank* dimensions, counted from the front."""
+    require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
+    return axis % rank
+
+
+def _check_reshape(site: Site) -> AccuracyClass:
+    site.shape(), site.output_shape()
+    return moves(site)
+
+
+@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
+def emit_reshape(graph: Graph, site: Site) -> None:
+    node = graph.reshape(graph.get(site.input_indexes[0]), site.output_shape())
+    graph.move(site, node)
+
+
+def _check_transpose(site: Site) -> AccuracyClass:
+    order = site.integers(1, "its permutation")
+    require(sorted(order) == list(range(len(site.shape()))), f"permutation {order}")
+    return moves(site)
+
+
+@rule("TRANSPOSE", check=_check_transpose)
+def emit_transpose(graph: Graph, site: Site) -> None:
+    order = site.integers(1, "its permutation")
+    graph.move(site, graph.transpose(graph.get(site.input_indexes[0]), order))
+
+
+def _check_concatenation(site: Site) -> AccuracyClass:
+    require(activation(site, ["NONE"]) == "NONE", "")
+    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
+    given = [site.input(p) for p in range(len(site.inputs))]
+    for position in range(len(given)):
+        site.shape(position)
+    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    return moved(site, given)
+
+
+@rule("CONCATENATION", check=_check_concatenation)
+def emit_concatenation(graph: Graph, site: Site) -> None:
+    axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    first = any(map(graph.is_first, site.input_indexes))
+    parts = [graph.get(i, first=first) for i in site.input_indexes]
+    node = graph.op.concat(parts, FIRST_AXIS[axis] if first else axis)
+    graph.move(site, node, range(len(parts)), first=first)
+
+
+def _check_pack(site: Site) -> AccuracyClass:
+    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
+    given = [site.input(p) for p in range(len(site.inputs))]
+    for position in range(len(given)):
+        site.shape(position)
+    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    return moved(site, given)
+
+
+@rule("PACK", check=_check_pack)
+def emit_pack(graph: Graph, site: Site) -> None:
+    shape = list(site.output_shape())
+    axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
+    shape[axis] = 1
+    parts = [graph.reshape(graph.get(i), shape) for i in site.input_indexes]
+    graph.move(site, graph.op.concat(parts, axis), range(len(parts)))
+
+
+def _check_unpack(site: Site) -> AccuracyClass:
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    return moves(site)
+
+
+@rule("UNPACK", check=_check_unpack)
+def emit_unpack(graph: Graph, site: Site) -> None:
+    axis = axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    pieces = graph.op.split(
+        graph.get(site.input_indexes[0]), graph.op.constant(axis), len(site.outputs)
+    )
+    for position, piece in enumerate(pieces.outputs()):
+        node = graph.reshape(piece, site.output_shape(position))
+        graph.move(site, node, output=position)
+
+
+def _split_axis(site: Site, position: int, data: int) -> int:
+    axes = site.integers(position, "its axis")
+    require(len(axes) == 1, f"{len(axes)} axes")
+    return axis_of(axes[0], len(site.shape(data)))
+
+
+def _check_split(site: Site) -> AccuracyClass:
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    _split_axis(site, 0, 1)
+    return moves(site, 1)
+
+
+@rule("SPLIT", check=_check_split)
+def emit_split(graph: Graph, site: Site) -> None:
+    axis = _split_axis(site, 0, 1)
+    sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
+    _emit_pieces(graph, site, site.input_indexes[1], axis, sizes, source=1)
+
+
+def _check_split_v(site: Site) -> AccuracyClass:
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    _split_axis(site, 2, 0)
+    site.integers(1, "its sizes")
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    return moves(site)
+
+
+@rule("SPLIT_V", check=_check_split_v)
+def emit_split_v(graph: Graph, site: Site) -> None:
+    axis = _split_axis(site, 2, 0)
+    sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
+    _emit_pieces(graph, site, site.input_indexes[0], axis, sizes, source=0)
+
+
+def _emit_pieces(
+    graph: Graph, site: Site, index: int, axis: int, sizes: list[int], source: int
+) -> None:
+    first = graph.is_first(index)
+    node: Node = graph.op.variadic_split(
+        graph.get(index, first=first),
+        graph.op.constant(FIRST_AXIS[axis] if first else axis),
+        graph.whole(sizes),
+    )
+    for position, piece in enumerate(node.outputs()):
+        graph.move(site, piece, (source,), first=first, output=position)
+
+
+def _pads(site: Site) -> tuple[list[int], list[int]]:
+    pads = site.integers(1, "its padding")
+    require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
+    require(min(pads, default=0) >= 0, "a negative padding")
+    return pads[::2], pads[1::2]
+
+
+def _check_pad(site: Site) -> AccuracyClass:
+    _pads(site), site.output_shape()
+    if site.operation.type == "PADV2":
+        require(site.constant(2, "its value").size == 1, "a padding of several values")
+        require(site.input(2).dtype is site.input().dtype, "a padding value of another type")
+        return moved(site, [site.input(0), site.input(2)])
+    return moves(site)
+
+
+@rule("PAD", "PADV2", check=_check_pad)
+def emit_pad(graph: Graph, site: Site) -> None:
+    value = graph.number(0.0)
+    if site.operation.type == "PADV2":
+        value = graph.reshape(graph.get(site.input_indexes[2]), ())
+    _emit_padding(graph, site, "constant", value)
+
+
+def _check_mirror_pad(site: Site) -> AccuracyClass:
+    before, after = _pads(site)
+    reflect = site.operation.attributes.text("mode") == "REFLECT"
+    for size, b, a in zip(site.shape(), before, after, strict=True):
+        require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
+    return moves(site)
+
+
+@rule("MIRROR_PAD", check=_check_mirror_pad)
+def emit_mirror_pad(graph: Graph, site: Site) -> None:
+    _emit_padding(graph, site, site.operation.attributes.text("mode").lower(), None)
+
+
+def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> None:
+    before, after = _pads(site)
+    first = graph.is_first(site.input_indexes[0])
+    if first:
+        before, after = ([side[a] for a in TO_FIRST] for side in (before, after))
+    x = graph.get(site.input_indexes[0], first=first)
+    node = graph.op.pad(x, graph.whole(before), graph.whole(after), mode, value)
+    graph.move(site, node, first=first)

@@ -1,0 +1,61 @@
+"""Which element types a rule takes, and the accuracy that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.drivers.openvino.site import QUANTIZED, Refused, Site, require
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, Operand
+
+F32 = DType.FLOAT32
+
+
+def activations(site: Site, positions: Iterable[int] | None = None) -> AccuracyClass:
+    """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or all
+    quantised in 8 bits with one scale each.
+    """
+    given = site.inputs if positions is None else [site.input(p) for p in positions]
+    operands = [o for o in (*given, *site.outputs) if o is not None]
+    if all(o.dtype is F32 for o in operands):
+        return "faithful"
+    for operand in operands:
+        if operand.dtype not in QUANTIZED:
+            site.refuse_types()
+        one_scale(operand)
+    return "relaxed"
+
+
+def moves(site: Site, position: int = 0) -> AccuracyClass:
+    """The class of an operation that moves values of input *position* and changes none."""
+    return moved(site, [site.input(position)])
+
+
+def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+    """As `moves`, of *operands*. Quantised values count as relaxed like the arithmetic on both sides of
+    them: moved alone, they would only be carried to and fro.
+    """
+    every = (*operands, *site.outputs)
+    if all(o.dtype is F32 for o in every):
+        return "exact"
+    for operand in every:
+        if operand.dtype not in QUANTIZED:
+            site.refuse_types()
+        one_scale(operand)
+    return "relaxed"
+
+
+def one_scale(operand: Operand) -> tuple[float, int]:
+    """Scale and zero point of an activation quantised as a whole."""
+    quantization = operand.quantization
+    if quantization is None or quantization.scale <= 0:
+        raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
+    require(not quantization.per_channel, "activations quantised by channel are not computed here")
+    return quantization.scale, quantization.zero_point
+
+
+def activation(site: Site, known: Iterable[str]) -> str:
+    """The fused activation, which must be one of *known*."""
+    fused = site.operation.attributes.text("fused_activation_function")
+    require(fused in known, f"no fused activation {fused}")
+    return fused
