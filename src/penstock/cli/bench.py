@@ -12,6 +12,8 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.output import Output, milliseconds, output_of, size
+from penstock.cli.progress import compile_bar
+from penstock.cli.receipts import show_cache
 from penstock.errors import NotAvailable
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def bench(
     signature: options.SignatureName = None,
     threads: options.Threads = None,
     seed: options.Seed = 0,
+    no_cache: options.NoCache = False,
 ) -> None:
     """Measure MODEL: time a run (median, p90, p99), throughput, load and compile time, peak memory."""
     from penstock.cli import opening
@@ -58,19 +61,23 @@ def bench(
     operands = interface_of(entered, signature).inputs
     given = inputs or (["random"] if operands else [])
     fed = feed(given, operands, entered.metadata.inputs, wishes)
-    compiled, compile_ns = opening.compile_model(
-        entered,
-        loaded.path,
-        devices=device,
-        signature=signature,
-        threads=threads,
-        operands=operands,
-        arrays=fed.arrays,
-    )
+    with compile_bar(output) as progress:
+        compiled, compile_ns = opening.compile_model(
+            entered,
+            loaded.path,
+            devices=device,
+            signature=signature,
+            threads=threads,
+            operands=operands,
+            arrays=fed.arrays,
+            cache=not no_cache,
+            progress=progress,
+        )
     with compiled:
         durations = measure(output, compiled, fed.arrays, runs=runs, seconds=seconds, warmup=warmup)
         summary = compiled.plan.summary()
         plan = json.loads(compiled.plan.to_json())
+        receipt = compiled.receipt
     statistics = summarise(durations)
     memory = peak_memory()
     data = {
@@ -83,7 +90,16 @@ def bench(
     output.table(("measure", "value"), table_rows(data))
     output.notes(fed.notes)
     output.line(f"plan: {summary}", "dim")
-    output.json({**data, "inputs": fed.sources, "notes": fed.notes, "plan": plan})
+    show_cache(output, receipt)
+    output.json(
+        {
+            **data,
+            "inputs": fed.sources,
+            "notes": fed.notes,
+            "plan": plan,
+            "compile_receipt": json.loads(receipt.to_json()),
+        }
+    )
 
 
 def measure(

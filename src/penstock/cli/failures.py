@@ -36,7 +36,11 @@ class OutputError(PenstockError):
 
 
 class Unfinished(PenstockError):
-    """The command has printed all it has, its JSON object too, and still failed."""
+    """The command has printed all it has, its JSON object too, and still failed with *code*."""
+
+    def __init__(self, text: str, code: int = WORK_FAILED) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG})
@@ -47,6 +51,8 @@ def exit_code(error: BaseException) -> int:
     """1: the work failed, 2: usage, 3: bad input file, 130: interrupted."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, Unfinished):
+        return error.code
     if isinstance(error, UsageError | NotAvailable | UnknownSignature):
         return USAGE
     if isinstance(error, FileError | ModelError):

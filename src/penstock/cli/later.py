@@ -22,11 +22,6 @@ def replay(context: typer.Context) -> None:
     not_yet(context)
 
 
-def cache(context: typer.Context) -> None:
-    """Look after the compilation cache (not available yet)."""
-    not_yet(context)
-
-
 def not_yet(context: typer.Context) -> NoReturn:
     """Raises `NotAvailable`, which exits with 2."""
     raise NotAvailable(f"'{context.info_name}' is not available yet in this version")

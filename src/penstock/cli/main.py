@@ -14,12 +14,13 @@ from typer.core import TyperGroup
 
 from penstock.cli import failures
 from penstock.cli.bench import bench
+from penstock.cli.cache import cache
 from penstock.cli.devices import devices
 from penstock.cli.doctor import doctor
 from penstock.cli.dump import dump
 from penstock.cli.inspect import inspect
 from penstock.cli.knobs import knobs
-from penstock.cli.later import ANYTHING, cache, compare, replay
+from penstock.cli.later import ANYTHING, compare, replay
 from penstock.cli.output import Output
 from penstock.cli.plan import plan
 from penstock.cli.run import run
@@ -127,8 +128,9 @@ def root(
 
 for command in (run, inspect, plan, dump, bench, devices, doctor, knobs):
     app.command()(command)
-for command in (compare, replay, cache):
+for command in (compare, replay):
     app.command(context_settings=dict(ANYTHING))(command)
+app.add_typer(cache)
 
 
 def main() -> None:

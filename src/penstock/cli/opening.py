@@ -6,9 +6,10 @@ What is imported or found once a process (the loaders, the runtime, the devices)
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import penstock
 from penstock.cli.failures import FileError, UsageError, os_reason
@@ -18,6 +19,7 @@ from penstock.ir.types import is_static
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
+    from penstock.hal import ProgressCallback
     from penstock.ir import NDArray, Operand
 
 
@@ -54,20 +56,19 @@ def compile_model(
     threads: int | None = None,
     operands: Sequence[Operand] = (),
     arrays: Sequence[NDArray] = (),
-    progress: Any = None,
+    cache: bool | Path = True,
+    progress: ProgressCallback | None = None,
 ) -> tuple[CompiledModel, int]:
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*. Raises `UsageError` for a device that does not exist, and `FileError` about the file at
-    *path* from a `ModelError`.
+    *operands*. *cache* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device that does
+    not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
     shapes = {
         o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
     }
-    known = [d.name for d in penstock.devices()]
-    if unknown := [name for name in devices or () if name not in known]:
-        raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")
+    check_devices(devices or ())
     prepare = penstock.compile
     began = time.perf_counter_ns()
     try:
@@ -77,8 +78,16 @@ def compile_model(
             signature=signature,
             num_threads=threads,
             shapes=shapes or None,
+            cache=cache,
             progress=progress,
         )
     except ModelError as error:
         raise FileError(path, str(error)) from error
     return compiled, time.perf_counter_ns() - began
+
+
+def check_devices(names: Iterable[str]) -> None:
+    """Raises `UsageError` for the first that no device has."""
+    known = [d.name for d in penstock.devices()]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")

@@ -47,3 +47,49 @@ Normalise: TypeAlias = Annotated[
         help="How pictures are normalised: raw, unit, pm1, imagenet, f255, bgr, bgr255, m127d128 or MEAN,STD.",
     ),
 ]
+
+NoCache: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", help="Compile anew: neither look into the compilation cache nor save there."
+    ),
+]
+
+CacheDirectory: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="Another cache directory than the user's (knob cache_dir)."
+    ),
+]
+
+Preference: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--preference",
+        metavar="P",
+        help="What a compile is for: fast_single_answer, sustained_speed or low_power.",
+    ),
+]
+
+Priority: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--priority", metavar="P", help="Priority on the device: low, medium or high."),
+]
+
+Accuracy: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--accuracy",
+        metavar="CLASS",
+        help="The least that devices must keep to: exact, faithful or relaxed.",
+    ),
+]
+
+Shapes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=N,N,...",
+        help="Full shape of an input; repeat for several.",
+    ),
+]

@@ -13,6 +13,8 @@ from penstock.cli import options, writing
 from penstock.cli.failures import OutputError, Unfinished, UsageError
 from penstock.cli.labels import model_labels, read_labels
 from penstock.cli.output import Output, milliseconds, output_of
+from penstock.cli.progress import compile_bar
+from penstock.cli.receipts import show_cache
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, ExecutionPlan, Outputs
@@ -62,6 +64,7 @@ def run(
     signature: options.SignatureName = None,
     threads: options.Threads = None,
     seed: options.Seed = 0,
+    no_cache: options.NoCache = False,
 ) -> None:
     """Run MODEL once and say what it sees."""
     from penstock.cli import opening
@@ -84,15 +87,18 @@ def run(
     fed = feed(inputs or (), operands, entered.metadata.inputs, wishes)
     if out_file is not None and fed.picture is None and not _takes_arrays(out_file):
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
-    compiled, compile_ns = opening.compile_model(
-        entered,
-        loaded.path,
-        devices=device,
-        signature=signature,
-        threads=threads,
-        operands=operands,
-        arrays=fed.arrays,
-    )
+    with compile_bar(output) as progress:
+        compiled, compile_ns = opening.compile_model(
+            entered,
+            loaded.path,
+            devices=device,
+            signature=signature,
+            threads=threads,
+            operands=operands,
+            arrays=fed.arrays,
+            cache=not no_cache,
+            progress=progress,
+        )
     with compiled:
         began = time.perf_counter_ns()
         outputs = compiled.run(fed.arrays)
@@ -142,6 +148,7 @@ def report(
     found.show(output)
     output.notes(notes)
     output.line(f"plan: {compiled.plan.summary()}", "dim")
+    show_cache(output, compiled.receipt)
     output.line(
         "time: " + ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items()), "dim"
     )
@@ -157,6 +164,7 @@ def report(
             "outputs": described,
             "plan": json.loads(compiled.plan.to_json()),
             "receipt": json.loads(outputs.receipt.to_json()),
+            "compile_receipt": json.loads(compiled.receipt.to_json()),
             "notes": notes,
             "seconds": {name: ns / 1e9 for name, ns in times.items()},
         }

@@ -1,0 +1,27 @@
+"""`penstock cache`: what is in a compilation cache, whether it is sound, and why a compile missed it."""
+
+from __future__ import annotations
+
+import typer
+
+from penstock.cli.cache.explaining import explain
+from penstock.cli.cache.listing import ls, show
+from penstock.cli.cache.prewarming import prewarm
+from penstock.cli.cache.removing import clear, gc
+from penstock.cli.cache.verifying import verify
+
+__all__ = ["cache"]
+
+cache = typer.Typer(name="cache", invoke_without_command=True)
+
+
+@cache.callback()
+def commands(context: typer.Context) -> None:
+    """Look after the compilation cache."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+for command in (ls, show, verify, explain, gc, clear, prewarm):
+    cache.command()(command)

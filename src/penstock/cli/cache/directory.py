@@ -1,0 +1,89 @@
+"""The cache directory and the entries that a command is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.failures import UsageError
+
+if TYPE_CHECKING:
+    from penstock.cache import Cache, CacheEntry
+
+SHORT: Final = 12
+"""Hexadecimal digits of a token in tables; any beginning that only one entry has names it."""
+
+VERSION_WIDTH: Final = 40
+
+
+def open_cache(directory: str | None) -> Cache:
+    """The cache in *directory*, None being the user's. Raises `UsageError` where the user named no directory."""
+    from penstock.cache import Cache
+
+    if directory is None:
+        return Cache()
+    if not directory or not Path(directory).expanduser().is_dir():
+        raise UsageError(f"--dir {directory}: there is no such directory")
+    return Cache(directory)
+
+
+def find(entries: Sequence[CacheEntry], beginning: str) -> CacheEntry:
+    """The one entry whose token begins so, in hexadecimal digits or in the letters of its files' names; a path
+    of one of its files will do. Raises `UsageError` where there is none, or more than one.
+    """
+    from penstock.cache.naming import letters_of
+
+    name = Path(beginning).name
+    if not name:
+        raise UsageError("TOKEN is empty; it must be the beginning of an entry's token")
+    if letters := re.match(r"[A-P]+", name):
+        found = [e for e in entries if letters_of(e.token).startswith(letters[0])]
+    else:
+        found = [e for e in entries if e.token.hex().startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(short(e) for e in found[:3]) + (", ..." if len(found) > 3 else "")
+        raise UsageError(f"{len(found)} entries begin with {name}: {shown}")
+    raise UsageError(f"no entry begins with {name}; 'penstock cache ls' lists them")
+
+
+def short(entry: CacheEntry) -> str:
+    """The beginning of the token that tables show."""
+    return entry.token.hex()[:SHORT]
+
+
+def owner(entry: CacheEntry) -> str:
+    """The device that the entry is for, as far as its index tells."""
+    return entry.device or "not known"
+
+
+def short_version(entry: CacheEntry) -> str:
+    text = entry.version
+    return text if len(text) <= VERSION_WIDTH else f"{text[: VERSION_WIDTH - 3]}..."
+
+
+def when(seconds: float) -> str:
+    """A time in the user's own zone."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def describe(entry: CacheEntry) -> dict[str, Any]:
+    """What `--json` says of an entry; null where its index is missing or altered."""
+    known = bool(entry.device)
+    return {
+        "token": entry.token.hex(),
+        "device": entry.device or None,
+        "version": entry.version if known else None,
+        "nbytes": entry.nbytes,
+        "created": entry.created,
+        "used": entry.used,
+        "compile_ns": entry.compile_ns if known else None,
+        "binding": entry.binding.hex() or None,
+        "ingredients": dict(entry.ingredients),
+        "model_cache": [str(path) for path in entry.model_cache],
+        "data_cache": [str(path) for path in entry.data_cache],
+    }

@@ -1,0 +1,120 @@
+"""`penstock cache ls` and `show`: what is in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from penstock.cli import options
+from penstock.cli.cache.directory import (
+    describe,
+    find,
+    open_cache,
+    owner,
+    short,
+    short_version,
+    when,
+)
+from penstock.cli.output import milliseconds, output_of, size
+
+if TYPE_CHECKING:
+    from penstock.cache import CacheEntry
+
+Token: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOKEN",
+        help="The beginning of an entry's token, as 'ls' shows it, or a file of it.",
+    ),
+]
+
+
+def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None:
+    """List the entries, the one used last first."""
+    output = output_of(context)
+    cache = open_cache(directory)
+    entries = cache.entries()
+    total = sum(entry.nbytes for entry in entries)
+    if entries:
+        output.table(
+            ("token", "device", "version", "size", "created", "used", "compile"),
+            [row(entry) for entry in entries],
+            whole=("token", "size", "compile"),
+        )
+    output.line(f"{counted(entries)}, {size(total)} in {cache.directory}", "dim")
+    output.json(
+        {
+            "directory": str(cache.directory),
+            "entries": [describe(entry) for entry in entries],
+            "nbytes": total,
+        }
+    )
+
+
+def show(context: typer.Context, token: Token, directory: options.CacheDirectory = None) -> None:
+    """Show all of one entry: every ingredient of its key, and every file."""
+    output = output_of(context)
+    entry = find(open_cache(directory).entries(), token)
+    output.table(
+        ("entry", ""),
+        [
+            ("token", entry.token.hex()),
+            ("binding", entry.binding.hex() or "not known"),
+            ("device", owner(entry)),
+            ("version", entry.version or "not known"),
+            ("created", when(entry.created)),
+            ("used", when(entry.used)),
+            ("compile", compile_time(entry)),
+            ("directory", str(entry_directory(entry))),
+        ],
+    )
+    if entry.ingredients:
+        output.table(("ingredient", ""), list(entry.ingredients.items()), whole=("ingredient",))
+    else:
+        output.problems(["the entry's index is missing or altered: nothing says what it is from"])
+    output.table(
+        ("file", "kind", "size"),
+        [
+            (path.name, kind, file_size(path))
+            for kind, paths in (("model", entry.model_cache), ("data", entry.data_cache))
+            for path in paths
+        ],
+        whole=("kind", "size"),
+    )
+    output.json(describe(entry))
+
+
+def row(entry: CacheEntry) -> tuple[str, ...]:
+    return (
+        short(entry),
+        owner(entry),
+        short_version(entry),
+        size(entry.nbytes),
+        when(entry.created),
+        when(entry.used),
+        compile_time(entry),
+    )
+
+
+def compile_time(entry: CacheEntry) -> str:
+    """How long the driver took."""
+    return milliseconds(entry.compile_ns) if entry.device else "not known"
+
+
+def counted(entries: Sequence[CacheEntry]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+
+
+def entry_directory(entry: CacheEntry) -> Path:
+    return (*entry.model_cache, *entry.data_cache)[0].parent
+
+
+def file_size(path: Path) -> str:
+    """Bytes exactly; another process may have removed the file meanwhile."""
+    try:
+        return f"{path.lstat().st_size} bytes"
+    except OSError:
+        return "gone"

@@ -1,0 +1,155 @@
+"""`penstock cache prewarm`: compiles ahead of the first start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import penstock
+from penstock.cli import options
+from penstock.cli.cache.key import compile_arguments
+from penstock.cli.failures import (
+    WORK_FAILED,
+    FileError,
+    Unfinished,
+    UsageError,
+    exit_code,
+    message,
+    name,
+)
+from penstock.cli.output import milliseconds, output_of
+from penstock.cli.progress import compile_bar
+from penstock.errors import ModelError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.cli.output import Output
+    from penstock.compilation import StepReceipt
+
+
+def prewarm(
+    context: typer.Context,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="A .tflite file, or more.")],
+    device: options.Devices = None,
+    preference: options.Preference = None,
+    priority: options.Priority = None,
+    accuracy: options.Accuracy = None,
+    threads: options.Threads = None,
+    signature: options.SignatureName = None,
+    shape: options.Shapes = None,
+    directory: options.CacheDirectory = None,
+) -> None:
+    """Compile every MODEL into the cache, so that programs that ask for the same start from it.
+
+    All but the directory is part of the key: give what those programs give.
+    """
+    output = output_of(context)
+    if directory is not None and not directory:
+        raise UsageError("--dir needs the name of a directory")
+    arguments = compile_arguments(
+        devices=device,
+        preference=preference,
+        priority=priority,
+        accuracy=accuracy,
+        threads=threads,
+        signature=signature,
+        shapes=shape,
+    )
+    arguments["cache"] = True if directory is None else Path(directory)
+    warmed = [compile_one(output, path, arguments) for path in models]
+    problems = [problem for one in warmed for problem in one.problems()]
+    output.table(
+        ("model", "step", "device", "time", "outcome", "why"),
+        [row for one in warmed for row in one.rows()],
+        whole=("model", "device", "time", "outcome"),
+    )
+    output.problems(problems)
+    output.json({"models": [one.describe() for one in warmed], "problems": problems})
+    if problems:
+        code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
+        raise Unfinished("; ".join(problems), code)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended with."""
+
+    model: str
+    steps: tuple[StepReceipt, ...] = ()
+    compiles: int = 0
+    error: PenstockError | None = None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        if self.error is not None:
+            return [(self.model, "", "", "", "failed", message(self.error))]
+        return [
+            (self.model, str(index), step.device, milliseconds(step.wall_ns), *outcome(step))
+            for index, step in enumerate(self.steps)
+        ]
+
+    def problems(self) -> list[str]:
+        """Why the model, or a step of it, is not in the cache."""
+        if self.error is not None:
+            text = message(self.error)
+            return [text if text.startswith(self.model) else f"{self.model}: {text}"]
+        return [
+            f"{self.model}: step {index} on {step.device} was not saved: {step.cache.not_saved}"
+            for index, step in enumerate(self.steps)
+            if step.cache.not_saved
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """What `--json` says."""
+        error = self.error
+        return {
+            "model": self.model,
+            "compiles": self.compiles,
+            "steps": [describe(step) for step in self.steps],
+            "error": None if error is None else {"type": name(error), "message": message(error)},
+        }
+
+
+def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
+    """One compile into the cache."""
+    from penstock.cli import opening
+
+    try:
+        loaded = opening.load(path)
+        with (
+            compile_bar(output, Path(path).name) as progress,
+            penstock.compile(loaded.model, progress=progress, **arguments) as compiled,
+        ):
+            return Warmed(path, compiled.receipt.steps, compiled.receipt.compiles)
+    except ModelError as error:
+        return Warmed(path, error=FileError(path, str(error)))
+    except PenstockError as error:
+        return Warmed(path, error=error)
+
+
+def outcome(step: StepReceipt) -> tuple[str, str]:
+    """`hit`, `compiled, saved`, `compiled, not saved`, or `not cached` for a device that has no cache files;
+    and why it was no hit.
+    """
+    cache = step.cache
+    if cache.outcome == "hit":
+        return "hit", ""
+    if cache.outcome == "off":
+        return "not cached", cache.reason
+    return f"compiled, {'saved' if cache.saved else 'not saved'}", cache.reason
+
+
+def describe(step: StepReceipt) -> dict[str, Any]:
+    """What `--json` says of a step."""
+    return {
+        "device": step.device,
+        "operations": step.operations,
+        "outcome": step.cache.outcome,
+        "reason": step.cache.reason or None,
+        "saved": step.cache.saved,
+        "not_saved": step.cache.not_saved or None,
+        "wall_ns": step.wall_ns,
+        "fallback_from": step.fallback_from,
+        "error": step.error,
+    }

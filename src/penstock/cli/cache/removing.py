@@ -1,0 +1,82 @@
+"""`penstock cache gc` and `clear`: making room."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import options
+from penstock.cli.cache.directory import describe, open_cache, owner, short, when
+from penstock.cli.cache.listing import counted
+from penstock.cli.failures import Unfinished, UsageError
+from penstock.cli.output import Output, output_of, size
+
+if TYPE_CHECKING:
+    from penstock.cache import Cache, CacheEntry
+
+
+def gc(
+    context: typer.Context,
+    max_mib: Annotated[
+        int | None,
+        typer.Option(
+            "--max-mib",
+            min=0,
+            metavar="N",
+            help="Most MiB that may stay; without it the knob cache_limit_mib.",
+        ),
+    ] = None,
+    directory: options.CacheDirectory = None,
+) -> None:
+    """Remove the entries unused for longest until the rest fits, and what processes that died left behind."""
+    cache = open_cache(directory)
+    removed = cache.gc(None if max_mib is None else max_mib << 20)
+    report(output_of(context), cache, removed)
+
+
+def clear(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    directory: options.CacheDirectory = None,
+) -> None:
+    """Remove every entry that nobody uses at the moment."""
+    output = output_of(context)
+    cache = open_cache(directory)
+    if (entries := cache.entries()) and not yes:
+        question = f"remove {counted(entries)} from {cache.directory}?"
+        if output.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"{question} --yes says so where nobody can be asked")
+        if not typer.confirm(question, err=True):
+            raise Unfinished("nothing was removed")
+    report(output, cache, cache.clear())
+
+
+def report(output: Output, cache: Cache, removed: list[CacheEntry]) -> None:
+    """What went, and what is left."""
+    left = cache.entries()
+    if removed:
+        output.table(
+            ("removed", "device", "size", "used"),
+            [(short(e), owner(e), size(e.nbytes), when(e.used)) for e in removed],
+            whole=("removed", "size"),
+        )
+    output.line(
+        f"{counted(removed)} removed, {size(nbytes(removed))}; "
+        f"{counted(left)} left, {size(nbytes(left))}",
+        "dim",
+    )
+    output.json(
+        {
+            "directory": str(cache.directory),
+            "removed": [describe(entry) for entry in removed],
+            "nbytes_removed": nbytes(removed),
+            "left": len(left),
+            "nbytes": nbytes(left),
+        }
+    )
+
+
+def nbytes(entries: list[CacheEntry]) -> int:
+    return sum(entry.nbytes for entry in entries)

@@ -1,0 +1,76 @@
+"""What a compile would find in the cache: partitions as `compile_model` does, and prepares nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.cache.cache import Cache, Explanation
+from penstock.execution.interface import interface_of
+from penstock.execution.outputs import find_name
+from penstock.hal import Device, Preference, PrepareConfig, Priority
+from penstock.ir import Model, infer_shapes
+from penstock.partitioning.placement import place
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.partitioning.policy import Policy
+from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.threads import allowed_threads
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedStep:
+    """One *step* of a plan, and what the cache has for it."""
+
+    step: ExecutionStep
+    explanation: Explanation
+
+
+def explain_model(
+    model: Model,
+    cache: Cache,
+    devices: Sequence[str | DeviceInfo | Device] | None = None,
+    *,
+    preference: Preference = "fast_single_answer",
+    priority: Priority = "medium",
+    num_threads: int | None = None,
+    signature: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    policy: Policy | None = None,
+) -> tuple[ExecutionPlan, list[ExplainedStep]]:
+    """The plan that `compile_model` would make with these arguments, and for each of its steps whether
+    *cache* has its entry under the derived token, or which ingredient of the key has changed.
+
+    No driver compiles anything, and nothing is written. Raises `InputError`, `UnknownSignature`,
+    `PlacementError`, and `Unreadable` for a directory that cannot be read.
+    """
+    policy = Policy() if policy is None else policy
+    if signature is not None:
+        model = model.signature_model(signature)
+    interface = interface_of(model, signature)
+    positions = {
+        interface.input_positions[find_name(name, interface.input_names, "input")]: tuple(shape)
+        for name, shape in (shapes or {}).items()
+    }
+    chosen = manager.choose(devices)
+    by_name = {device.name: device for device in chosen}
+    plan = place(infer_shapes(model, positions), chosen, policy, preference)
+    config = PrepareConfig(
+        preference=preference,
+        priority=priority,
+        accuracy=policy.accuracy,
+        num_threads=allowed_threads(num_threads),
+    )
+    return plan, [
+        ExplainedStep(
+            step,
+            cache.explain(
+                model,
+                by_name[step.device],
+                config,
+                step=step.model,
+                operations=step.operations,
+                shapes=positions,
+            ),
+        )
+        for step in plan.steps
+    ]

@@ -1,0 +1,71 @@
+"""What a compile says of the cache: the lines below a plan, and the bar while it lasts."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.output import Output
+from penstock.cli.progress import compile_bar, words
+from penstock.cli.receipts import in_words, refused, show_cache
+from penstock.compilation import CacheOutcome, Receipt, StepReceipt
+from penstock.hal import ProgressEvent
+
+HIT = CacheOutcome("hit")
+OFF = CacheOutcome("off", "device slow does not cache")
+FIRST = CacheOutcome("miss", "NoEntry: nothing is cached here", saved=True)
+BROKEN = CacheOutcome("miss", "SealBroken: model cache file 0 was altered", not_saved="disk full")
+
+
+def printed(*steps: tuple[str, CacheOutcome]) -> list[str]:
+    stream = io.StringIO()
+    receipt = Receipt(tuple(StepReceipt(device, (0,), 1, cache=told) for device, told in steps))
+    show_cache(Output(console=Console(file=stream, width=200)), receipt)
+    return stream.getvalue().splitlines()
+
+
+def test_each_device_and_outcome_has_one_line() -> None:
+    assert printed(("fast", HIT), ("slow", OFF), ("fast", HIT), ("fast", BROKEN)) == [
+        "cache: fast hit (2 steps)",
+        "cache: slow off: device slow does not cache",
+        "cache: fast miss: SealBroken: model cache file 0 was altered; not saved: disk full",
+    ]
+
+
+def test_a_model_without_steps_has_no_line() -> None:
+    assert printed() == []
+
+
+def test_what_was_saved_is_said() -> None:
+    assert in_words(FIRST) == "miss: NoEntry: nothing is cached here; saved"
+    assert in_words(CacheOutcome("hit", "optimised"), 3) == "hit (3 steps): optimised"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answer"),
+    [
+        (HIT, False),
+        (OFF, False),
+        (FIRST, False),
+        (BROKEN, True),
+        (CacheOutcome("miss", "IngredientChanged: the token's entry differs in shapes"), False),
+        (CacheOutcome("miss", "OtherVersion: the file is of version 1"), True),
+        (CacheOutcome("miss", "still compiling on fast"), False),
+    ],
+)
+def test_refusals_stand_out(outcome: CacheOutcome, answer: bool) -> None:
+    assert refused(outcome) is answer
+
+
+def test_off_a_terminal_there_is_no_bar_and_no_callback() -> None:
+    with compile_bar(Output()) as progress:
+        assert progress is None
+
+
+def test_events_in_words() -> None:
+    assert words(ProgressEvent("compile", "fast", 0, 2)) == "compiling on fast"
+    assert words(ProgressEvent("compile", "", 2, 2)) == "compiling"
+    assert "waiting" in words(ProgressEvent("lease", "fast", 0, 1))
+    assert words(ProgressEvent("tiling", "fast", 0, 1)) == "tiling fast"
