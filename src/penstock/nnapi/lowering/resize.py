@@ -12,8 +12,8 @@ from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.windows import bind_image, image
 
-BILINEAR = "[nchw:b@3 [align:b@4 half:b@4]] -> y:T"
-NEAREST = "nchw:b [align:b@4 half:b@4] -> y:T"
+BILINEAR = "[nchw:b@3 [align:b@4 [half:b@4]]] -> y:T"
+NEAREST = "nchw:b [align:b@4 [half:b@4]] -> y:T"
 
 
 def _size(site: Site, data: int) -> int:
