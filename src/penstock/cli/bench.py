@@ -44,6 +44,7 @@ def bench(
     device: options.Devices = None,
     signature: options.SignatureName = None,
     threads: options.Threads = None,
+    accuracy: options.Accuracy = None,
     seed: options.Seed = 0,
     no_cache: options.NoCache = False,
 ) -> None:
@@ -68,6 +69,7 @@ def bench(
             devices=device,
             signature=signature,
             threads=threads,
+            accuracy=accuracy,
             operands=operands,
             arrays=fed.arrays,
             cache=not no_cache,

@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 
 import penstock
 from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.errors import ModelError
+from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.ir.types import is_static
+from penstock.partitioning.policy import Policy
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
@@ -54,6 +56,7 @@ def compile_model(
     devices: Sequence[str] | None = None,
     signature: str | None = None,
     threads: int | None = None,
+    accuracy: str | None = None,
     operands: Sequence[Operand] = (),
     arrays: Sequence[NDArray] = (),
     cache: bool | Path = True,
@@ -62,13 +65,14 @@ def compile_model(
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*. *cache* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device that does
-    not exist, and `FileError` about the file at *path* from a `ModelError`.
+    *operands*. *cache* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
+    accuracy class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
     shapes = {
         o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
     }
     check_devices(devices or ())
+    policy = policy_of(accuracy)
     prepare = penstock.compile
     began = time.perf_counter_ns()
     try:
@@ -78,6 +82,7 @@ def compile_model(
             signature=signature,
             num_threads=threads,
             shapes=shapes or None,
+            policy=policy,
             cache=cache,
             progress=progress,
         )
@@ -91,3 +96,13 @@ def check_devices(names: Iterable[str]) -> None:
     known = [d.name for d in penstock.devices()]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")
+
+
+def policy_of(accuracy: str | None) -> Policy | None:
+    """The policy that asks for this class; None for none. Raises `UsageError` for a word that is no class."""
+    if accuracy is None:
+        return None
+    classes = get_args(AccuracyClass)
+    if accuracy not in classes:
+        raise UsageError(f"--accuracy {accuracy!r} is not one of {', '.join(classes)}")
+    return Policy(accuracy=cast("AccuracyClass", accuracy))

@@ -37,6 +37,7 @@ def plan(
     ] = None,
     device: options.Devices = None,
     signature: options.SignatureName = None,
+    accuracy: options.Accuracy = None,
 ) -> None:
     """Show where each operation of MODEL runs, and each device's reason where it does not."""
     from penstock.cli import opening
@@ -54,12 +55,13 @@ def plan(
     loaded = opening.load(model)
     try:
         compiled, _ = opening.compile_model(
-            loaded.model, loaded.path, devices=device, signature=signature
+            loaded.model, loaded.path, devices=device, signature=signature, accuracy=accuracy
         )
     except PlacementError as error:
         from penstock.cli.refusals import answers
 
-        report_refusals(output, answers(loaded.model, device, signature), error)
+        refused = answers(loaded.model, device, signature, opening.policy_of(accuracy))
+        report_refusals(output, refused, error)
     with compiled:
         made = compiled.plan
     if to_stdout:

@@ -12,12 +12,15 @@ from penstock.runtime import manager
 
 
 def answers(
-    model: Model, devices: Sequence[str] | None = None, signature: str | None = None
+    model: Model,
+    devices: Sequence[str] | None = None,
+    signature: str | None = None,
+    policy: Policy | None = None,
 ) -> list[dict[str, Any]]:
     """For each operation the *devices* that may run it and the others' reasons, as `--json` prints it."""
     entered = model if signature is None else model.signature_model(signature)
     entered = infer_shapes(entered, {})
-    table = collect_support(entered, manager.choose(devices or None), Policy())
+    table = collect_support(entered, manager.choose(devices or None), policy or Policy())
     return [_answer(table, index) for index in range(len(entered.operations))]
 
 

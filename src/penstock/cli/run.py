@@ -63,6 +63,7 @@ def run(
     device: options.Devices = None,
     signature: options.SignatureName = None,
     threads: options.Threads = None,
+    accuracy: options.Accuracy = None,
     seed: options.Seed = 0,
     no_cache: options.NoCache = False,
 ) -> None:
@@ -94,6 +95,7 @@ def run(
             devices=device,
             signature=signature,
             threads=threads,
+            accuracy=accuracy,
             operands=operands,
             arrays=fed.arrays,
             cache=not no_cache,

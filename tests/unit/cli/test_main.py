@@ -137,6 +137,7 @@ def test_version(run: Run) -> None:
         ["run"],
         ["run", "m.tflite", "--top", "0"],
         ["run", "m.tflite", "--task", "guess"],
+        ["plan", "m.tflite", "--accuracy"],
         ["run", "m.tflite", "--normalise", "guess"],
         ["plan", "m.tflite", "--dot", "a", "--svg", "b"],
         ["dump", "m.tflite"],
@@ -517,3 +518,19 @@ def test_bench_stops_when_its_time_is_over(run: Run, model: Path) -> None:
 def test_long_operation_names_are_cut_in_tables() -> None:
     assert short("Relu6;bias;fold") == "Relu6"
     assert short("a/" * 40 + "end") == "..." + ("a/" * 40 + "end")[-45:]
+
+
+@pytest.mark.parametrize("command", [("run", "random"), ("bench",), ("plan",)])
+def test_an_accuracy_class_can_be_asked_for(
+    run: Run, model: Path, command: tuple[str, ...]
+) -> None:
+    name, *inputs = command
+    arguments = [name, model, *inputs, "-d", "lab", "--accuracy"]
+    assert run(*arguments, "faithful").exit_code == 0
+    assert run(*arguments, "exact").exit_code == 1
+    assert "not one of exact, faithful, relaxed" in one_line(run(*arguments, "rough"), 2)
+
+
+def test_a_class_that_no_device_meets_is_each_one_s_reason(run: Run, model: Path) -> None:
+    result = run("plan", model, "-d", "lab", "--accuracy", "exact")
+    assert "the policy asks for exact" in result.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 from penstock.cli.failures import UsageError
 
@@ -19,23 +19,21 @@ def compile_arguments(
     shapes: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Keywords for `penstock.compile`. Raises `UsageError` for a word that is not one of an option's."""
-    from penstock.cli.opening import check_devices
-    from penstock.hal import PREFERENCES, PRIORITIES, AccuracyClass
-    from penstock.partitioning.policy import Policy
+    from penstock.cli.opening import check_devices, policy_of
+    from penstock.hal import PREFERENCES, PRIORITIES
 
     check_devices(devices or ())
     chosen = {
         "preference": _word("--preference", preference, PREFERENCES),
         "priority": _word("--priority", priority, PRIORITIES),
     }
-    word = _word("--accuracy", accuracy, get_args(AccuracyClass))
     return {
         **{name: value for name, value in chosen.items() if value is not None},
         "devices": list(devices) if devices else None,
         "num_threads": threads,
         "signature": signature,
         "shapes": dict(map(_shape, shapes)) if shapes else None,
-        "policy": None if word is None else Policy(accuracy=word),  # type: ignore[arg-type]  # checked above
+        "policy": policy_of(accuracy),
     }
 
 
