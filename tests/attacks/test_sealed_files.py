@@ -410,7 +410,9 @@ def test_a_file_cut_at_any_moment_of_a_load(
             except CacheError as error:
                 outcomes.add(type(error).__name__)
             path.write_bytes(whole)
-        assert outcomes == ({"WrongLength"} if number == 2 else {"hit", "WrongLength"})
+        # Into sealed memory the last file is written after it was read.
+        last = number == 2 and not sealed_memory
+        assert outcomes == ({"WrongLength"} if last else {"hit", "WrongLength"})
     assert rig.saved()
 
 

@@ -46,20 +46,13 @@ class FileStatus(NamedTuple):
 class FileSystem(Locking, Protocol):
     """Operations on descriptors and paths. Each raises `OSError` as the system does.
 
-    None trusts a descriptor's offset, and none but `append` moves one.
+    None trusts a descriptor's offset.
     """
 
     def status(self, fd: int) -> FileStatus: ...
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Reads at most *buffer*'s bytes from *offset*; returns how many, 0 at the end of the file."""
-        ...
-
-    def append(self, fd: int, source: int, offset: int, count: int) -> int:
-        """Appends at most *count* bytes of *source* from *offset* to *fd*, whose own offset is its end.
-
-        Returns how many, 0 at the end of *source*.
-        """
         ...
 
     def write(self, fd: int, content: memoryview, offset: int) -> int:
@@ -126,22 +119,6 @@ class SystemFiles(SystemLocks):
             buffer[: len(content)] = content
             return len(content)
         return os.preadv(fd, [buffer], offset)
-
-    def append(self, fd: int, source: int, offset: int, count: int) -> int:
-        if sys.platform == "linux":
-            try:
-                return os.sendfile(fd, source, offset, count)
-            except OSError as error:
-                # Some file systems cannot send.
-                if error.errno not in {errno.EINVAL, errno.ENOSYS}:
-                    raise
-        content = bytearray(min(count, 1 << 20))
-        with memoryview(content) as view:
-            found = self.read_into(source, view, offset)
-            done = 0
-            while done < found:
-                done += os.write(fd, view[done:found])
-        return found
 
     def write(self, fd: int, content: memoryview, offset: int) -> int:
         if sys.platform == "win32":

@@ -27,28 +27,67 @@ def merkle_root(content: bytes | bytearray | memoryview) -> bytes:
     From 4 MiB on the leaves are hashed by as many threads as the knob `num_threads` allows.
     """
     with memoryview(content) as whole, whole.cast("B") as flat:
-        level = map_leaves(flat.nbytes, lambda start, stop: _leaf(flat, start, stop))
-        while len(level) > 1:
-            level = list(_parents(level))
-        return hashlib.sha256(_ROOT + flat.nbytes.to_bytes(8, "little") + level[0]).digest()
+
+        def leaf(start: int, stop: int) -> bytes:
+            with flat[start:stop] as part:
+                return leaf_digest(part)
+
+        return root_of(map_leaves(flat.nbytes, leaf), flat.nbytes)
+
+
+def leaf_digest(content: memoryview) -> bytes:
+    """The 32 bytes of one leaf."""
+    digest = hashlib.sha256(_LEAF)
+    digest.update(content)
+    return digest.digest()
+
+
+def root_of(leaves: list[bytes], size: int) -> bytes:
+    """The root over the digests of all leaves of *size* bytes, in order."""
+    level = leaves
+    while len(level) > 1:
+        level = list(_parents(level))
+    return hashlib.sha256(_ROOT + size.to_bytes(8, "little") + level[0]).digest()
 
 
 def map_leaves(size: int, work: Callable[[int, int], T]) -> list[T]:
     """*work*(start, stop) for each leaf of *size* bytes, in order of the leaves; at least one leaf."""
     bounds = list(pairwise([*range(0, size, LEAF_BYTES), size])) or [(0, 0)]
-    if len(bounds) < _FEW_LEAVES or (threads := _threads()) < 2:
+    if len(bounds) < _FEW_LEAVES or (threads := min(_threads(), len(bounds))) < 2:
         return [work(start, stop) for start, stop in bounds]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(threads, len(bounds)), "penstock-hash") as pool:
-        return list(pool.map(lambda bound: work(*bound), bounds))
+    return _side_by_side(bounds, work, threads)
 
 
-def _leaf(flat: memoryview, start: int, stop: int) -> bytes:
-    digest = hashlib.sha256(_LEAF)
-    with flat[start:stop] as leaf:
-        digest.update(leaf)
-    return digest.digest()
+def _side_by_side(
+    bounds: list[tuple[int, int]], work: Callable[[int, int], T], threads: int
+) -> list[T]:
+    """As many threads, this one among them, each with every so-maniest leaf: leaves cost alike."""
+    import threading
+
+    found: dict[int, T] = {}
+    failures: list[BaseException] = []
+
+    def share(first: int) -> None:
+        try:
+            for number in range(first, len(bounds), threads):
+                if failures:
+                    return
+                found[number] = work(*bounds[number])
+        except BaseException as error:  # noqa: BLE001  # carried over to the calling thread
+            failures.append(error)
+
+    others = [
+        threading.Thread(target=share, args=(first,), name="penstock-hash", daemon=True)
+        for first in range(1, threads)
+    ]
+    for thread in others:
+        thread.start()
+    share(0)
+    for thread in others:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [found[number] for number in range(len(bounds))]
 
 
 def _parents(level: list[bytes]) -> Iterator[bytes]:

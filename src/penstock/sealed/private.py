@@ -8,51 +8,68 @@ import sys
 from contextlib import suppress
 
 from penstock.errors import WrongLength
-from penstock.sealed.files import FileSystem, read_exactly
-from penstock.sealed.merkle import map_leaves
+from penstock.sealed.files import FileSystem, read_exactly, write_all
+from penstock.sealed.merkle import LEAF_BYTES, leaf_digest, map_leaves, merkle_root, root_of
 
 
-def private_copy(files: FileSystem, fd: int, offset: int, length: int, place: str) -> memoryview:
-    """*length* bytes of *fd* from *offset* on, read-only: a sealed memfd on Linux, private memory elsewhere.
+def private_copy(
+    files: FileSystem, fd: int, offset: int, length: int, place: str
+) -> tuple[memoryview, bytes]:
+    """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed memfd on Linux, in
+    private memory elsewhere.
 
-    The caller has bounded *length*. Raises `WrongLength` when the file ends before, `OSError` from reading.
-    The memory lives as long as a view of it.
+    The caller has bounded *length*. Each leaf is hashed where nobody else can write, while it is still in
+    the processor's cache. Raises `WrongLength` when the file ends before, `OSError` from reading. The memory
+    lives as long as a view of it.
     """
     if not length:
-        return memoryview(b"")
+        return memoryview(b""), merkle_root(b"")
     if sys.platform == "linux":
         with suppress(_NoSealedMemory):
             return _sealed_copy(files, fd, offset, length, place)
     content = bytearray(length)
     with memoryview(content) as target:
 
-        def leaf(start: int, stop: int) -> bool:
+        def leaf(start: int, stop: int) -> bytes:
             with target[start:stop] as part:
-                return read_exactly(files, fd, part, offset + start)
+                _read(files, fd, part, offset + start, place)
+                return leaf_digest(part)
 
-        if not all(map_leaves(length, leaf)):
-            raise _shorter(place)
-    return memoryview(content).toreadonly()
+        root = root_of(map_leaves(length, leaf), length)
+    return memoryview(content).toreadonly(), root
 
 
-def _shorter(place: str) -> WrongLength:
-    return WrongLength(f"{place} became shorter while it was read")
+def _read(files: FileSystem, fd: int, part: memoryview, offset: int, place: str) -> None:
+    if not read_exactly(files, fd, part, offset):
+        raise WrongLength(f"{place} became shorter while it was read")
 
 
 class _NoSealedMemory(Exception):
     """The kernel gives no sealed memory here."""
 
 
-def _sealed_copy(files: FileSystem, fd: int, offset: int, length: int, place: str) -> memoryview:
+def _sealed_copy(
+    files: FileSystem, fd: int, offset: int, length: int, place: str
+) -> tuple[memoryview, bytes]:
     memory = _create()
+    # One for each thread at work: what was hashed is what is written on.
+    buffers: list[bytearray] = []
+
+    def leaf(start: int, stop: int) -> bytes:
+        try:
+            buffer = buffers.pop()
+        except IndexError:
+            buffer = bytearray(min(length, LEAF_BYTES))
+        with memoryview(buffer) as whole, whole[: stop - start] as part:
+            _read(files, fd, part, offset + start, place)
+            digest = leaf_digest(part)
+            write_all(files, memory, part, start)
+        buffers.append(buffer)
+        return digest
+
     try:
-        done = 0
-        while done < length:
-            count = files.append(memory, fd, offset + done, length - done)
-            if not count:
-                raise _shorter(place)
-            done += count
-        return memoryview(_freeze(memory, length))
+        root = root_of(map_leaves(length, leaf), length)
+        return memoryview(_freeze(memory, length)), root
     finally:
         os.close(memory)
 
@@ -78,6 +95,4 @@ def _freeze(memory: int, length: int) -> mmap.mmap:
     except OSError:
         raise _NoSealedMemory from None
     # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
-    return mmap.mmap(
-        memory, length, flags=mmap.MAP_PRIVATE | mmap.MAP_POPULATE, prot=mmap.PROT_READ
-    )
+    return mmap.mmap(memory, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)

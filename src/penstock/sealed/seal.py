@@ -233,10 +233,11 @@ class Seal:
             ):
                 self._check_record(file, content, size, record)
                 with _naming(file, "read"):
-                    copies.append(
-                        private_copy(self._files, file.fd, HEADER_BYTES, record.length, file.place)
+                    copy, root = private_copy(
+                        self._files, file.fd, HEADER_BYTES, record.length, file.place
                     )
-                if not hmac.compare_digest(header.root, merkle_root(copies[-1])):
+                copies.append(copy)
+                if not hmac.compare_digest(header.root, root):
                     raise SealBroken(f"the payload of {file.place} was altered")
         except BaseException:
             # The traceback would keep the memory, and its descriptors, for as long as the error lives.

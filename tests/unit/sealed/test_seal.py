@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -84,13 +83,6 @@ def test_without_sealed_memory_the_copy_is_private_all_the_same(
     assert rig.saved()
     loaded = rig.load()
     assert all(view.readonly for view in (*loaded.model, *loaded.data))
-
-
-def test_a_file_system_that_cannot_send_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sendfile", lambda *_: failing(errno.EINVAL)())
-    assert Rig(tmp_path, weights=(bytes(range(256)) * 10_000,)).saved()
 
 
 def test_two_directories_with_the_same_model_both_hit(tmp_path: Path) -> None:
