@@ -1,0 +1,352 @@
+"""What the attacks on the compilation cache share: a small layer with exact answers, and the lab device compiled through
+one directory again and again, each time as a new process would.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+from unittest import mock
+
+import numpy as np
+
+import penstock
+from penstock.cache.directory import CacheDirectory
+from penstock.cache.info import CacheInfo
+from penstock.compilation import caching
+from penstock.errors import CacheError, GeneralFailure
+from penstock.hal import (
+    CacheHandle,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+)
+from penstock.ir import DType, Model, ModelBuilder, NDArray
+from penstock.sealed import (
+    FileKeyStore,
+    KeyStore,
+    Owner,
+    Seal,
+    SqliteRegistry,
+    open_cache_file,
+    registry_path,
+)
+from penstock.testing.lab import LabDevice
+from tests.support_sealed import BINDING, QUICK_FILES, TOKEN, QuickConnection, quick_connect
+
+F32 = DType.FLOAT32
+NEEDED = (2, 1)
+PLACES = ("10", "11", "20")
+"""How the names of an entry's files end: two model files, one data file."""
+
+
+@cache
+def layer(seed: int, units: int = 3, depth: int = 4) -> Model:
+    """RELU of a layer whose weights and biases are quarters, so that float32 has every sum exactly."""
+    rng = np.random.default_rng(seed)
+    builder = ModelBuilder()
+    x = builder.input(F32, (1, depth), "x")
+    weights = builder.constant(quarters(rng, (units, depth)))
+    bias = builder.constant(quarters(rng, (units,)))
+    (y,) = builder.operation("FULLY_CONNECTED", [x, weights, bias], [(F32, (1, units))])
+    return builder.build(builder.operation("RELU", [y], [(F32, (1, units))]))
+
+
+def quarters(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray:
+    return (rng.integers(-16, 17, shape) / 4).astype(np.float32)
+
+
+@cache
+def given(model: Model) -> NDArray:
+    shape = tuple(d or 0 for d in model.inputs[0].shape or ())
+    return quarters(np.random.default_rng(9), shape)
+
+
+@cache
+def expected(model: Model) -> NDArray:
+    """The reference device's answer."""
+    with penstock.compile(model, devices=["reference"], cache=None) as compiled:
+        answer: NDArray = compiled.run([given(model)])[0].copy()
+    return answer
+
+
+class Turn(NamedTuple):
+    """What one compile did, in words of its receipt, and how often the driver compiled."""
+
+    outcome: str
+    reason: str
+    compiles: int
+    not_saved: str
+
+    @property
+    def name(self) -> str:
+        """The class of the refusal that a miss names."""
+        return self.reason.partition(":")[0]
+
+
+@dataclass
+class LabRig:
+    """The lab device and its user's state and cache directories below *root*; every compile is a new process's.
+
+    Nothing waits for the disk, and *files* and *connect* may fail on purpose. *keys* None is the key file.
+    """
+
+    root: Path
+    files: Any = QUICK_FILES
+    connect: Callable[[Path], sqlite3.Connection] = quick_connect
+    keys: KeyStore | None = None
+    version: str = "1"
+    folder: str = "cache"
+    device_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.folder
+
+    @property
+    def key_store(self) -> KeyStore:
+        return self.keys or FileKeyStore(self.state / "key", files=self.files)
+
+    @property
+    def database(self) -> Path:
+        return registry_path(self.state, Owner("lab", self.version), self.key_store)
+
+    def registry(self, version: str | None = None) -> SqliteRegistry:
+        owner, keys = Owner("lab", version or self.version), self.key_store
+        path = registry_path(self.state, owner, keys)
+        return SqliteRegistry(path, owner, keys, connect=self.connect)
+
+    def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
+        keys = self.key_store
+        registry = self.registry(version)
+        return Seal(
+            device, version, files=needed, registry=registry, keys=keys, file_system=self.files
+        )
+
+    def device(self) -> LabDevice:
+        return LabDevice(
+            version=self.version,
+            registry=self.registry(),
+            keys=self.key_store,
+            file_system=self.files,
+            **self.device_options,
+        )
+
+    @property
+    def directory(self) -> Callable[..., CacheDirectory]:
+        return partial(CacheDirectory, files=self.files, keys=self.key_store, seals=self.seal)
+
+    @contextmanager
+    def injected(self) -> Iterator[None]:
+        """Compiles in the block use this rig's files, key and registry."""
+        with mock.patch.object(caching, "CacheDirectory", self.directory):
+            yield
+
+    def compile(self, model: Model, info: Any = None, *, runs: int = 1, **more: Any) -> Turn:
+        """Compiles, runs, and asserts that the answers are the reference device's."""
+        device = self.device()
+        where = info or CacheInfo(self.path)
+        with (
+            self.injected(),
+            penstock.compile(model, devices=[device], cache=where, **more) as compiled,
+        ):
+            for _ in range(runs):
+                np.testing.assert_array_equal(compiled.run([given(model)])[0], expected(model))
+            found = compiled.receipt.steps[0].cache
+        return Turn(found.outcome, found.reason, device.compiles, found.not_saved)
+
+    def hits(self, model: Model, info: Any = None, **more: Any) -> bool:
+        """Whether the entry hits with no compile, and the right answer."""
+        turn = self.compile(model, info, **more)
+        assert turn[:3] == ("hit", "baseline", 0), turn
+        return True
+
+    def refuses(self, kind: type[CacheError], model: Model, info: Any = None, **more: Any) -> bool:
+        """Whether the entry is refused for *kind*, exactly, and what was compiled instead is right and saved."""
+        turn = self.compile(model, info, **more)
+        assert (turn.outcome, turn.name, turn.compiles) == ("miss", kind.__name__, 1), turn
+        assert turn.reason.startswith(f"{kind.__name__}: ")
+        assert len(turn.reason) > len(kind.__name__) + 10
+        assert not turn.not_saved
+        return True
+
+    def attack(
+        self,
+        kind: type[CacheError],
+        alter: Callable[[], object],
+        model: Model,
+        info: Any = None,
+    ) -> None:
+        """The untouched entry hits, the altered one is refused for *kind*, the recompiled one hits."""
+        assert self.hits(model, info)
+        alter()
+        assert self.refuses(kind, model, info)
+        assert self.hits(model, info)
+
+    def entries(self) -> dict[str, list[Path]]:
+        """The published cache files of each entry, in order, by the letters of its token."""
+        found: dict[str, list[Path]] = {}
+        for path in sorted(self.path.iterdir()):
+            if path.name[64:] in PLACES:
+                found.setdefault(path.name[:64], []).append(path)
+        return found
+
+    def paths(self) -> list[Path]:
+        """The cache files of the only entry."""
+        (only,) = self.entries().values()
+        return only
+
+    def new_paths(self, model: Model, info: Any = None) -> list[Path]:
+        """Compiles a model that is not cached yet; its cache files."""
+        before = set(self.entries()) if self.path.exists() else set()
+        assert self.compile(model, info).name == "NoEntry"
+        (new,) = set(self.entries()) - before
+        return self.entries()[new]
+
+    def litter(self) -> list[str]:
+        """Names in the cache directory that are neither a published file nor an index or lock of one."""
+        if not self.path.exists():
+            return []
+        published = set(self.entries())
+        return sorted(
+            p.name
+            for p in self.path.iterdir()
+            if p.name[:64] not in published or p.name[64:] not in {*PLACES, ".json", ".lock"}
+        )
+
+
+class KeptConnection(QuickConnection):
+    """A connection that survives its closing, which undoes what was not committed."""
+
+    def close(self) -> None:
+        if self.in_transaction:
+            self.rollback()
+
+
+class Bulk:
+    """One entry in open files, prepared over and over by one device: the quickest three steps there are.
+
+    The registry is the SQLite one, in memory. Use it in a `with` block.
+    """
+
+    def __init__(self, root: Path, model: Model) -> None:
+        self.root, self.model = root, model
+        keys, owner = FileKeyStore(root / "key", files=QUICK_FILES), Owner("lab", "1")
+        database = root / "registry"
+        database.touch(0o600)
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, factory=KeptConnection)
+        self.registry = SqliteRegistry(database, owner, keys, connect=lambda _: self._connection)
+        self.device = LabDevice(registry=self.registry, keys=keys, file_system=QUICK_FILES)
+        self.paths = [root / place for place in PLACES]
+        self.handles = [CacheHandle(open_cache_file(p, create=True)) for p in self.paths]
+        self.config = PrepareConfig(
+            token=TOKEN,
+            binding=BINDING,
+            model_cache=tuple(self.handles[:2]),
+            data_cache=tuple(self.handles[2:]),
+        )
+        self._request_input = HostMemory(given(model))
+        self._wanted = expected(model)
+
+    def __enter__(self) -> Self:
+        assert self.recompiled()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            os.close(handle.fd)
+        sqlite3.Connection.close(self._connection)
+
+    def hits(self, config: PrepareConfig | None = None) -> bool:
+        """Loads without a compile; the answer is right."""
+        compiles, loads = self.device.compiles, self.device.loads
+        prepared = self.device.prepare_model_from_cache(config or self.config)
+        return self._right(prepared) and (self.device.compiles, self.device.loads) == (
+            compiles,
+            loads + 1,
+        )
+
+    def refusal(self, config: PrepareConfig | None = None) -> str:
+        """The name of the refusal, which comes before the engine is asked anything."""
+        before = self.device.engine_calls
+        try:
+            self.device.prepare_model_from_cache(config or self.config)
+        except GeneralFailure as error:
+            assert self.device.engine_calls == before
+            name, colon, sentence = str(error).partition(": ")
+            assert colon
+            assert sentence
+            return name
+        return "accepted"
+
+    def recompiled(self) -> bool:
+        """Compiles once and saves, as the runtime asks for after a refusal."""
+        compiles, saves = self.device.compiles, self.device.saves
+        prepared = self.device.prepare_model(self.model, self.config)
+        return self._right(prepared) and (self.device.compiles, self.device.saves) == (
+            compiles + 1,
+            saves + 1,
+        )
+
+    def attack(
+        self, kind: type[CacheError], alter: Callable[[Any], object], cases: Iterable[Any]
+    ) -> int:
+        """For each case: the untouched entry hits, after *alter*(case) it is refused for *kind*, the recompiled one
+        hits, which is the next case's untouched one. How many cases there were.
+        """
+        assert self.hits()
+        done = 0
+        for case in cases:
+            alter(case)
+            assert self.refusal() == kind.__name__, case
+            assert self.recompiled(), case
+            assert self.hits(), case
+            done += 1
+        return done
+
+    def _right(self, prepared: PreparedModel) -> bool:
+        with closing(prepared):
+            answer = np.empty_like(self._wanted)
+            request = Request((self._request_input,), (HostMemory(answer),))
+            prepared.execute(request, ExecutionConfig())
+            return bool((answer == self._wanted).all())
+
+
+def flip(fd: int, bit: int) -> None:
+    """Flips one bit of an open file, in place."""
+    (byte,) = os.pread(fd, 1, bit // 8)
+    os.pwrite(fd, bytes([byte ^ 1 << bit % 8]), bit // 8)
+
+
+def flip_in(path: Path, bit: int) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        flip(fd, bit)
+    finally:
+        os.close(fd)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """The contents of two files, in place."""
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    other.write_bytes(contents[0])
+
+
+def names(kinds: Sequence[type[CacheError]]) -> set[str]:
+    return {kind.__name__ for kind in kinds}
