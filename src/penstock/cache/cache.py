@@ -28,8 +28,6 @@ from penstock.ir import Model
 if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
 
-_NO_INGREDIENTS: Mapping[str, str] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
@@ -49,7 +47,7 @@ class CacheEntry:
     used: float
     device: str = ""
     version: str = ""
-    ingredients: Mapping[str, str] = field(default=_NO_INGREDIENTS, hash=False)
+    ingredients: Mapping[str, str] = field(default_factory=dict, hash=False)
     binding: bytes = b""
     compile_ns: int = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -54,28 +55,24 @@ class CacheDirectory:
         """
         store, names = self.store, file_names(token, *needed)
         held = self._lock_to_read(token, (*names[0], *names[1]))
-        handles: list[CacheHandle] = []
-        try:
+        with ExitStack() as stack, store.naming("read"):
+            stack.callback(store.release, held)
+            handles: list[CacheHandle] = []
             for name in (*names[0], *names[1]):
                 try:
-                    handles.append(
-                        CacheHandle(open_cache_file(self.path / name, files=store.files))
-                    )
+                    fd = open_cache_file(self.path / name, files=store.files)
                 except FileNotFoundError:
                     raise NoEntry(
                         f"the entry lacks {name[64:]} of its {sum(needed)} files"
                         if handles
                         else "nothing is cached here"
                     ) from None
-            with store.naming("read"):
-                if not any(store.files.status(handle.fd).size for handle in handles):
-                    raise NotYetWritten(self._who_writes(token))
-                lock = store.driver_lock(lock_name(token), create=True)
-        except BaseException:
-            for handle in handles:
-                store.close(handle.fd)
-            store.release(held)
-            raise
+                stack.callback(store.close, fd)
+                handles.append(CacheHandle(fd))
+            if not any(store.files.status(handle.fd).size for handle in handles):
+                raise NotYetWritten(self._who_writes(token))
+            lock = store.driver_lock(lock_name(token), create=True)
+            stack.pop_all()
         return OpenFiles(store, handles[: needed[0]], handles[needed[0] :], lock, held=held)
 
     def lease(

@@ -94,7 +94,8 @@ def collect(store: Store, most_bytes: int | None, keep: bytes | None = None) -> 
                 total -= group.nbytes
                 gone.append(group.token)
     for group in found:
-        if group.token != keep and (group.temporaries or not group.is_entry):
+        left = group.temporaries or group.names("lease") or not group.is_entry
+        if left and group.token != keep:
             with suppress(OSError, CacheError):
                 _sweep(store, group)
     return gone
@@ -132,8 +133,6 @@ def _sweep(store: Store, group: Found) -> None:
         store.unlink_quietly(group.temporaries)
         if not any(store.exists(letters_of(token) + suffix) for suffix in ("10", "20")):
             store.unlink_quietly([index_name(token), lock_name(token)])
-        if late_claim(store, token) is None:
-            store.unlink_quietly([lease_name(token)])
 
 
 def _unchanged(store: Store, group: Found) -> bool:
@@ -149,7 +148,10 @@ def _unchanged(store: Store, group: Found) -> bool:
 
 @contextmanager
 def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
-    """Holds lease and lock for the block, which is entered with whether nobody else had either."""
+    """Holds lease and lock for the block, which is entered with whether nobody else had either.
+
+    The lease file goes at the end, unless a late writer's claim stands there.
+    """
     with ExitStack() as stack:
         for name in (lease_name(token), lock_name(token)):
             try:
@@ -163,7 +165,14 @@ def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
                 yield False
                 return
             stack.callback(store.release, fd)
+            if name == lease_name(token):
+                stack.callback(_remove_lease, store, token)
         yield True
+
+
+def _remove_lease(store: Store, token: bytes) -> None:
+    if late_claim(store, token) is None:
+        store.unlink_quietly([lease_name(token)])
 
 
 def late_claim(store: Store, token: bytes) -> Claim | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
@@ -42,18 +42,15 @@ class Lease:
         self._check_open()
         store, made = self._store, list[str]()
         handles: list[CacheHandle] = []
-        try:
-            with store.naming("written"):
-                for name in (n for names in file_names(self._token, *needed) for n in names):
-                    made.append(temporary_name(name))
-                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                    handles.append(CacheHandle(store.files.open(store.path / made[-1], flags)))
-                lock = store.driver_lock(lock_name(self._token), create=True)
-        except BaseException:
-            for handle in handles:
-                store.close(handle.fd)
-            store.unlink_quietly(made)
-            raise
+        with ExitStack() as stack, store.naming("written"):
+            for name in (n for names in file_names(self._token, *needed) for n in names):
+                made.append(temporary_name(name))
+                stack.callback(store.unlink_quietly, made[-1:])
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                handles.append(CacheHandle(store.files.open(store.path / made[-1], flags)))
+                stack.callback(store.close, handles[-1].fd)
+            lock = store.driver_lock(lock_name(self._token), create=True)
+            stack.pop_all()
         files = OpenFiles(
             store, handles[: needed[0]], handles[needed[0] :], lock, temporaries=tuple(made)
         )

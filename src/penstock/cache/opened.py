@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
@@ -46,10 +47,11 @@ class OpenFiles:
         if not self._open:
             return
         self._open = False
-        for handle in (*self.handles, self.lock):
-            self._store.close(handle.fd)
-        if self._held is not None:
-            self._store.release(self._held)
+        with ExitStack() as stack:
+            if self._held is not None:
+                stack.callback(self._store.release, self._held)
+            for handle in (*self.handles, self.lock):
+                stack.callback(self._store.close, handle.fd)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,138 @@
+"""A fault at each file operation of a cache directory in turn: afterwards the old entry, the new one, or a named miss."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.cache.eviction import collect
+from penstock.errors import CacheError, ForeignEntry, NoEntry, NotYetWritten
+from tests.conftest import open_descriptors
+from tests.support_cache import Bench, Unsaved, token_of
+from tests.support_sealed import FAULTS, Crash, FaultyFiles
+
+TOKEN, OTHER = token_of(1), token_of(2)
+TEXTS = ("old", "new, and longer", "repaired")
+
+
+def publish(bench: Bench) -> None:
+    bench.compile(TOKEN, "new, and longer")
+
+
+def publish_for_later(bench: Bench) -> None:
+    bench.compile(TOKEN, "", late=True)
+
+
+def compile_in_vain(bench: Bench) -> None:
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease, lease.create((2, 1)) as files:
+        lease.discard(files)
+
+
+def load(bench: Bench) -> None:
+    found = bench.load(TOKEN, TEXTS)
+    if isinstance(found, type):
+        raise found("")
+
+
+def evict(bench: Bench) -> None:
+    with bench.directory.store.naming("emptied"):
+        collect(bench.directory.store, 1)
+
+
+def ask(bench: Bench) -> None:
+    nearest = bench.directory.nearest({"structure": "1"})
+    assert nearest is None or nearest.ingredients == {"structure": "1"}
+
+
+# What is done, and whether an old entry is there before.
+ACTS: dict[str, tuple[Callable[[Bench], None], bool]] = {
+    "replace": (publish, True),
+    "publish": (publish, False),
+    "publish for later": (publish_for_later, True),
+    "compile in vain": (compile_in_vain, True),
+    "load": (load, True),
+    "evict": (evict, True),
+    "explain": (ask, True),
+}
+
+# What is found afterwards, depending on where the fault was.
+OUTCOMES: dict[str, set[object]] = {
+    "replace": {"old", "new, and longer"},
+    "publish": {NoEntry, "new, and longer"},
+    "publish for later": {"old", NotYetWritten},
+    "compile in vain": {"old"},
+    "load": {"old"},
+    "evict": {"old", NoEntry},
+    "explain": {"old"},
+}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Bench]:
+    """Directories to copy: with another entry, and with the old one or without."""
+    made = {}
+    for old in (False, True):
+        root = tmp_path_factory.mktemp("prepared")
+        bench = Bench(root)
+        bench.compile(OTHER, "old", structure="1")
+        if old:
+            bench.compile(TOKEN, "old", structure="1")
+            assert bench.load(TOKEN, TEXTS) == "old"
+        made[old] = bench
+    return made.__getitem__
+
+
+def copied(bench: Bench, root: Path) -> Bench:
+    shutil.copytree(bench.root, root)
+    registries = {owner: registry.copy() for owner, registry in bench.registries.items()}
+    return Bench(root, registries=registries)
+
+
+def attempt(bench: Bench, act: Callable[[Bench], None]) -> None:
+    with suppress(Crash, CacheError, Unsaved):
+        act(bench)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("what", ACTS)
+def test_a_fault_at_any_file_operation(
+    tmp_path: Path, prepared: Callable[[bool], Bench], what: str, name: str
+) -> None:
+    act, old = ACTS[what]
+    outcomes: set[object] = set()
+    counting = FaultyFiles()
+    act(replace(copied(prepared(old), tmp_path / "counted"), files=counting))
+    for at in range(len(counting.log)):
+        root = tmp_path / str(at)
+        bench = copied(prepared(old), root)
+        before = open_descriptors()
+        faulty = FaultyFiles(at, FAULTS[name])
+        attempt(replace(bench, files=faulty), act)
+        if open_descriptors() != before:  # a traceback may hold what was loaded
+            gc.collect()
+        assert open_descriptors() == before, (at, faulty.log[at:])
+
+        outcome = bench.load(TOKEN, TEXTS)
+        outcomes.add(outcome)
+        if name != "crash":
+            assert outcome in {"old", "new, and longer", NoEntry, NotYetWritten}
+            # A file that could not be removed waits for the next sweep.
+            assert not bench.temporaries() or faulty.log[at] == "unlink"
+        assert bench.load(OTHER, TEXTS) in {"old", NoEntry}
+        bench.compile(TOKEN, "repaired")
+        assert bench.load(TOKEN, TEXTS) == "repaired"
+        collect(bench.directory.store, None)
+        assert bench.temporaries() == []
+        assert {n for n in bench.names() if n not in {"10", "11", "20"}} <= {".json", ".lock"}
+        shutil.rmtree(root)
+    assert outcomes >= OUTCOMES[what]
+    if name == "crash" and what == "replace":
+        assert {ForeignEntry, "old", "new, and longer"} <= outcomes

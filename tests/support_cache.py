@@ -1,0 +1,183 @@
+"""A cache directory with its driver: `penstock.sealed.Seal`, which saves and loads two model files and one data
+file, with the key in a directory of the test's and its registry in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.cache.directory import CacheDirectory
+from penstock.cache.index import IndexRecord
+from penstock.cache.lease import Lease
+from penstock.errors import CacheError
+from penstock.sealed import FileKeyStore, KeyStore, Owner, RegistryState, Row, Seal
+from tests.support_sealed import BINDING, QUICK_FILES
+
+NEEDED = (2, 1)
+OWNER = Owner("lab", "1")
+
+
+def token_of(number: int) -> bytes:
+    return hashlib.sha256(str(number).encode()).digest()
+
+
+def payloads_of(text: str) -> tuple[bytes, bytes, bytes]:
+    return f"{text}: program".encode(), f"{text}: second".encode(), f"{text}: weights".encode() * 3
+
+
+@dataclass
+class Ticking:
+    """Seconds since the epoch that move by one with each look."""
+
+    now: float = 1_700_000_000.0
+    step: float = 1.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+class MemoryRegistry:
+    """A `Registry` of this process alone, which nobody tampers with."""
+
+    def __init__(self) -> None:
+        self.listed: dict[tuple[bytes, bytes], Row] = {}
+        self.changes = 0
+
+    def copy(self) -> MemoryRegistry:
+        made = MemoryRegistry()
+        made.listed, made.changes = dict(self.listed), self.changes
+        return made
+
+    def state(self) -> RegistryState | None:
+        return RegistryState(bytes(16), self.changes)
+
+    def open(self) -> RegistryState:
+        return RegistryState(bytes(16), self.changes)
+
+    def begin(self, row: Row) -> None:
+        self.changes += 1
+        self.listed[row.token, row.entry] = Row(
+            row.token, row.entry, row.models, row.datas, self.changes
+        )
+
+    def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
+        for old in replaced:
+            self.remove(token, old)
+
+    def find(self, token: bytes, entry: bytes) -> Row | None:
+        return self.listed.get((token, entry))
+
+    def remove(self, token: bytes, entry: bytes) -> None:
+        self.changes += bool(self.listed.pop((token, entry), None))
+
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self.listed.values())
+
+    def clear(self) -> None:
+        self.listed.clear()
+        self.changes += 1
+
+
+@dataclass
+class Bench:
+    """Compiles through a `CacheDirectory` as a runtime would; every call is a new process, but for its number."""
+
+    root: Path
+    files: Any = QUICK_FILES
+    owner: Owner = OWNER
+    binding: bytes = BINDING
+    clock: Any = field(default_factory=Ticking)
+    registries: dict[tuple[str, str], MemoryRegistry] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.root / "cache"
+
+    def keys(self) -> KeyStore:
+        return FileKeyStore(self.root / "key", files=self.files)
+
+    @property
+    def registry(self) -> MemoryRegistry:
+        return self._registry(self.owner)
+
+    @property
+    def directory(self) -> CacheDirectory:
+        return CacheDirectory(
+            self.path, files=self.files, keys=self.keys(), clock=self.clock, seals=self.seal
+        )
+
+    def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:
+        owner = Owner(device or self.owner.driver, version or self.owner.version)
+        return Seal(
+            owner.driver,
+            owner.version,
+            files=needed,
+            registry=self._registry(owner),
+            keys=self.keys(),
+            file_system=self.files,
+        )
+
+    def _registry(self, owner: Owner) -> MemoryRegistry:
+        return self.registries.setdefault((owner.driver, owner.version), MemoryRegistry())
+
+    def record(self, token: bytes, **ingredients: str) -> IndexRecord:
+        return IndexRecord(
+            token=token.hex(),
+            binding=self.binding.hex(),
+            device=self.owner.driver,
+            version=self.owner.version,
+            ingredients=ingredients,
+            models=NEEDED[0],
+            datas=NEEDED[1],
+            created=self.clock(),
+        )
+
+    def compile_under(
+        self, lease: Lease, token: bytes, text: str, *, late: bool = False, **ingredients: str
+    ) -> None:
+        with lease.create(NEEDED) as files:
+            if not late:
+                *model, data = payloads_of(text)
+                report = self.seal().save(
+                    files.model, files.data, token, self.binding, model=model, data=[data]
+                )
+                if not report.saved:
+                    lease.discard(files)
+                    raise Unsaved(report.reason)
+            lease.publish(files, self.record(token, **ingredients), late=late)
+
+    def compile(self, token: bytes, text: str, *, late: bool = False, **ingredients: str) -> None:
+        """Leases, saves the payloads of *text* and publishes them."""
+        lease = self.directory.lease(token, wait_ns=0)
+        assert lease is not None
+        with lease:
+            self.compile_under(lease, token, text, late=late, **ingredients)
+
+    def load(self, token: bytes, texts: Sequence[str]) -> str | type[CacheError]:
+        """Which of *texts* the entry holds, or the class of the refusal."""
+        try:
+            directory = self.directory
+            with directory.open(token, NEEDED) as files:
+                loaded = self.seal().load(files.model, files.data, token, self.binding)
+            directory.touch(token)
+        except CacheError as error:
+            return type(error)
+        found = tuple(map(bytes, (*loaded.model, *loaded.data)))
+        (text,) = [text for text in texts if payloads_of(text) == found]
+        return text
+
+    def names(self) -> list[str]:
+        """The names in the directory without the letters of the token."""
+        return sorted(p.name[64:] for p in self.path.iterdir()) if self.path.exists() else []
+
+    def temporaries(self) -> list[str]:
+        return [name for name in self.names() if name.endswith(".tmp")]
+
+
+class Unsaved(Exception):
+    """The driver could not save; the runtime goes on without."""
