@@ -1,0 +1,88 @@
+"""One program started again and again: compiled once, moved, damaged, without its registry."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.export import tflite
+from penstock.ir import DType, ModelBuilder
+from tests.e2e.conftest import Program
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """y = relu(x + [1, 2]), x: float32[1, 2]."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 2), "x")
+    one = builder.constant(np.array([1, 2], np.float32), "one")
+    (sum_,) = builder.operation("ADD", [x, one], [(DType.FLOAT32, (1, 2))])
+    (y,) = builder.operation("RELU", [sum_], [(DType.FLOAT32, (1, 2))])
+    path = tmp_path / "add.tflite"
+    path.write_bytes(tflite.write(builder.build([y])))
+    return path
+
+
+@pytest.fixture
+def start(program: Program, model: Path) -> Start:
+    """What one start on the lab device says of the cache: its outcome, and the first word of the reason."""
+
+    def one(home: Path, *command: str) -> tuple[str, str]:
+        ran = program(*(command or ("run", model, "random", "-d", "lab", "--json")), **dirs(home))
+        assert ran.returncode == 0, ran.stderr
+        receipt = json.loads(ran.stdout)["compile_receipt"]
+        told = receipt["steps"][0]["cache"]
+        assert receipt["compiles"] == (told["outcome"] != "hit")
+        return told["outcome"], told["reason"].partition(":")[0]
+
+    return one
+
+
+def dirs(home: Path) -> dict[str, str]:
+    return {
+        "PENSTOCK_CACHE_DIR": str(home / "cache"),
+        "PENSTOCK_STATE_DIR": str(home / "state"),
+        "PENSTOCK_KEY_STORE": "file",
+    }
+
+
+def test_what_prewarm_compiled_is_hit_by_the_first_start(
+    program: Program, start: Start, model: Path, tmp_path: Path
+) -> None:
+    warmed = program("cache", "prewarm", model, "-d", "lab", **dirs(tmp_path))
+    assert warmed.returncode == 0, warmed.stderr
+    assert start(tmp_path)[0] == "hit"
+
+
+def test_damage_is_refused_in_one_line_and_repaired(
+    program: Program, start: Start, tmp_path: Path
+) -> None:
+    assert start(tmp_path) == ("miss", "NoEntry")
+    file = min((tmp_path / "cache").glob("*10"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 0x10
+    file.write_bytes(content)
+    verified = program("cache", "verify", **dirs(tmp_path))
+    assert verified.returncode == 1
+    assert verified.stderr.count("\n") == 1
+    assert "is refused: SealBroken: the payload of model file 0 was altered" in verified.stderr
+    assert start(tmp_path) == ("miss", "SealBroken")
+    assert program("cache", "verify", **dirs(tmp_path)).returncode == 0
+    assert start(tmp_path)[0] == "hit"
+
+
+def test_a_cache_moves_with_its_state_directory(start: Start, tmp_path: Path) -> None:
+    start(tmp_path / "build")
+    shutil.copytree(tmp_path / "build", tmp_path / "image")
+    assert start(tmp_path / "image")[0] == "hit"
+    shutil.copytree(tmp_path / "build" / "cache", tmp_path / "stranger" / "cache")
+    assert start(tmp_path / "stranger") == ("miss", "RegistryMissing")
+    assert start(tmp_path / "stranger")[0] == "hit"

@@ -1,0 +1,83 @@
+"""docs/caching.md: its code runs and prints what it says, and its tables name everything there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import knobs
+from penstock.cache.ingredients import ingredients_of
+from penstock.cli.main import app
+from penstock.errors import CacheError
+from penstock.hal import PrepareConfig
+from penstock.ir import DType, ModelBuilder
+from penstock.testing.lab import LabDevice
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "caching.md").read_text("utf-8")
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(title: str) -> set[str]:
+    """The words in backquotes of the first column of a section's table."""
+    cells = re.findall(r"(?m)^\| (`[^|]*) \|", section(title))
+    return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+
+
+def without_digests(text: str) -> str:
+    return re.sub(r"[0-9a-f]{8}\.\.\.", "#", text)
+
+
+def test_the_examples_print_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "example"}
+    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(pairs) == PAGE.count("```python") == 5
+    for code, shown in pairs:
+        exec(compile(code, "caching.md", "exec"), names)  # our own page
+        assert without_digests(capsys.readouterr().out) == without_digests(shown)
+
+
+def test_every_refusal_is_explained() -> None:
+    every = CacheError.__subclasses__()
+    named = {kind.__name__ for kind in every if kind.__module__ == CacheError.__module__}
+    assert rows("Hit, miss, off") == named
+
+
+def test_every_ingredient_is_explained() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1,), "x")
+    model = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (1,))]))
+    there = ingredients_of(model, LabDevice(), PrepareConfig())
+    assert rows("What the key is made of") == set(there)
+
+
+def test_every_command_and_option_is_named() -> None:
+    text = section("The commands")
+    shown = {word.split()[0] for word in rows("The commands")} - {"penstock"}
+    help_ = CliRunner().invoke(app, ["cache"], env={"TERM": "dumb", "COLUMNS": "200"}).stdout
+    assert shown == set(re.findall(r"(?m)^│ (\w+)  ", help_))
+    for command in shown:
+        result = CliRunner().invoke(app, ["cache", command, "--help"], env={"COLUMNS": "200"})
+        for option in set(re.findall(r"(--[a-z-]+)", result.stdout)) - {"--help"}:
+            assert option in text, (command, option)
+
+
+def test_the_settings_are_those_of_the_code() -> None:
+    assert f"| {knobs.cache_limit_mib.default} | `cache_limit_mib` |" in PAGE
+    assert f"`lease_seconds` ({knobs.lease_seconds.default:.0f})" in PAGE
+    assert f"`late_write_seconds` ({knobs.late_write_seconds.default:.0f})" in PAGE
+
+
+def test_every_link_leads_somewhere() -> None:
+    home = Path(__file__).resolve().parents[3] / "docs"
+    links = re.findall(r"\]\(([^)#]+)", PAGE)
+    assert [link for link in links if not (home / link).exists()] == []
