@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.keys import KeyStore
+from penstock.sealed.locks import locked
 from penstock.sealed.registry import (
     Owner,
     RegistryState,
@@ -26,20 +29,20 @@ from penstock.sealed.sqlite_registry import make_private_directory
 _POLICY: Final = Policy(Select.LRU, Capacity.FIT)
 _STATE_KEY: Final = b"state"
 _ROW_KEY: Final = b"row "
-_STATE: Final = struct.Struct("<H32s32s16sQ")
+_STATE: Final = struct.Struct("<H32s32s16sQ32s")
 _ROW: Final = struct.Struct("<16sQB")
 _FORMAT: Final = 1
 _STATE_DOMAIN: Final = b"penstock blob registry\x00"
 _MAC_BYTES: Final = 32
+_LOCK_SECONDS: Final = 10.0
 
 
 class BlobRegistry:
-    """`Registry` in the `PersistentBlobCache` file *path*, each blob authenticated by *keys*.
+    """`Registry` in the `PersistentBlobCache` file *path*, each blob authenticated by *keys*, and their list too.
 
-    The file holds at most *most_bytes* of keys and values: once it is full, the row inserted longest ago goes, and its entry is a
-    miss. A file that the blob cache does not believe holds nothing. Unlike `SqliteRegistry` it does not
-    notice a row that somebody removed, and of two processes that make the registry at the same moment one may
-    lose its first row; both are misses.
+    The file holds at most *most_bytes* of keys and values: once it is full, the row inserted longest ago goes, and its
+    entry is a miss. A file that the blob cache does not believe holds nothing. Who changes the registry locks
+    the empty file `<path>.changes`.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class BlobRegistry:
         floor = self._floor()
         if repair:
             make_private_directory(self.path.parent)
-        with self._lock:
+        with self._lock, self._alone():
             cache = PersistentBlobCache.open(self.path, self._limits, _POLICY)
             count = 0
             try:
@@ -129,8 +132,7 @@ class BlobRegistry:
                     state := self._state_to_change(cache, floor, repair=repair)
                 ) is not None and act(cache, state):
                     count = state.changes + 1
-                    # Set last, it is the last to be evicted.
-                    cache.set(_STATE_KEY, self._pack(RegistryState(state.registry, count)))
+                    self._set_state(cache, RegistryState(state.registry, count))
             finally:
                 written = cache.terminate()
             if not written:
@@ -153,8 +155,33 @@ class BlobRegistry:
             for key in sorted(cache.keys()):
                 cache.delete(key)
             state = RegistryState(os.urandom(16), floor)
-            cache.set(_STATE_KEY, self._pack(state))
+            self._set_state(cache, state)
         return state
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes from changing the registry: the blob cache would merge what both did."""
+        try:
+            fd = os.open(
+                self.path.with_name(self.path.name + ".changes"), os.O_RDWR | os.O_CREAT, 0o600
+            )
+        except OSError as error:
+            raise Unreadable(f"the registry cannot be changed: {error.strerror}") from None
+        try:
+            with locked(fd, exclusive=True, timeout=_LOCK_SECONDS) as held:
+                if not held:
+                    raise Unreadable("the registry is being changed by another process")
+                yield
+        finally:
+            os.close(fd)
+
+    def _set_state(self, cache: PersistentBlobCache, state: RegistryState) -> None:
+        """Sets the state, which lists the rows that are left, and is the last to be evicted."""
+        packed = b""
+        while packed != (now := self._pack(state, dict(cache.items()))):
+            packed = now
+            if not cache.set(_STATE_KEY, packed):
+                raise Unreadable("the registry has no room for its state")
 
     def _blobs(self) -> dict[bytes, bytes]:
         if not self.path.exists():
@@ -166,7 +193,7 @@ class BlobRegistry:
             cache.terminate()
 
     def _state(
-        self, blobs: dict[bytes, bytes], floor: int, *, locked: bool = False
+        self, blobs: Mapping[bytes, bytes], floor: int, *, locked: bool = False
     ) -> RegistryState | None:
         if (blob := blobs.get(_STATE_KEY)) is None:
             return None
@@ -174,11 +201,13 @@ class BlobRegistry:
             blob[_STATE.size :], self._state_mac(blob[: _STATE.size])
         ):
             raise SealBroken("the registry was altered, or sealed with another key")
-        format_, driver, version, registry, count = _STATE.unpack(blob[: _STATE.size])
+        format_, driver, version, registry, count, rows = _STATE.unpack(blob[: _STATE.size])
         if driver != self.owner.driver_digest:
             raise SealBroken("the registry is another driver's")
         if format_ != _FORMAT or version != self.owner.version_digest:
             raise OtherVersion("the registry was written by another version of the driver")
+        if not hmac.compare_digest(rows, _list_digest(blobs)):
+            raise SealBroken("a row of the registry was altered, added or removed")
         if count < floor:
             raise RolledBack(
                 f"the registry stands at change {count}, and change {floor} was seen before"
@@ -190,13 +219,14 @@ class BlobRegistry:
                 self._highest = max(self._highest, count)
         return RegistryState(registry, count)
 
-    def _pack(self, state: RegistryState) -> bytes:
+    def _pack(self, state: RegistryState, blobs: Mapping[bytes, bytes]) -> bytes:
         fields = _STATE.pack(
             _FORMAT,
             self.owner.driver_digest,
             self.owner.version_digest,
             state.registry,
             state.changes,
+            _list_digest(blobs),
         )
         return fields + self._state_mac(fields)
 
@@ -223,3 +253,11 @@ class BlobRegistry:
         with self._lock:
             self._highest = max(self._highest, stored)
             return self._highest
+
+
+def _list_digest(blobs: Mapping[bytes, bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for key in sorted(key for key in blobs if key.startswith(_ROW_KEY)):
+        for part in (key, blobs[key]):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()

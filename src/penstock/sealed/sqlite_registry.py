@@ -33,16 +33,20 @@ Connect: TypeAlias = Callable[[Path], sqlite3.Connection]
 _FORMAT: Final = 1
 _MOST_BYTES: Final = 64 << 20
 _WAIT_SECONDS: Final = 5.0
+_BUCKETS: Final = 64
+_BUCKET_SHIFT: Final = 2
+_NO_ROWS: Final = hashlib.sha256().digest()
 _WHOLE_DOMAIN: Final = b"penstock registry\x00"
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS registry (
     format INTEGER NOT NULL, driver BLOB NOT NULL, version BLOB NOT NULL,
     driver_name TEXT NOT NULL, version_name TEXT NOT NULL,
-    registry BLOB NOT NULL, count INTEGER NOT NULL, mac BLOB NOT NULL);
+    registry BLOB NOT NULL, count INTEGER NOT NULL, buckets BLOB NOT NULL, mac BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (
     token BLOB NOT NULL, entry BLOB NOT NULL, sequence INTEGER NOT NULL, models INTEGER NOT NULL,
     files BLOB NOT NULL, mac BLOB NOT NULL, PRIMARY KEY (token, entry)) WITHOUT ROWID;
 """
+_ROW_TYPES: Final = (bytes, bytes, int, int, bytes, bytes)
 # The system failed, as opposed to: the file is not what was written.
 _SYSTEM_FAILED: Final = {
     sqlite3.SQLITE_BUSY,
@@ -68,6 +72,52 @@ def connect(path: Path) -> sqlite3.Connection:
     )
 
 
+class _Books:
+    """An authentic registry within a transaction: its *state* and the digest of each bucket's rows.
+
+    A bucket are the rows whose tokens start alike, so that a find need not look at all rows. What was not
+    compared with its digest is not to be believed, nor changed: that would make it authentic.
+    """
+
+    def __init__(
+        self, database: sqlite3.Connection, state: RegistryState, digests: list[bytes]
+    ) -> None:
+        self._database, self.state, self.digests = database, state, digests
+        self._trusted: set[int] = set()
+
+    def rows(self, bucket: int) -> list[tuple[Any, ...]]:
+        """The rows of *bucket*: token, entry, sequence, models, files, mac. `SealBroken` if they were altered."""
+        digest, rows = _bucket(self._database, bucket)
+        if not hmac.compare_digest(digest, self.digests[bucket]):
+            raise SealBroken("a row of the registry was altered, added or removed")
+        return rows
+
+    def trust(self, token: bytes) -> None:
+        """Compares the bucket of *token*, whose rows may then be changed."""
+        if (bucket := _bucket_of(token)) not in self._trusted:
+            self.rows(bucket)
+            self._trusted.add(bucket)
+
+    def delete(self, token: bytes, entry: bytes) -> int:
+        self.trust(token)
+        return self._database.execute(
+            "DELETE FROM entry WHERE token = ? AND entry = ?", (token, entry)
+        ).rowcount
+
+    def delete_all(self) -> int:
+        self._trusted.clear()
+        self.digests = [_NO_ROWS] * _BUCKETS
+        return self._database.execute("DELETE FROM entry").rowcount
+
+    def balance(self) -> None:
+        """Brings the digests of the buckets that may have been changed up to date."""
+        for bucket in self._trusted:
+            self.digests[bucket] = _bucket(self._database, bucket)[0]
+
+
+Act: TypeAlias = Callable[[sqlite3.Connection, _Books], int]
+
+
 class SqliteRegistry:
     """`Registry` in the SQLite database *path* (WAL, synchronous FULL, 0600), authenticated by *keys*.
 
@@ -87,25 +137,29 @@ class SqliteRegistry:
     def state(self) -> RegistryState | None:
         floor = self._floor()
         with self._reading() as database:
-            return None if database is None else self._verified(database, floor)
+            books = None if database is None else self._verified(database, floor)
+            return None if books is None else books.state
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
         floor = self._floor()
         with self._reading() as database:
-            if database is None or (state := self._verified(database, floor)) is None:
+            if database is None or (books := self._verified(database, floor)) is None:
                 return None
-            found = database.execute(
-                "SELECT * FROM entry WHERE token = ? AND entry = ?", (token, entry)
-            ).fetchone()
-            return None if found is None else self._row(found, state.registry)
+            for fields in books.rows(_bucket_of(token)):
+                if fields[:2] == (token, entry):
+                    return self._row(fields, books.state.registry)
+            return None
 
     def rows(self) -> tuple[Row, ...]:
         floor = self._floor()
         with self._reading() as database:
-            if database is None or (state := self._verified(database, floor)) is None:
+            if database is None or (books := self._verified(database, floor)) is None:
                 return ()
-            found = database.execute("SELECT * FROM entry").fetchall()
-            return tuple(self._row(fields, state.registry) for fields in found)
+            return tuple(
+                self._row(fields, books.state.registry)
+                for bucket in range(_BUCKETS)
+                for fields in books.rows(bucket)
+            )
 
     def open(self) -> RegistryState:
         try:
@@ -120,38 +174,35 @@ class SqliteRegistry:
         return state
 
     def begin(self, row: Row) -> None:
-        self._change(lambda database, state: self._insert(database, state, row), repair=True)
+        self._change(lambda database, books: self._insert(database, books, row), repair=True)
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
         if gone := [old for old in replaced if old != entry]:
-            self._change(lambda database, _: _delete(database, token, gone))
+            self._change(lambda _, books: sum(books.delete(token, old) for old in gone))
 
     def remove(self, token: bytes, entry: bytes) -> None:
-        self._change(lambda database, _: _delete(database, token, [entry]))
+        self._change(lambda _, books: books.delete(token, entry))
 
     def clear(self) -> None:
-        self._change(
-            lambda database, _: database.execute("DELETE FROM entry").rowcount, repair=True
-        )
+        self._change(lambda _, books: books.delete_all(), repair=True)
 
-    def _insert(self, database: sqlite3.Connection, state: RegistryState, row: Row) -> int:
-        # One more than the count so far: the change that is under way.
-        placed = Row(row.token, row.entry, row.models, row.datas, state.changes + 1)
-        mac = row_mac(self._keys.key(), self.owner, state.registry, placed)
+    def _insert(self, database: sqlite3.Connection, books: _Books, row: Row) -> int:
+        books.trust(row.token)
+        # One more than the changes so far: the change that is under way.
+        placed = Row(row.token, row.entry, row.models, row.datas, books.state.changes + 1)
+        mac = row_mac(self._keys.key(), self.owner, books.state.registry, placed)
         database.execute(
             "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?)",
             (row.token, row.entry, placed.sequence, len(row.models), pack_records(row), mac),
         )
-        database.execute(
-            "DELETE FROM entry WHERE sequence <= (SELECT sequence FROM entry "
-            "ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
-            (MOST_ROWS,),
-        )
+        (count,) = database.execute("SELECT COUNT(*) FROM entry").fetchone()
+        for old in database.execute(
+            "SELECT token, entry FROM entry ORDER BY sequence LIMIT ?", (max(0, count - MOST_ROWS),)
+        ).fetchall():
+            books.delete(*_typed(old, (bytes, bytes)))
         return 1
 
-    def _change(
-        self, act: Callable[[sqlite3.Connection, RegistryState], int], *, repair: bool = False
-    ) -> None:
+    def _change(self, act: Act, *, repair: bool = False) -> None:
         """Runs *act* in one transaction, which counts as one change if *act* says that it touched a row.
 
         Without *repair* nothing is done to a registry that is missing.
@@ -169,13 +220,7 @@ class SqliteRegistry:
         if count:
             self._store_count(count)
 
-    def _write(
-        self,
-        act: Callable[[sqlite3.Connection, RegistryState], int],
-        floor: int,
-        *,
-        repair: bool,
-    ) -> int:
+    def _write(self, act: Act, floor: int, *, repair: bool) -> int:
         if repair:
             make_private_directory(self.path.parent)
             self._create()
@@ -186,66 +231,79 @@ class SqliteRegistry:
                 if repair:
                     for statement in _SCHEMA.split(";")[:-1]:
                         database.execute(statement)
-                state = self._state_to_change(database, floor, repair=repair)
-                if state is None or not act(database, state):
+                books = self._books_to_change(database, floor, repair=repair)
+                if books is None:
                     return 0
-                state = RegistryState(state.registry, state.changes + 1)
+                try:
+                    touched = act(database, books)
+                except SealBroken:
+                    if not repair:
+                        raise
+                    books = self._made_anew(database, floor)
+                    touched = act(database, books)
+                if not touched:
+                    return 0
+                books.balance()
+                books.state = RegistryState(books.state.registry, books.state.changes + 1)
                 database.execute(
-                    "UPDATE registry SET count = ?, mac = ?",
-                    (state.changes, self._whole_mac(database, state)),
+                    "UPDATE registry SET count = ?, buckets = ?, mac = ?",
+                    (books.state.changes, b"".join(books.digests), self._whole_mac(books)),
                 )
-                return state.changes
+                return books.state.changes
 
-    def _state_to_change(
+    def _books_to_change(
         self, database: sqlite3.Connection, floor: int, *, repair: bool
-    ) -> RegistryState | None:
+    ) -> _Books | None:
         try:
-            state = self._verified(database, floor)
+            books = self._verified(database, floor)
         except (SealBroken, OtherVersion, RolledBack):
             if not repair:
                 raise
-            state = None
-        if state is not None or not repair:
-            return state
-        state = RegistryState(os.urandom(16), floor)
+            books = None
+        return self._made_anew(database, floor) if books is None and repair else books
+
+    def _made_anew(self, database: sqlite3.Connection, floor: int) -> _Books:
+        books = _Books(database, RegistryState(os.urandom(16), floor), [_NO_ROWS] * _BUCKETS)
         database.execute("DELETE FROM entry")
         database.execute("DELETE FROM registry")
         owner = self.owner
         database.execute(
-            "INSERT INTO registry VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO registry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 _FORMAT,
                 owner.driver_digest,
                 owner.version_digest,
                 owner.driver,
                 owner.version,
-                state.registry,
-                state.changes,
-                self._whole_mac(database, state),
+                books.state.registry,
+                books.state.changes,
+                b"".join(books.digests),
+                self._whole_mac(books),
             ),
         )
-        return state
+        return books
 
-    def _verified(self, database: sqlite3.Connection, floor: int) -> RegistryState | None:
-        """The state, if it is authentic and the newest known; None for a database without a registry."""
+    def _verified(self, database: sqlite3.Connection, floor: int) -> _Books | None:
+        """The registry, if it is authentic and the newest known; None for a database without one."""
         if not database.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
             return None
         found = database.execute(
-            "SELECT format, driver, version, registry, count, mac FROM registry LIMIT 2"
+            "SELECT format, driver, version, registry, count, buckets, mac FROM registry LIMIT 2"
         ).fetchall()
         if not found:
             return None
-        format_, driver, version, registry, count, mac = _typed(
-            found[0], (int, bytes, bytes, bytes, int, bytes)
+        format_, driver, version, registry, count, buckets, mac = _typed(
+            found[0], (int, bytes, bytes, bytes, int, bytes, bytes)
         )
-        state = RegistryState(registry, count)
         if len(found) > 1 or driver != self.owner.driver_digest:
             raise SealBroken("the registry is another driver's")
         if version != self.owner.version_digest or format_ != _FORMAT:
             raise OtherVersion("the registry was written by another version of the driver")
-        if len(registry) != 16 or not 0 <= count < 1 << 63:
+        if len(registry) != 16 or not 0 <= count < 1 << 63 or len(buckets) != 32 * _BUCKETS:
             raise SealBroken("the registry's state has no possible value")
-        if not hmac.compare_digest(mac, self._whole_mac(database, state)):
+        digests = [buckets[at : at + 32] for at in range(0, len(buckets), 32)]
+        books = _Books(database, RegistryState(registry, count), digests)
+        if not hmac.compare_digest(mac, self._whole_mac(books)):
             raise SealBroken("the registry was altered, or sealed with another key")
         if count < floor:
             raise RolledBack(
@@ -253,27 +311,17 @@ class SqliteRegistry:
             )
         with self._lock:
             self._highest = max(self._highest, count)
-        return state
+        return books
 
-    def _whole_mac(self, database: sqlite3.Connection, state: RegistryState) -> bytes:
-        """Authenticates the state and the list of rows, through their own authentication."""
-        macs = hashlib.sha256()
-        rows = 0
-        for token, entry, mac in database.execute(
-            "SELECT token, entry, mac FROM entry ORDER BY token, entry"
-        ):
-            for part in _typed((token, entry, mac), (bytes, bytes, bytes)):
-                macs.update(len(part).to_bytes(8, "little") + part)
-            rows += 1
+    def _whole_mac(self, books: _Books) -> bytes:
+        """Authenticates the state and, through the buckets' digests, the list of rows."""
         owner = self.owner
-        fields = (owner.driver_digest, owner.version_digest, state.registry, macs.digest())
-        numbers = struct.pack("<QQ", state.changes, rows)
-        return hmac.digest(self._keys.key(), _WHOLE_DOMAIN + b"".join(fields) + numbers, "sha256")
+        fields = (owner.driver_digest, owner.version_digest, books.state.registry)
+        whole = b"".join((*fields, books.state.changes.to_bytes(8, "little"), *books.digests))
+        return hmac.digest(self._keys.key(), _WHOLE_DOMAIN + whole, "sha256")
 
     def _row(self, found: Sequence[object], registry: bytes) -> Row:
-        token, entry, sequence, models, files, mac = _typed(
-            found, (bytes, bytes, int, int, bytes, bytes)
-        )
+        token, entry, sequence, models, files, mac = _typed(found, _ROW_TYPES)
         try:
             row = Row(token, entry, *unpack_records(files, models), sequence)
             expected = row_mac(self._keys.key(), self.owner, registry, row)
@@ -382,11 +430,26 @@ def _use_wal(database: sqlite3.Connection) -> None:
             return
 
 
-def _delete(database: sqlite3.Connection, token: bytes, entries: Sequence[bytes]) -> int:
-    return sum(
-        database.execute("DELETE FROM entry WHERE token = ? AND entry = ?", (token, old)).rowcount
-        for old in entries
-    )
+def _bucket_of(token: bytes) -> int:
+    return token[0] >> _BUCKET_SHIFT if token else 0
+
+
+def _bucket(database: sqlite3.Connection, bucket: int) -> tuple[bytes, list[tuple[Any, ...]]]:
+    """The digest of the rows of *bucket*, and the rows, in ascending order of token and entry."""
+    above = (bucket + 1) << _BUCKET_SHIFT
+    rows = database.execute(
+        "SELECT * FROM entry WHERE token >= ? AND token < ? ORDER BY token, entry",
+        (
+            bytes([bucket << _BUCKET_SHIFT]) if bucket else b"",
+            bytes([above]) if above < 256 else b"\xff" * 64,
+        ),
+    ).fetchall()
+    digest = hashlib.sha256()
+    for found in rows:
+        token, entry, *_, mac = _typed(found, _ROW_TYPES)
+        for part in (token, entry, mac):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest(), rows
 
 
 def _typed(values: Sequence[object], kinds: Sequence[type]) -> tuple[Any, ...]:

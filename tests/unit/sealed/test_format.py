@@ -38,14 +38,16 @@ def test_an_entry_is_verified_by_the_document_alone(tmp_path: Path) -> None:
     state = database.execute("SELECT * FROM registry").fetchall()
     rows = database.execute("SELECT * FROM entry ORDER BY token, entry").fetchall()
     database.close()
-    ((format_, found_driver, found_version, words, more_words, registry, count, mac),) = state
+    ((format_, found_driver, found_version, *words, registry, count, buckets, mac),) = state
     assert (format_, found_driver, found_version) == (1, driver, version)
-    assert (words, more_words, count) == (NAME, VERSION, 1)
-    listing = b"".join(
-        struct.pack("<Q", len(part)) + part for row in rows for part in (row[0], row[1], row[5])
-    )
-    whole = b"penstock registry\0" + driver + version + registry + h(listing)
-    assert mac == hmac.digest(key, whole + struct.pack("<QQ", count, len(rows)), "sha256")
+    assert (words, count) == ([NAME, VERSION], 1)
+    listings = [b""] * 64
+    for token, entry, *_, row_mac in rows:
+        for part in (token, entry, row_mac):
+            listings[token[0] // 4] += struct.pack("<Q", len(part)) + part
+    assert buckets == b"".join(map(h, listings))
+    whole = b"penstock registry\0" + driver + version + registry + struct.pack("<Q", count)
+    assert mac == hmac.digest(key, whole + buckets, "sha256")
 
     ((token, entry, sequence, models, files, row_mac),) = rows
     assert (token, entry, sequence, models) == (TOKEN, report.entry, 1, 2)

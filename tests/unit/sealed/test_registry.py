@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from penstock.sealed import (
     Registry,
     Row,
     SqliteRegistry,
+    blob_registry,
     sqlite_registry,
 )
+from penstock.sealed.locks import lock
 from tests.support_sealed import Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -176,10 +179,12 @@ def test_threads_that_change_it_at_once_lose_nothing(make: Make) -> None:
 WORKER = """
 import sys
 from pathlib import Path
-from penstock.sealed import FileKeyStore, FileRecord, Owner, Row, SqliteRegistry
+import penstock.sealed
+from penstock.sealed import FileKeyStore, FileRecord, Owner, Row
 number, path = int(sys.argv[1]), Path(sys.argv[2])
+kind = getattr(penstock.sealed, sys.argv[3])
 sys.stdin.read(1)
-registry = SqliteRegistry(path / "registry", Owner("lab", "1"), FileKeyStore(path / "key"))
+registry = kind(path / "registry", Owner("lab", "1"), FileKeyStore(path / "key"))
 for token in range(8):
     made = Row(bytes([token] * 32), bytes([number] * 16), (FileRecord(bytes(32), token),), ())
     registry.begin(made)
@@ -187,10 +192,13 @@ for token in range(8):
 """
 
 
-def test_processes_that_start_at_once_make_one_registry(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [SqliteRegistry, BlobRegistry])
+def test_processes_that_start_at_once_make_one_registry(
+    tmp_path: Path, kind: type[SqliteRegistry | BlobRegistry]
+) -> None:
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(number), str(tmp_path)],
+            [sys.executable, "-c", WORKER, str(number), str(tmp_path), kind.__name__],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -206,9 +214,89 @@ def test_processes_that_start_at_once_make_one_registry(tmp_path: Path) -> None:
         assert worker.returncode == 0, errors
     from penstock.sealed import FileKeyStore
 
-    registry = SqliteRegistry(tmp_path / "registry", OWNER, FileKeyStore(tmp_path / "key"))
+    registry = kind(tmp_path / "registry", OWNER, FileKeyStore(tmp_path / "key"))
     assert len(registry.rows()) == 32
     assert registry.open().changes == 32
+
+
+FAR = 255
+"""A token's first byte that puts it into another bucket than zeros."""
+ELSEWHERE = f"WHERE token = x'{bytes([FAR] * 32).hex()}'"
+TAMPERING = {
+    "altered": f"UPDATE entry SET sequence = 9 {ELSEWHERE}",
+    "removed": f"DELETE FROM entry {ELSEWHERE}",
+    "added": f"INSERT INTO entry SELECT token, zeroblob(16), 1, 1, files, mac FROM entry {ELSEWHERE}",
+    "authentication": f"UPDATE entry SET mac = zeroblob(32) {ELSEWHERE}",
+}
+
+
+def tampered(path: Path, statement: str) -> Registry:
+    """A registry with a row of token 0 and one of token 255, which somebody without the key changed."""
+    registry = sqlite(path)
+    registry.begin(row(1))
+    registry.begin(row(2, FAR))
+    assert same(registry.find(bytes([FAR] * 32), bytes([2] * 16)), row(2, FAR))
+    database = sqlite3.connect(path)
+    database.execute(statement)
+    database.commit()
+    database.close()
+    return sqlite(path)
+
+
+def found_far(registry: Registry) -> Row | None:
+    return registry.find(bytes([FAR] * 32), bytes([2] * 16))
+
+
+@pytest.mark.parametrize("name", TAMPERING)
+def test_a_find_believes_the_rows_of_tokens_like_its_own_alone(tmp_path: Path, name: str) -> None:
+    registry = tampered(tmp_path / "registry", TAMPERING[name])
+    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+    with pytest.raises(SealBroken):
+        found_far(registry)
+    with pytest.raises(SealBroken):
+        registry.rows()
+
+
+@pytest.mark.parametrize("name", TAMPERING)
+def test_a_change_elsewhere_does_not_make_tampered_rows_authentic(
+    tmp_path: Path, name: str
+) -> None:
+    registry = tampered(tmp_path / "registry", TAMPERING[name])
+    registry.begin(row(3))
+    registry.remove(bytes(32), bytes([1] * 16))
+    with pytest.raises(SealBroken):
+        found_far(registry)
+
+
+def test_a_change_beside_an_altered_row_does_not_make_it_authentic(tmp_path: Path) -> None:
+    registry = tampered(tmp_path / "registry", TAMPERING["altered"])
+    registry.begin(row(3, FAR))
+    assert same(registry.find(bytes([FAR] * 32), bytes([3] * 16)), row(3, FAR))
+    with pytest.raises(SealBroken):
+        found_far(registry)
+
+
+@pytest.mark.parametrize("name", ["removed", "added", "authentication"])
+def test_a_change_among_tampered_rows_makes_the_registry_anew(tmp_path: Path, name: str) -> None:
+    registry = tampered(tmp_path / "registry", TAMPERING[name])
+    with pytest.raises(SealBroken):
+        registry.remove(bytes([FAR] * 32), bytes([2] * 16))
+    before = registry.open().registry
+    registry.begin(row(3, FAR))
+    assert [found.entry[0] for found in registry.rows()] == [3]
+    assert registry.open().registry != before
+    registry.clear()
+    assert registry.rows() == ()
+
+
+def test_tokens_of_every_beginning_are_told_apart(tmp_path: Path) -> None:
+    registry = sqlite(tmp_path / "registry")
+    for token in range(0, 256, 3):
+        registry.begin(row(token, token))
+    for token in range(256):
+        found = registry.find(bytes([token] * 32), bytes([token] * 16))
+        assert same(found, row(token, token)) if token % 3 == 0 else found is None
+    assert len(registry.rows()) == 86
 
 
 def test_the_database_is_its_owner_s_alone_and_durable(tmp_path: Path) -> None:
@@ -330,6 +418,51 @@ def test_a_blob_registry_that_was_forged_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SealBroken):
             blobs(path).rows()
         path.unlink()
+
+
+def test_rows_that_somebody_removed_from_a_blob_registry_or_put_back_are_noticed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "registry"
+    registry = blobs(path)
+    registry.begin(row(1))
+    key = next(key for key, _ in PersistentBlobCache.open(path).items() if key != b"state")
+    with PersistentBlobCache.open(path) as cache:
+        value = cache.get(key)
+        assert value is not None
+    registry.begin(row(2))
+    registry.remove(bytes(32), bytes([1] * 16))
+    assert same(registry.find(bytes(32), bytes([2] * 16)), row(2))
+    with PersistentBlobCache.open(path) as cache:
+        cache.set(key, value)
+    with pytest.raises(SealBroken, match="added or removed"):
+        registry.find(bytes(32), bytes([1] * 16))
+    with PersistentBlobCache.open(path) as cache:
+        cache.delete(key)
+    assert same(registry.find(bytes(32), bytes([2] * 16)), row(2))
+    with PersistentBlobCache.open(path) as cache:
+        cache.delete(key[:36] + bytes([2] * 16))
+    with pytest.raises(SealBroken, match="added or removed"):
+        registry.find(bytes(32), bytes([2] * 16))
+    registry.begin(row(3))
+    assert [found.entry[0] for found in registry.rows()] == [3]
+
+
+def test_a_blob_registry_that_another_process_changes_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_registry, "_LOCK_SECONDS", 0.0)
+    registry = blobs(tmp_path / "registry")
+    registry.begin(row(1))
+    fd = os.open(tmp_path / "registry.changes", os.O_RDWR)
+    try:
+        assert lock(fd, exclusive=True, timeout=0)
+        with pytest.raises(Unreadable, match="another process"):
+            registry.begin(row(2))
+        assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+    finally:
+        os.close(fd)
+    registry.begin(row(2))
 
 
 def test_a_rolled_back_blob_registry_is_refused_where_the_key_store_counts(tmp_path: Path) -> None:
