@@ -1,0 +1,68 @@
+"""The names of `penstock.nnapi`, what importing them loads, and the example of its page."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import nnapi
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "nnapi.md"
+
+
+def loaded(code: str) -> list[str]:
+    """The modules that are there after *code*, in a process of its own."""
+    program = f"import sys\n{code}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_importing_it_loads_next_to_nothing() -> None:
+    found = loaded("import penstock.nnapi")
+    assert [m for m in found if m.startswith("penstock")] == ["penstock", "penstock.nnapi"]
+    assert "numpy" not in found
+
+
+def test_codes_and_errors_load_no_numpy() -> None:
+    found = loaded(
+        "from penstock.nnapi import ResultCode, OperationCode, NnapiError; ResultCode.BAD_DATA"
+    )
+    assert "numpy" not in found
+
+
+def test_every_public_name_is_what_the_facade_bound() -> None:
+    bound = {name: getattr(nnapi, name) for name in nnapi.__all__}
+    for module in pkgutil.walk_packages(nnapi.__path__, "penstock.nnapi."):
+        importlib.import_module(module.name)
+    assert {name: getattr(nnapi, name) for name in nnapi.__all__} == bound
+    assert dir(nnapi) == sorted(nnapi.__all__)
+    assert not any(inspect.ismodule(value) for value in bound.values())
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Execution2"):
+        _ = nnapi.Execution2
+
+
+def examples() -> list[str]:
+    return re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text("utf-8"))
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(examples()) == 3
+    for example in examples():
+        names: dict[str, Any] = {}
+        exec(compile(example, str(PAGE), "exec"), names)
+        if isinstance(made := names.get("compilation"), nnapi.Compilation):
+            made.close()
