@@ -20,7 +20,7 @@ import penstock
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.compilation import caching
-from penstock.errors import CacheError, GeneralFailure
+from penstock.errors import CacheError, GeneralFailure, PenstockError
 from penstock.hal import (
     CacheHandle,
     ExecutionConfig,
@@ -169,6 +169,18 @@ class LabRig:
                 np.testing.assert_array_equal(compiled.run([given(model)])[0], expected(model))
             found = compiled.receipt.steps[0].cache
         return Turn(found.outcome, found.reason, device.compiles, found.not_saved)
+
+    def answer(self, model: Model, info: Any) -> tuple[str, NDArray | type[PenstockError]]:
+        """The outcome and what a run gives, right or wrong, or the class of the error it fails with."""
+        with (
+            self.injected(),
+            penstock.compile(model, devices=[self.device()], cache=info) as compiled,
+        ):
+            outcome = compiled.receipt.steps[0].cache.outcome
+            try:
+                return outcome, compiled.run([given(model)])[0].copy()
+            except PenstockError as error:
+                return outcome, type(error)
 
     def hits(self, model: Model, info: Any = None, **more: Any) -> bool:
         """Whether the entry hits with no compile, and the right answer."""

@@ -95,7 +95,8 @@ class StepRunner:
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:
-            self._run_fallback(values, config, trace, error, began)
+            if not self._run_fallback(values, config, trace, describe(error), began):
+                raise
             return
         trace.steps.append(
             (self.prepared, time.perf_counter_ns() - began, result.timing.in_driver_ns, None, None)
@@ -188,12 +189,13 @@ class StepRunner:
         values: dict[int, NDArray],
         config: ExecutionConfig,
         trace: Trace,
-        error: DriverError,
+        reason: str,
         began: int,
-    ) -> None:
+    ) -> bool:
+        """Repeats on the fall-back what failed for *reason*; False where there is none."""
         prepared = self._prepare_fallback(trace)
         if prepared is None:
-            raise error
+            return False
         result = self._execute_general(prepared, values, config, trace)
         trace.steps.append(
             (
@@ -201,9 +203,10 @@ class StepRunner:
                 time.perf_counter_ns() - began,
                 result.timing.in_driver_ns,
                 self.prepared.device.name,
-                describe(error),
+                reason,
             )
         )
+        return True
 
     def _prepare_fallback(self, trace: Trace) -> PreparedStep | None:
         device = self._devices.get(FALLBACK_DEVICE)

@@ -1,0 +1,396 @@
+"""A lab entry exchanged, linked, rolled back or left without its registry, through `penstock.compile`: refused by name.
+
+Each case is three steps: the untouched entry hits with no compile, the altered one is refused for exactly its own
+reason, the recompiled one hits. Every answer on the way is the reference device's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.cache.info import CacheInfo
+from penstock.errors import (
+    CacheError,
+    DriverError,
+    ForeignEntry,
+    NoEntry,
+    NotRegularFile,
+    OtherVersion,
+    RegistryMissing,
+    RolledBack,
+    SealBroken,
+    TokenCollision,
+    WrongLength,
+)
+from penstock.sealed import KeyStore, MemoryKeyStore
+from tests.support_attacks import PLACES, LabRig, exchange, expected, flip_in, layer
+from tests.support_sealed import TOKEN
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+MODEL, OTHER = layer(1), layer(2)
+FILES = range(len(PLACES))
+LINKS = ("symbolic link", "hard link", "directory", "dangling link")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> LabRig:
+    made = LabRig(tmp_path)
+    assert made.compile(MODEL).name == "NoEntry"
+    return made
+
+
+def newer(rig: LabRig, **more: object) -> LabRig:
+    """The same user's rig with the driver's next version."""
+    return LabRig(rig.root, version="2", keys=rig.keys, **more)  # type: ignore[arg-type]
+
+
+# One way to provoke each refusal.
+
+
+def flip_a_bit(rig: LabRig) -> None:
+    flip_in(rig.paths()[0], 2100)
+
+
+def append_a_byte(rig: LabRig) -> None:
+    with rig.paths()[2].open("ab") as file:
+        file.write(b"\0")
+
+
+def give_the_token_to_another_model(rig: LabRig) -> None:
+    assert rig.compile(OTHER, CacheInfo(rig.path, TOKEN)).name == "TokenCollision"
+
+
+def exchange_model_files(rig: LabRig) -> None:
+    exchange(*rig.paths()[:2])
+
+
+def put_another_version_s_files(rig: LabRig) -> None:
+    theirs = newer(rig, folder="theirs")
+    theirs.compile(MODEL)
+    for ours, other in zip(rig.paths(), theirs.paths(), strict=True):
+        shutil.copyfile(other, ours)
+
+
+def delete_the_registry(rig: LabRig) -> None:
+    for path in rig.state.glob(f"{rig.database.name}*"):
+        path.unlink()
+
+
+def link_a_file(rig: LabRig) -> None:
+    path = rig.paths()[1]
+    path.symlink_to(path.rename(rig.root / "aside"))
+
+
+def put_replaced_files_back(rig: LabRig) -> None:
+    kept = [path.read_bytes() for path in rig.paths()]
+    flip_a_bit(rig)
+    assert rig.refuses(SealBroken, MODEL)
+    for path, content in zip(rig.paths(), kept, strict=True):
+        path.write_bytes(content)
+
+
+PROVOKED: dict[type[CacheError], Callable[[LabRig], None]] = {
+    SealBroken: flip_a_bit,
+    WrongLength: append_a_byte,
+    TokenCollision: give_the_token_to_another_model,
+    ForeignEntry: exchange_model_files,
+    OtherVersion: put_another_version_s_files,
+    RegistryMissing: delete_the_registry,
+    NotRegularFile: link_a_file,
+    RolledBack: put_replaced_files_back,
+}
+
+
+@pytest.mark.parametrize("kind", PROVOKED, ids=lambda kind: kind.__name__)
+def test_each_refusal_has_a_case_of_its_own(tmp_path: Path, kind: type[CacheError]) -> None:
+    rig = LabRig(tmp_path)
+    info = CacheInfo(rig.path, TOKEN) if kind is TokenCollision else None
+    assert rig.compile(MODEL, info).name == "NoEntry"
+    rig.attack(kind, lambda: PROVOKED[kind](rig), MODEL, info)
+
+
+def test_every_two_files_of_entries_exchanged(tmp_path: Path) -> None:
+    """Two models in two cache directories are four entries of twelve files: each pair changes places.
+
+    Files of one place and token in two directories are the only ones that fit each other's names, and they differ
+    in their entries.
+    """
+    rigs = [LabRig(tmp_path, folder=folder) for folder in ("one", "two")]
+    places: list[tuple[LabRig, int, Path]] = []
+    for rig, seed in itertools.product(rigs, (1, 2)):
+        places += [(rig, seed, path) for path in rig.new_paths(layer(seed))]
+    assert len(places) == 12
+    assert {p.name for _, _, p in places[:6]} == {p.name for _, _, p in places[6:]}
+    for one, other in itertools.combinations(places, 2):
+        touched = {(id(rig), seed): (rig, seed) for rig, seed, _ in (one, other)}
+        for rig, seed in touched.values():
+            assert rig.hits(layer(seed))
+        exchange(one[2], other[2])
+        for rig, seed in touched.values():
+            assert rig.refuses(ForeignEntry, layer(seed)), (one, other)
+            assert rig.hits(layer(seed))
+
+
+def test_whole_entries_exchanged(tmp_path: Path) -> None:
+    """Across tokens they are foreign; of one token in two directories each is still the model's own."""
+    one, two = LabRig(tmp_path, folder="one"), LabRig(tmp_path, folder="two")
+    mine, theirs = one.new_paths(MODEL), one.new_paths(OTHER)
+    twins = two.new_paths(MODEL)
+    for a, b in zip(mine, theirs, strict=True):
+        exchange(a, b)
+    for model in (MODEL, OTHER):
+        assert one.refuses(ForeignEntry, model)
+        assert one.hits(model)
+    for a, b in zip(mine, twins, strict=True):
+        exchange(a, b)
+    assert one.hits(MODEL)
+    assert two.hits(MODEL)
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(FILES, 2)))
+def test_a_file_copied_over_another_of_its_entry(rig: LabRig, one: int, other: int) -> None:
+    def copy() -> None:
+        shutil.copyfile(rig.paths()[one], rig.paths()[other])
+
+    rig.attack(ForeignEntry, copy, MODEL)
+
+
+def test_bits_of_a_caller_s_token(tmp_path: Path) -> None:
+    """Another token finds nothing; with the entry's files under its names it finds a foreign entry."""
+    rig = LabRig(tmp_path)
+    info = CacheInfo(rig.path, TOKEN)
+    contents = [path.read_bytes() for path in rig.new_paths(MODEL, info)]
+    for bit in random.Random(3).sample(range(256), 40):
+        assert rig.hits(MODEL, info), bit
+        changed = bytearray(TOKEN)
+        changed[bit // 8] ^= 1 << bit % 8
+        flipped = CacheInfo(rig.path, bytes(changed))
+        theirs = rig.new_paths(MODEL, flipped)
+        for path, content in zip(theirs, contents, strict=True):
+            path.write_bytes(content)
+        assert rig.refuses(ForeignEntry, MODEL, flipped), bit
+        assert rig.hits(MODEL, flipped), bit
+        for path in theirs:
+            path.unlink()
+
+
+@pytest.mark.parametrize("number", FILES)
+@pytest.mark.parametrize("what", LINKS)
+def test_what_stands_in_place_of_a_file(rig: LabRig, number: int, what: str) -> None:
+    """It is refused and makes room for a file; what a link named stays as it was."""
+    aside = rig.root / "aside"
+
+    def put() -> None:
+        path = rig.paths()[number]
+        path.rename(aside)
+        if what == "hard link":
+            path.hardlink_to(aside)
+        elif what == "directory":
+            path.mkdir()
+        else:
+            path.symlink_to(aside if what == "symbolic link" else rig.root / "nowhere")
+
+    whole = rig.paths()[number].read_bytes()
+    if what == "directory":
+        # Nothing is ever removed that a cache did not make: while it is there, nothing is saved.
+        assert rig.hits(MODEL)
+        put()
+        turn = rig.compile(MODEL)
+        assert (turn.name, turn.compiles) == ("NotRegularFile", 1)
+        assert turn.not_saved.startswith("Unreadable: ")
+        (rig.path / f"{next(iter(rig.entries()))}{PLACES[number]}").rmdir()
+        assert rig.compile(MODEL).compiles == 1
+        assert rig.hits(MODEL)
+    else:
+        rig.attack(NotRegularFile, put, MODEL)
+    assert aside.read_bytes() == whole
+    assert not (rig.root / "nowhere").exists()
+    assert rig.litter() == []
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_a_missing_file(rig: LabRig, number: int) -> None:
+    rig.attack(NoEntry, rig.paths()[number].unlink, MODEL)
+
+
+class TestTheRegistry:
+    def test_deleted(self, rig: LabRig) -> None:
+        rig.attack(RegistryMissing, lambda: delete_the_registry(rig), MODEL)
+
+    def test_deleted_with_the_key(self, rig: LabRig) -> None:
+        """Without the key nothing can be authentic; there is nothing either that could have listed it."""
+
+        def delete() -> None:
+            delete_the_registry(rig)
+            (rig.state / "key").unlink()
+
+        rig.attack(RegistryMissing, delete, MODEL)
+
+    def test_the_key_alone_deleted(self, rig: LabRig) -> None:
+        rig.attack(SealBroken, (rig.state / "key").unlink, MODEL)
+
+    def test_from_another_version(self, rig: LabRig) -> None:
+        theirs = newer(rig, folder="theirs")
+        theirs.compile(MODEL)
+        whole = theirs.database.read_bytes()
+
+        def put() -> None:
+            delete_the_registry(rig)
+            rig.database.write_bytes(whole)
+
+        rig.attack(OtherVersion, put, MODEL)
+        assert theirs.database.read_bytes() == whole
+        assert theirs.hits(MODEL)
+
+    def test_from_another_driver(self, rig: LabRig) -> None:
+        from penstock.sealed import Owner, SqliteRegistry
+        from tests.support_sealed import quick_connect
+
+        other = SqliteRegistry(
+            rig.state / "other.sqlite",
+            Owner("sample", "1"),
+            rig.key_store,
+            connect=quick_connect,
+        )
+        other.open()
+
+        def put() -> None:
+            delete_the_registry(rig)
+            (rig.state / "other.sqlite").rename(rig.database)
+
+        rig.attack(SealBroken, put, MODEL)
+
+    def test_seeded_bits_of_it(self, rig: LabRig) -> None:
+        """Whatever is hit: accepted, with the right answer, or a miss with a reason. A bit of free space says nothing."""
+        draw = random.Random(11)
+        seen = set()
+        for _ in range(60):
+            assert rig.hits(MODEL)
+            flip_in(rig.database, draw.randrange(rig.database.stat().st_size * 8))
+            turn = rig.compile(MODEL)
+            seen.add(turn.name if turn.outcome == "miss" else "hit")
+            assert rig.hits(MODEL)
+        assert seen <= {"hit", "SealBroken", "OtherVersion", "RegistryMissing", "Unreadable"}
+        assert "SealBroken" in seen
+
+
+def snapshot(rig: LabRig) -> Callable[[], None]:
+    """Puts the cache directory and the registry, but not the key, back to where they stand now."""
+    kept = rig.root / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(rig.path, kept / "cache")
+    shutil.copytree(rig.state, kept / "state")
+
+    def put_back() -> None:
+        shutil.rmtree(rig.path)
+        shutil.copytree(kept / "cache", rig.path)
+        delete_the_registry(rig)
+        for path in (kept / "state").glob(f"{rig.database.name}*"):
+            shutil.copyfile(path, rig.state / path.name)
+
+    return put_back
+
+
+class TestARolledBackPair:
+    """Files and registry of an older generation, both authentic, put back together."""
+
+    def with_keys(self, tmp_path: Path, keys: KeyStore | None) -> tuple[LabRig, Callable[[], None]]:
+        rig = LabRig(tmp_path, keys=keys)
+        rig.compile(MODEL)
+        put_back = snapshot(rig)
+        flip_a_bit(rig)
+        assert rig.refuses(SealBroken, MODEL)
+        return rig, put_back
+
+    def test_of_the_same_version_where_a_key_store_holds_the_count(self, tmp_path: Path) -> None:
+        rig, put_back = self.with_keys(tmp_path, MemoryKeyStore())
+        rig.attack(RolledBack, put_back, MODEL)
+
+    def test_of_the_same_version_without_one(self, tmp_path: Path) -> None:
+        """It may load, and its answer is right: it was sealed for this very model."""
+        rig, put_back = self.with_keys(tmp_path, None)
+        assert rig.hits(MODEL)
+        put_back()
+        assert rig.hits(MODEL)
+
+    @pytest.mark.parametrize("store", [None, MemoryKeyStore])
+    def test_of_another_version(self, tmp_path: Path, store: type[MemoryKeyStore] | None) -> None:
+        """The old version's files and registry under the new version's names."""
+        old = LabRig(tmp_path, keys=store() if store else None, folder="old")
+        old.compile(MODEL)
+        rig = newer(old)
+        rig.compile(MODEL)
+
+        def put() -> None:
+            for ours, theirs in zip(rig.paths(), old.paths(), strict=True):
+                shutil.copyfile(theirs, ours)
+            delete_the_registry(rig)
+            shutil.copyfile(old.database, rig.database)
+
+        rig.attack(OtherVersion, put, MODEL)
+        assert old.hits(MODEL)
+
+    @pytest.mark.parametrize("store", [None, MemoryKeyStore])
+    def test_the_registry_alone(self, tmp_path: Path, store: type[MemoryKeyStore] | None) -> None:
+        """The files of now with the registry of before: it does not list them yet."""
+        rig = LabRig(tmp_path, keys=store() if store else None)
+        rig.compile(MODEL)
+        kept = rig.database.read_bytes()
+        flip_a_bit(rig)
+        assert rig.refuses(SealBroken, MODEL)
+
+        def put() -> None:
+            delete_the_registry(rig)
+            rig.database.write_bytes(kept)
+
+        rig.attack(RolledBack, put, MODEL)
+
+    @pytest.mark.parametrize("store", [None, MemoryKeyStore])
+    def test_the_files_alone(self, tmp_path: Path, store: type[MemoryKeyStore] | None) -> None:
+        rig = LabRig(tmp_path, keys=store() if store else None)
+        rig.compile(MODEL)
+        rig.attack(RolledBack, lambda: put_replaced_files_back(rig), MODEL)
+
+
+class TestATrustedToken:
+    """A token given to two models with `trust_token=True`: never a crash; it may fail, or answer for the other."""
+
+    def test_of_two_models_of_one_shape(self, tmp_path: Path) -> None:
+        rig = LabRig(tmp_path)
+        trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
+        assert rig.compile(MODEL, trusting).name == "NoEntry"
+        outcome, answer = rig.answer(OTHER, trusting)
+        assert outcome == "hit"
+        np.testing.assert_array_equal(answer, expected(MODEL))
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_of_models_of_other_shapes(self, tmp_path: Path, seed: int) -> None:
+        """The driver's program does not fit the request: a named error of Penstock's, or a compile."""
+        rig = LabRig(tmp_path)
+        trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
+        draw = random.Random(seed)
+        sizes = [(draw.randrange(1, 9), draw.randrange(1, 9)) for _ in range(4)]
+        for units, depth in [*sizes, *sizes]:
+            outcome, answer = rig.answer(layer(seed, units, depth), trusting)
+            assert outcome in {"hit", "miss"}
+            assert isinstance(answer, np.ndarray) or issubclass(answer, DriverError), answer
+
+    def test_what_is_altered_is_still_refused(self, tmp_path: Path) -> None:
+        rig = LabRig(tmp_path)
+        trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
+        rig.compile(MODEL, trusting)
+        rig.attack(SealBroken, lambda: flip_a_bit(rig), MODEL, trusting)
+        rig.attack(ForeignEntry, lambda: exchange_model_files(rig), MODEL, trusting)
+
+    def test_does_not_pass_for_an_untrusted_one(self, tmp_path: Path) -> None:
+        rig = LabRig(tmp_path)
+        rig.compile(MODEL, CacheInfo(rig.path, TOKEN, trust_token=True))
+        assert rig.refuses(TokenCollision, MODEL, CacheInfo(rig.path, TOKEN))
