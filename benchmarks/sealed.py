@@ -1,0 +1,127 @@
+"""What it costs that a cache file is verified: `penstock.sealed` beside reading the file and hashing it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import ROOT, Row, interleaved, medians, seconds, worked
+from penstock.hal import CacheHandle
+from penstock.sealed import (
+    FileKeyStore,
+    FileRecord,
+    Owner,
+    Row as EntryRow,
+    Seal,
+    SqliteRegistry,
+    open_cache_file,
+)
+
+NAME = "sealed"
+TOKEN = bytes(32)
+LARGE = 64 << 20
+MANY_ROWS = 4000
+LIMIT_RATIO = 1.2
+LIMIT_LOAD_MS = 1.5
+LIMIT_IMPORT_MS = 8.0
+
+IMPORT = """
+import sys, time, numpy, penstock
+began = time.process_time()
+import penstock.sealed
+sys.stdout.write(str(time.process_time() - began))
+"""
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """The ratio for a data file of 64 MiB; a small entry's load, with few and with many rows; the import."""
+    return [
+        verification(5 if quick else 15),
+        small_load("load of 1 KiB", 1, 20 if quick else 200),
+        small_load(f"load of 1 KiB, {MANY_ROWS} rows", MANY_ROWS, 20 if quick else 200),
+        importing(3 if quick else 15),
+    ]
+
+
+def verification(rounds: int) -> Row:
+    with entry(os.urandom(LARGE)) as (seal, handle, path):
+        found = medians(
+            interleaved(
+                {
+                    "load": lambda: worked(loading(seal, handle)),
+                    "hash": lambda: worked(lambda: hashlib.sha256(path.read_bytes()).digest()),
+                },
+                rounds,
+            )
+        )
+    ratio = found["load"] / found["hash"]
+    return Row(NAME, "load of 64 MiB over reading and SHA-256", ratio, "x", LIMIT_RATIO)
+
+
+def small_load(measure: str, count: int, rounds: int) -> Row:
+    with entry(bytes(1024)) as (seal, handle, _):
+        fill(seal, count)
+        values = [seconds(loading(seal, handle)) for _ in range(rounds)]
+    return Row(NAME, measure, 1000 * sorted(values)[rounds // 2], "ms", LIMIT_LOAD_MS)
+
+
+def importing(rounds: int) -> Row:
+    def once() -> float:
+        command = [sys.executable, "-c", IMPORT]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        return float(told.stdout)
+
+    value = sorted(once() for _ in range(rounds))[rounds // 2]
+    return Row(NAME, "import penstock.sealed after NumPy", 1000 * value, "ms", LIMIT_IMPORT_MS)
+
+
+def loading(seal: Seal, handle: CacheHandle) -> Callable[[], object]:
+    return lambda: seal.load([], [handle], TOKEN, TOKEN)
+
+
+def fill(seal: Seal, count: int) -> None:
+    """Gives the registry *count* rows, those of other tokens without waiting for the disk."""
+    registry = seal.registry
+    if not isinstance(registry, SqliteRegistry):
+        raise TypeError("the seal's registry is no database")
+    unsynced = SqliteRegistry(
+        registry.path, registry.owner, FileKeyStore(registry.path.parent / "key"), connect=_connect
+    )
+    records = (FileRecord(bytes(32), 0),)
+    for number in range(1, count):
+        unsynced.begin(
+            EntryRow(hashlib.sha256(number.to_bytes(8, "little")).digest(), bytes(16), (), records)
+        )
+
+
+class _Unsynced(sqlite3.Connection):
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        return super().execute(sql.replace("synchronous = FULL", "synchronous = OFF"), *arguments)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, factory=_Unsynced)
+
+
+@contextmanager
+def entry(content: bytes) -> Iterator[tuple[Seal, CacheHandle, Path]]:
+    """A sealed data file with a registry and a key of its own."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        keys = FileKeyStore(directory / "key")
+        registry = SqliteRegistry(directory / "registry", Owner("bench", "1"), keys)
+        seal = Seal("bench", "1", files=(0, 1), registry=registry, keys=keys)
+        handle = CacheHandle(open_cache_file(directory / "data", create=True))
+        stack.callback(os.close, handle.fd)
+        report = seal.save([], [handle], TOKEN, TOKEN, data=[content])
+        if not report.saved:
+            raise RuntimeError(report.reason)
+        yield seal, handle, directory / "data"
