@@ -58,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         """The claim; None for bytes that are none."""
         try:
             return msgspec.json.decode(content, type=cls)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def expired(self, now: float) -> bool:

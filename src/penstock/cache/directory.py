@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -141,11 +141,8 @@ class CacheDirectory:
 
     def touch(self, token: bytes) -> None:
         """Notes that the entry was used now. Never raises: a directory may be read-only."""
-        now = int(self.store.clock() * 1e9)
-        try:
-            self.store.files.touch(self.path / index_name(token), now)
-        except OSError:
-            return
+        with suppress(OSError):
+            self.store.touch(index_name(token))
 
     def _lock_to_read(self, token: bytes, names: tuple[str, ...]) -> int:
         store, name = self.store, lock_name(token)

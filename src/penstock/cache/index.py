@@ -50,12 +50,13 @@ def pack_record(record: IndexRecord, key: bytes) -> bytes:
 
 def unpack_record(content: bytes, key: bytes, token: bytes) -> IndexRecord | None:
     """The record, if it is authentic and of *token*; None for anything else."""
+    # TypeError is what comparing a seal that is not ASCII raises.
     try:
         sealed = msgspec.json.decode(content, type=_Sealed)
         if not hmac.compare_digest(_seal(bytes(sealed.record), key), sealed.seal):
             return None
         record = msgspec.json.decode(sealed.record, type=IndexRecord)
-    except (msgspec.DecodeError, TypeError, RecursionError):  # TypeError: a seal that is not ASCII
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError):
         return None
     return record if record.token == token.hex() else None
 

@@ -209,10 +209,15 @@ class Store:
                 self.files.sync(fd)
             finally:
                 self.close(fd)
+            self.touch(temporary.name)
             self.files.replace(temporary, self.path / name)
         except BaseException:
             self.unlink_quietly([temporary.name])
             raise
+
+    def touch(self, name: str) -> None:
+        """Sets when the file was changed to now. Raises `OSError`."""
+        self.files.touch(self.path / name, int(self.clock() * 1e9))
 
     def entry_ids(self, token: bytes, record: IndexRecord) -> set[bytes]:
         """The ids of the entries that the published files say they belong to. Never raises `OSError`."""

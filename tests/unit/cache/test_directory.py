@@ -1,0 +1,372 @@
+"""Entries found, published, replaced and explained, in one process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import knobs
+from penstock.cache.directory import CacheDirectory
+from penstock.cache.naming import file_names, letters_of
+from penstock.errors import (
+    CacheError,
+    ForeignEntry,
+    InputError,
+    NoEntry,
+    NotRegularFile,
+    NotYetWritten,
+    RolledBack,
+    StateError,
+    Unreadable,
+    WrongLength,
+)
+from penstock.hal import CacheHandle
+from penstock.sealed.locks import lock, unlock
+from tests.support_cache import NEEDED, OWNER, Bench, payloads_of, token_of
+from tests.support_sealed import FaultyFiles, failing
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+TOKEN = token_of(1)
+TEXTS = ("old", "new")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def paths(bench: Bench, token: bytes = TOKEN) -> list[Path]:
+    return [bench.path / n for names in file_names(token, *NEEDED) for n in names]
+
+
+def opens(bench: Bench, token: bytes = TOKEN) -> None:
+    with bench.directory.open(token, NEEDED):
+        pass
+
+
+def test_nothing_is_touched_before_the_first_lease(tmp_path: Path) -> None:
+    directory = CacheDirectory(tmp_path / "a" / "b")
+    with pytest.raises(NoEntry, match="NoEntry: nothing is cached here"):
+        directory.open(TOKEN, NEEDED)
+    directory.touch(TOKEN)
+    assert directory.record(TOKEN) is None
+    assert directory.records() == []
+    assert directory.nearest({"structure": "1"}) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permission bits are POSIX's")
+def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "a" / "b")
+    (tmp_path / "a").mkdir(0o755)
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    lease.close()
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
+    for made in (tmp_path / "a" / "b", bench.path):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+def test_what_is_published_is_found(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert bench.names() == [".json", ".lock", "10", "11", "20"]
+    assert bench.load(token_of(2), TEXTS) is NoEntry
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permission bits are POSIX's")
+def test_files_are_the_owners_alone(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    assert {stat.S_IMODE(p.stat().st_mode) for p in bench.path.iterdir()} == {0o600}
+
+
+def test_an_entry_is_replaced_and_the_old_one_forgotten(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    old = [path.read_bytes() for path in paths(bench)]
+    bench.compile(TOKEN, "new")
+    assert bench.load(TOKEN, TEXTS) == "new"
+    assert len(bench.registry.rows()) == 1
+    for path, content in zip(paths(bench), old, strict=True):
+        path.write_bytes(content)
+    assert bench.load(TOKEN, TEXTS) is RolledBack
+
+
+def test_who_has_an_entry_open_keeps_the_one_it_opened(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease, lease.create(NEEDED) as files:
+        with bench.directory.open(TOKEN, NEEDED) as found:
+            old = [os.pread(handle.fd, 4096, 0) for handle in found.handles]
+            kept = [CacheHandle(os.dup(handle.fd)) for handle in found.handles]
+        *model, data = payloads_of("new")
+        bench.seal().save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+        lease.publish(files, bench.record(TOKEN))
+    assert [os.pread(handle.fd, 4096, 0) for handle in kept] == old
+    assert {os.fstat(handle.fd).st_nlink for handle in kept} == {0}
+    for handle in kept:
+        os.close(handle.fd)
+
+
+def test_handles_are_open_for_reading_and_writing_and_closed_once(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    files = bench.directory.open(TOKEN, NEEDED)
+    assert (len(files.model), len(files.data)) == NEEDED
+    for handle in files.handles:
+        assert os.pwrite(handle.fd, os.pread(handle.fd, 1, 0), 0) == 1
+    fds = [handle.fd for handle in (*files.handles, files.lock)]
+    files.close()
+    files.close()
+    for fd in fds:
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(fd)
+
+
+def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
+    """So that a driver which keeps a duplicate does not wait for the runtime's lock to be its own."""
+    bench.compile(TOKEN, "old")
+    with bench.directory.open(TOKEN, NEEDED) as files:
+        kept = os.dup(files.lock.fd)
+        assert not lock(kept, exclusive=True, timeout=0)
+    try:
+        assert lock(kept, exclusive=True, timeout=0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("penstock.cache.directory.LOCK_SECONDS", 0.05)
+            with pytest.raises(NotYetWritten, match="at this moment"):
+                opens(bench)
+        unlock(kept)
+        opens(bench)
+    finally:
+        os.close(kept)
+
+
+def test_readers_do_not_exclude_each_other(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    with bench.directory.open(TOKEN, NEEDED), bench.directory.open(TOKEN, NEEDED):
+        pass
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_an_entry_that_lacks_a_file_is_none(bench: Bench, gone: int) -> None:
+    bench.compile(TOKEN, "old")
+    paths(bench)[gone].unlink()
+    assert bench.load(TOKEN, TEXTS) is NoEntry
+    bench.compile(TOKEN, "new")
+    assert bench.load(TOKEN, TEXTS) == "new"
+
+
+def test_files_of_two_entries_are_refused(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    old = paths(bench)[0].read_bytes()
+    bench.compile(TOKEN, "new")
+    paths(bench)[0].write_bytes(old)
+    assert bench.load(TOKEN, TEXTS) is ForeignEntry
+
+
+def symlink(path: Path, other: Path) -> None:
+    path.unlink()
+    path.symlink_to(other)
+
+
+def hard_link(path: Path, other: Path) -> None:
+    path.unlink()
+    path.hardlink_to(other)
+
+
+def pipe(path: Path, other: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes as POSIX has them")
+@pytest.mark.parametrize("place", ["10", "11", "20", ".lock", ".json"])
+@pytest.mark.parametrize("put", [symlink, hard_link, pipe])
+def test_links_and_pipes_are_refused_and_replaced(
+    bench: Bench, tmp_path: Path, place: str, put: Callable[[Path, Path], None]
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"the user's own")
+    bench.compile(TOKEN, "old")
+    assert bench.load(TOKEN, TEXTS) == "old"
+    put(bench.path / (letters_of(TOKEN) + place), other)
+    assert bench.load(TOKEN, TEXTS) == ("old" if place == ".json" else NotRegularFile)
+    assert (bench.directory.record(TOKEN) is None) == (place == ".json")
+    bench.compile(TOKEN, "new")
+    assert bench.load(TOKEN, TEXTS) == "new"
+    assert bench.directory.record(TOKEN) is not None
+    assert other.read_bytes() == b"the user's own"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+def test_a_link_in_place_of_the_lease_goes(bench: Bench, tmp_path: Path) -> None:
+    bench.path.mkdir()
+    other = tmp_path / "other"
+    other.write_bytes(b"the user's own")
+    (bench.path / (letters_of(TOKEN) + ".lease")).symlink_to(other)
+    bench.compile(TOKEN, "old")
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert other.read_bytes() == b"the user's own"
+
+
+def test_a_directory_in_place_of_a_file_is_refused(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    paths(bench)[0].unlink()
+    paths(bench)[0].mkdir()
+    assert bench.load(TOKEN, TEXTS) is NotRegularFile
+    with pytest.raises(Unreadable, match="cannot be written"):
+        bench.compile(TOKEN, "new")
+    assert bench.temporaries() == []
+
+
+def test_a_lost_lock_file_is_made_again(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    (bench.path / (letters_of(TOKEN) + ".lock")).unlink()
+    assert bench.load(TOKEN, TEXTS) == "old"
+
+
+def test_one_empty_file_is_for_the_driver_to_refuse(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    os.truncate(paths(bench)[1], 0)
+    assert bench.load(TOKEN, TEXTS) is WrongLength
+
+
+def test_an_entry_that_is_to_be_written_later_is_not_yet_written(bench: Bench) -> None:
+    bench.compile(TOKEN, "", late=True)
+    with pytest.raises(NotYetWritten, match=f"process {os.getpid()} has not written"):
+        opens(bench)
+
+
+def test_an_empty_entry_that_nobody_will_write_says_so(bench: Bench) -> None:
+    bench.compile(TOKEN, "", late=True)
+    bench.clock.now += knobs.late_write_seconds()
+    with pytest.raises(NotYetWritten, match="nobody is going to"):
+        opens(bench)
+
+
+def test_a_driver_that_wrote_nothing_is_not_published(bench: Bench) -> None:
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease, lease.create(NEEDED) as files:
+        with pytest.raises(NotYetWritten, match="wrote nothing"):
+            lease.publish(files, bench.record(TOKEN))
+        with pytest.raises(StateError, match="published or discarded"):
+            lease.publish(files, bench.record(TOKEN))
+    assert bench.names() == [".lock"]
+
+
+def test_files_that_are_not_published_go_with_the_lease(bench: Bench) -> None:
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease:
+        files = lease.create(NEEDED)
+        assert len(bench.temporaries()) == 3
+    assert bench.temporaries() == []
+    files.close()
+    with pytest.raises(StateError, match="given up"):
+        lease.create(NEEDED)
+    lease.close()
+
+
+def test_a_record_of_another_entry_is_refused(bench: Bench) -> None:
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease, lease.create((1, 1)) as files, pytest.raises(InputError, match="another entry"):
+        lease.publish(files, bench.record(TOKEN))
+
+
+def test_no_entry_is_larger_than_the_whole_cache(bench: Bench) -> None:
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with knobs.override(cache_limit_mib=1), lease, lease.create(NEEDED) as files:
+        os.truncate(files.data[0].fd, (1 << 20) + 1)
+        with pytest.raises(Unreadable, match=r"1048577 bytes.*cache_limit_mib \(1\)"):
+            lease.publish(files, bench.record(TOKEN))
+    assert bench.temporaries() == []
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("only", ["mkdir", "open", "write", "replace", "sync_directory"])
+def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, code: int) -> None:
+    bench.files = FaultyFiles(0, failing(code), only=[only])
+    if only == "write":  # the driver's own report has that reason
+        bench.files = FaultyFiles(0, failing(code), only=["truncate"])
+    with pytest.raises(CacheError, match=os.strerror(code)) as caught:
+        bench.compile(TOKEN, "old")
+    assert caught.type is Unreadable
+    assert bench.temporaries() == []
+    assert bench.load(TOKEN, TEXTS) is NoEntry
+
+
+def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Unreadable, match="cannot be made"):
+        CacheDirectory(tmp_path / "file" / "cache").lease(TOKEN)
+
+
+def test_the_index_tells_what_an_entry_was_made_from(bench: Bench) -> None:
+    bench.compile(TOKEN, "old", structure="1", options="a")
+    bench.compile(token_of(2), "old", structure="1", options="b")
+    bench.compile(token_of(3), "old", structure="2", options="c")
+    directory = bench.directory
+    record = directory.record(TOKEN)
+    assert record is not None
+    assert record.ingredients == {"structure": "1", "options": "a"}
+    assert (record.device, record.version) == (OWNER.driver, OWNER.version)
+    assert [r.ingredients["options"] for r in directory.records()] == ["c", "b", "a"]
+    nearest = directory.nearest({"structure": "1", "options": "z"})
+    assert nearest is not None
+    assert nearest.token == token_of(2).hex()
+    directory.touch(TOKEN)
+    assert directory.nearest({"structure": "1", "options": "z"}) == record
+
+
+def test_an_altered_index_explains_nothing_and_breaks_nothing(bench: Bench) -> None:
+    bench.compile(TOKEN, "old", structure="1")
+    path = bench.path / (letters_of(TOKEN) + ".json")
+    path.write_bytes(path.read_bytes().replace(b'"1"', b'"2"'))
+    assert bench.directory.record(TOKEN) is None
+    assert bench.directory.records() == []
+    assert bench.load(TOKEN, TEXTS) == "old"
+    path.write_bytes(b"{" * (2 << 20))
+    assert bench.directory.record(TOKEN) is None
+
+
+def test_an_index_is_of_its_own_entry(bench: Bench) -> None:
+    bench.compile(TOKEN, "old", structure="1")
+    bench.compile(token_of(2), "old", structure="2")
+    one, two = (bench.path / (letters_of(t) + ".json") for t in (TOKEN, token_of(2)))
+    two.write_bytes(one.read_bytes())
+    assert bench.directory.record(token_of(2)) is None
+
+
+def test_a_stale_index_never_explains_a_new_entry(bench: Bench) -> None:
+    bench.compile(TOKEN, "old", structure="1")
+    bench.files = FaultyFiles(1, failing(errno.ENOSPC), only=["write"])  # the first is the claim
+    lease = bench.directory.lease(TOKEN, wait_ns=0)
+    assert lease is not None
+    with lease, lease.create(NEEDED) as files:
+        *model, data = payloads_of("new")
+        good = Bench(bench.root, registries=bench.registries)
+        good.seal().save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+        lease.publish(files, bench.record(TOKEN, structure="2"))
+    assert bench.load(TOKEN, TEXTS) == "new"
+    assert bench.directory.record(TOKEN) is None
+
+
+@pytest.mark.skipif(os.name != "posix" or not hasattr(os, "geteuid"), reason="POSIX's permissions")
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_directory_is_read_and_not_written(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    bench.path.chmod(0o500)
+    try:
+        assert bench.load(TOKEN, TEXTS) == "old"
+        with pytest.raises(Unreadable, match="cannot be"):
+            bench.directory.lease(token_of(2))
+    finally:
+        bench.path.chmod(0o700)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from penstock.cache.index import IndexRecord, pack_record, unpack_record
+
+KEY, TOKEN = bytes(range(32)), bytes(range(32, 64))
+RECORD = IndexRecord(
+    token=TOKEN.hex(),
+    binding=bytes(32).hex(),
+    device="lab",
+    version="1",
+    ingredients={"structure": "abc", "options": "", "device": "läb"},
+    models=2,
+    datas=1,
+    compile_ns=5,
+    created=1.5,
+    penstock="0.1",
+)
+PACKED = pack_record(RECORD, KEY)
+
+
+def test_a_record_comes_back() -> None:
+    assert unpack_record(PACKED, KEY, TOKEN) == RECORD
+
+
+def test_people_can_read_it() -> None:
+    assert json.loads(PACKED)["record"]["device"] == "lab"
+
+
+def test_another_key_or_token_has_another_index() -> None:
+    assert unpack_record(PACKED, bytes(32), TOKEN) is None
+    assert unpack_record(PACKED, KEY, bytes(32)) is None
+
+
+def test_no_bit_of_it_can_be_changed() -> None:
+    """But for the white space behind it."""
+    for at in range(len(PACKED) - 1):
+        for bit in range(8):
+            changed = bytearray(PACKED)
+            changed[at] ^= 1 << bit
+            assert unpack_record(bytes(changed), KEY, TOKEN) is None, at
+
+
+@given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
+def test_any_bytes_are_a_record_or_none(content: bytes) -> None:
+    assert unpack_record(content, KEY, TOKEN) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 5000,
+        b'{"record": {}, "seal": "\xc3\xa4"}',
+        b'{"record": 1, "seal": 1}',
+        PACKED[:-20],
+    ],
+)
+def test_what_is_no_index_is_none(content: bytes) -> None:
+    assert unpack_record(content, KEY, TOKEN) is None
+
+
+def test_an_authentic_record_must_make_sense() -> None:
+    for wrong in ({"token": "00"}, {"models": 33}, {"datas": -1}, {"binding": "zz"}):
+        fields = {f: getattr(RECORD, f) for f in RECORD.__struct_fields__} | wrong
+        assert unpack_record(pack_record(IndexRecord(**fields), KEY), KEY, TOKEN) is None
