@@ -1,0 +1,308 @@
+"""Who may compile: waiting, giving up, dying, and drivers that write late."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock import knobs
+from penstock.cache.claim import Claim
+from penstock.cache.directory import CacheDirectory
+from penstock.cache.lease import Lease
+from penstock.cache.naming import lease_name
+from penstock.errors import Cancelled, NoEntry, NotYetWritten
+from penstock.hal import CancelToken
+from penstock.sealed import LateWriter
+from tests.support_cache import NEEDED, Bench, payloads_of, token_of
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+TOKEN = token_of(1)
+TEXTS = ("old", "new", "late")
+ROOT = Path(__file__).resolve().parents[3]
+MS = 1_000_000
+
+HOLDER = """
+import sys
+from pathlib import Path
+from tests.support_cache import Bench
+root, token = Path(sys.argv[1]), bytes.fromhex(sys.argv[2])
+import time
+bench = Bench(root, clock=time.time)
+lease = bench.directory.lease(token)
+files = lease.create((2, 1))
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, clock=time.time)
+
+
+@contextmanager
+def held_elsewhere(bench: Bench) -> Iterator[subprocess.Popen[str]]:
+    """Another process holds the lease, with three temporary files made."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(bench.root), TOKEN.hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def leased(directory: CacheDirectory, wait_ms: float | None = None) -> Lease:
+    lease = directory.lease(TOKEN, wait_ns=None if wait_ms is None else int(wait_ms * MS))
+    assert lease is not None
+    return lease
+
+
+def test_one_at_a_time_in_one_process(bench: Bench) -> None:
+    with leased(bench.directory) as lease:
+        assert not lease.waited
+        assert bench.directory.lease(TOKEN, wait_ns=0) is None
+        other = bench.directory.lease(token_of(2), wait_ns=0)
+        assert other is not None
+        other.close()
+    with leased(bench.directory, 0) as lease:
+        assert not lease.waited
+
+
+def test_who_waits_gets_it_and_is_told(bench: Bench) -> None:
+    first = leased(bench.directory)
+    outcome: list[Lease] = []
+    waiting = threading.Thread(target=lambda: outcome.append(leased(bench.directory)))
+    waiting.start()
+    time.sleep(0.05)
+    assert outcome == []
+    bench.compile_under(first, TOKEN, "old")
+    first.close()
+    waiting.join(10)
+    with outcome[0] as second:
+        assert second.waited
+        assert bench.load(TOKEN, TEXTS) == "old"
+
+
+def test_many_threads_take_turns(bench: Bench) -> None:
+    holders, most, turns = 0, 0, 0
+    guard = threading.Lock()
+
+    def take_a_turn() -> None:
+        nonlocal holders, most, turns
+        with leased(bench.directory):
+            with guard:
+                holders += 1
+                most = max(most, holders)
+            time.sleep(0.002)
+            with guard:
+                holders -= 1
+                turns += 1
+
+    threads = [threading.Thread(target=take_a_turn) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (most, turns) == (1, 12)
+    assert bench.names() == []
+
+
+def test_who_waits_may_stop(bench: Bench) -> None:
+    with leased(bench.directory):
+        began = time.monotonic()
+        assert bench.directory.lease(TOKEN, wait_ns=50 * MS) is None
+        assert 0.05 <= time.monotonic() - began < 5
+
+
+def test_a_wait_ends_at_the_deadline_of_the_one_that_holds_it(bench: Bench) -> None:
+    with leased(bench.directory), knobs.override(lease_seconds=0.1):
+        began = time.monotonic()
+        assert bench.directory.lease(TOKEN) is None
+        assert 0.1 <= time.monotonic() - began < 5
+
+
+def test_one_whose_time_is_over_is_not_waited_for(bench: Bench) -> None:
+    """It compiles still, and publishes in the end; the others go on without saving."""
+    with knobs.override(lease_seconds=0.05):
+        first = leased(bench.directory)
+    with first:
+        time.sleep(0.06)
+        began = time.monotonic()
+        assert bench.directory.lease(TOKEN) is None
+        assert time.monotonic() - began < 30 < knobs.lease_seconds()
+        bench.compile_under(first, TOKEN, "old")
+    assert bench.load(TOKEN, TEXTS) == "old"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_wait_is_cancelled_soon(bench: Bench, before: bool) -> None:
+    cancel, asked = CancelToken(), time.monotonic()
+
+    def ask() -> None:
+        nonlocal asked
+        asked = time.monotonic()
+        cancel.set()
+
+    with leased(bench.directory):
+        timer = threading.Timer(0 if before else 0.05, ask)
+        timer.start()
+        if before:
+            timer.join()
+        with pytest.raises(Cancelled):
+            bench.directory.lease(TOKEN, cancel=cancel)
+        assert time.monotonic() - asked < 0.1
+        timer.join()
+
+
+def test_another_process_excludes_and_its_death_hands_over(bench: Bench) -> None:
+    with held_elsewhere(bench) as process:
+        assert bench.directory.lease(TOKEN, wait_ns=0) is None
+        killer = threading.Timer(0.05, process.kill)
+        killer.start()
+        with leased(bench.directory) as lease:
+            assert lease.waited
+            assert len(bench.temporaries()) == 3
+            bench.compile_under(lease, TOKEN, "new")
+        killer.join()
+    assert bench.load(TOKEN, TEXTS) == "new"
+    bench.compile(token_of(2), "old")
+    assert bench.temporaries() == []
+
+
+def test_the_temporaries_of_a_living_process_stay(bench: Bench) -> None:
+    with held_elsewhere(bench):
+        bench.compile(token_of(2), "old")
+        assert len(bench.temporaries()) == 3
+    bench.compile(token_of(2), "old")
+    assert bench.temporaries() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")
+def test_a_child_that_inherits_a_lease_does_not_keep_it(bench: Bench) -> None:
+    lease = leased(bench.directory)
+    done, begin = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(begin)
+        os.read(done, 1)
+        os._exit(0)
+    try:
+        lease.close()
+        leased(bench.directory, 0).close()
+    finally:
+        os.close(begin)
+        os.close(done)
+        os.waitpid(child, 0)
+
+
+def test_a_claim_left_by_a_dead_process_is_no_obstacle(bench: Bench) -> None:
+    with leased(bench.directory):
+        path = bench.path / lease_name(TOKEN)
+        content = path.read_bytes()
+    claim = Claim.unpack(content)
+    assert claim is not None
+    assert claim.pid == os.getpid()
+    assert not path.exists()
+    path.write_bytes(content.replace(b'"pid":', b'"pid":9999'))
+    leased(bench.directory, 0).close()
+
+
+def test_bytes_that_are_no_claim_are_no_obstacle(bench: Bench) -> None:
+    bench.path.mkdir()
+    (bench.path / lease_name(TOKEN)).write_bytes(b"{" * 10_000)
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
+
+
+def late(bench: Bench) -> tuple[LateWriter, Lease]:
+    """What a driver that compiles at first execution leaves behind: a writer."""
+    lease = leased(bench.directory)
+    with lease, lease.create(NEEDED) as files:
+        writer = LateWriter(
+            bench.seal(),
+            files.model,
+            files.data,
+            TOKEN,
+            bench.binding,
+            lock=files.lock,
+            expected=None,
+        )
+        lease.publish(files, bench.record(TOKEN), late=True)
+    return writer, lease
+
+
+def write(writer: LateWriter) -> str | None:
+    *model, data = payloads_of("late")
+    return writer.write(model=model, data=[data]).reason
+
+
+def test_a_late_writer_keeps_its_entry_until_it_has_written(bench: Bench) -> None:
+    writer, _ = late(bench)
+    assert bench.load(TOKEN, TEXTS) is NotYetWritten
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() == f"process {os.getpid()}"
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is not None
+    assert write(writer) is None
+    assert bench.load(TOKEN, TEXTS) == "late"
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
+    writer.close()
+    assert ".lease" not in bench.names()
+
+
+def test_a_late_writer_has_a_deadline(bench: Bench) -> None:
+    with knobs.override(late_write_seconds=0.05):
+        writer, _ = late(bench)
+    time.sleep(0.06)
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
+        bench.compile_under(lease, TOKEN, "new")
+    assert str(write(writer)).startswith("NoEntry: ")
+    assert bench.load(TOKEN, TEXTS) == "new"
+    writer.close()
+
+
+def test_a_dead_late_writer_is_not_waited_for(bench: Bench) -> None:
+    writer, _ = late(bench)
+    path = bench.path / lease_name(TOKEN)
+    path.write_bytes(path.read_bytes().replace(b'"pid":', b'"pid":9999'))
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
+    writer.close()
+
+
+def test_an_awaited_entry_can_be_replaced_all_the_same(bench: Bench) -> None:
+    writer, _ = late(bench)
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is not None
+        bench.compile_under(lease, TOKEN, "new")
+    assert str(write(writer)).startswith("NoEntry: ")
+    assert bench.load(TOKEN, TEXTS) == "new"
+    writer.close()
+
+
+def test_an_awaited_entry_that_is_removed_is_nobodys(bench: Bench) -> None:
+    writer, _ = late(bench)
+    for path in bench.path.glob("*[12][01]"):
+        path.unlink()
+    assert bench.load(TOKEN, TEXTS) is NoEntry
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
+    writer.close()
