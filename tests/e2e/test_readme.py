@@ -12,7 +12,13 @@ from penstock.cli.main import app
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = ("README.md", "docs/litert.md", "docs/tasks.md", "examples/digits/README.md")
+PAGES = (
+    "README.md",
+    "docs/caching.md",
+    "docs/litert.md",
+    "docs/tasks.md",
+    "examples/digits/README.md",
+)
 
 
 def test_it_opens_with_words_a_picture_and_the_two_commands() -> None:
@@ -49,6 +55,7 @@ def test_the_python_runs_and_prints_what_it_says() -> None:
 def test_every_command_it_shows_exists() -> None:
     shown = set(re.findall(r"(?m)^penstock (\w+)", README))
     known = {c.callback.__name__ for c in app.registered_commands if c.callback is not None}
+    known |= {str(g.typer_instance.info.name) for g in app.registered_groups if g.typer_instance}
     assert shown
     assert shown <= known
 

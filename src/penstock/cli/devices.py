@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import penstock
-from penstock.cli.output import output_of
+from penstock.cli.output import output_of, shortened
 
 if TYPE_CHECKING:
     from penstock import DeviceInfo
@@ -19,7 +19,7 @@ def devices(context: typer.Context) -> None:
     found = penstock.devices()
     output.table(
         ("device", "type", "version", "driver", "usable"),
-        [(d.name, d.type, d.version, d.driver, usable(d)) for d in found],
+        [(d.name, d.type, shortened(d.version), d.driver, usable(d)) for d in found],
     )
     output.json({"devices": [describe(d) for d in found]})
 

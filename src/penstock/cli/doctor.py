@@ -23,7 +23,7 @@ from penstock.cli.knobs import (
     unknown_devices,
     unknown_names,
 )
-from penstock.cli.output import output_of, size
+from penstock.cli.output import output_of, shortened, size
 from penstock.errors import InputError, NotAvailable
 
 PACKAGES: Final = (
@@ -69,7 +69,7 @@ def doctor(
     found = penstock.devices()
     output.table(
         ("device", "type", "version", "feature level", "usable"),
-        [(d.name, d.type, d.version, d.feature_level, usable(d)) for d in found],
+        [(d.name, d.type, shortened(d.version), d.feature_level, usable(d)) for d in found],
     )
     limits = data["limits"]
     memory = limits["cgroup_memory_bytes"]

@@ -187,3 +187,8 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} GiB"
+
+
+def shortened(text: str, width: int = 40) -> str:
+    """*text*, or its beginning where it has more than *width* characters; `--json` has all of it."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."

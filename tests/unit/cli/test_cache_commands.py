@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import penstock
 from penstock.cache import Cache
-from penstock.cli.cache.explaining import shortened
+from penstock.cli.cache.explaining import readable
 from penstock.cli.main import app
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
@@ -369,12 +369,12 @@ def test_explain_goes_step_by_step(run: Run, model: Path) -> None:
 
 
 def test_of_a_processor_only_the_features_that_differ_are_shown() -> None:
-    assert shortened("cpu_features", "x86_64 avx avx2", "x86_64 avx avx512f") == (
+    assert readable("cpu_features", "x86_64 avx avx2", "x86_64 avx avx512f") == (
         "cpu_features",
         "avx2",
         "avx512f",
     )
-    assert shortened("shapes", "", "0:1x4") == ("shapes", "none", "0:1x4")
+    assert readable("shapes", "", "0:1x4") == ("shapes", "none", "0:1x4")
 
 
 def test_gc_removes_what_was_unused_for_longest(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from penstock.cli.output import Output, jsonable, make_table, milliseconds, size
+from penstock.cli.output import Output, jsonable, make_table, milliseconds, shortened, size
 
 
 def printed(output: Output, stream: io.StringIO) -> str:
@@ -99,3 +99,9 @@ def test_times(nanoseconds: int, text: str) -> None:
 )
 def test_sizes(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
+
+
+def test_long_texts_keep_their_beginning() -> None:
+    assert shortened("1 (numpy 2)") == "1 (numpy 2)"
+    assert shortened("x" * 40) == "x" * 40
+    assert shortened("y" * 41) == "y" * 37 + "..."

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 SHORT: Final = 12
 """Hexadecimal digits of a token in tables; any beginning that only one entry has names it."""
 
-VERSION_WIDTH: Final = 40
-
 
 def open_cache(directory: str | None) -> Cache:
     """The cache in *directory*, None being the user's. Raises `UsageError` where the user named no directory."""
@@ -59,11 +57,6 @@ def short(entry: CacheEntry) -> str:
 def owner(entry: CacheEntry) -> str:
     """The device that the entry is for, as far as its index tells."""
     return entry.device or "not known"
-
-
-def short_version(entry: CacheEntry) -> str:
-    text = entry.version
-    return text if len(text) <= VERSION_WIDTH else f"{text[: VERSION_WIDTH - 3]}..."
 
 
 def when(seconds: float) -> str:

@@ -61,7 +61,7 @@ def explain(
         nearest = each.explanation.nearest
         if nearest is not None:
             output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
-            rows = [shortened(*change) for change in changes(each)]
+            rows = [readable(*change) for change in changes(each)]
             output.table(("ingredient", "in the entry", "now"), rows, whole=("ingredient",))
     output.line(f"plan: {plan.summary()}", "dim")
     output.line(f"cache: {cache.directory}", "dim")
@@ -95,7 +95,7 @@ def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
     ]
 
 
-def shortened(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
+def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
     """A change for people: of a processor's features only those that differ, and a word for no text."""
     if ingredient == "cpu_features":
         had, has = was.split(), now.split()

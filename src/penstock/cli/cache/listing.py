@@ -15,10 +15,9 @@ from penstock.cli.cache.directory import (
     open_cache,
     owner,
     short,
-    short_version,
     when,
 )
-from penstock.cli.output import milliseconds, output_of, size
+from penstock.cli.output import milliseconds, output_of, shortened, size
 
 if TYPE_CHECKING:
     from penstock.cache import CacheEntry
@@ -91,7 +90,7 @@ def row(entry: CacheEntry) -> tuple[str, ...]:
     return (
         short(entry),
         owner(entry),
-        short_version(entry),
+        shortened(entry.version),
         size(entry.nbytes),
         when(entry.created),
         when(entry.used),

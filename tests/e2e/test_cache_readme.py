@@ -1,0 +1,82 @@
+"""What the README says about the cache, typed as it stands there: compile, start again, damage, read why."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from tests.conftest import ROOT
+
+SECTION = (
+    (ROOT / "README.md").read_text("utf-8").partition("## Compile once")[2].partition("\n## ")[0]
+)
+
+
+def console() -> list[tuple[str, list[str]]]:
+    """Each command that the section shows, with the lines shown below it."""
+    lines = "".join(re.findall(r"```console\n(.*?)```", SECTION, re.DOTALL)).splitlines()
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def plain(text: str) -> str:
+    """Without what is another each time: tokens, sizes, places; and with single blanks."""
+    for pattern, stands_for in (
+        (r"\b[0-9a-f]{12}\b", "TOKEN"),
+        (r"\b[\d.]+ KiB\b", "SIZE"),
+        (r"in /\S*/", "in "),
+        (r"[ \t]+", " "),
+    ):
+        text = re.sub(pattern, stands_for, text)
+    return text.strip()
+
+
+def test_the_section_shows_what_a_user_has_to_see() -> None:
+    commands = [command for command, _ in console()]
+    assert commands[0] == "pip install '.[openvino]'"
+    assert sum(command.startswith("penstock run") for command in commands) == 4
+    assert "penstock cache verify" in commands
+
+
+def test_every_command_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    if not any(d.name == "openvino-cpu" and d.usable for d in penstock.devices()):
+        pytest.skip("needs OpenVINO: the extra `openvino`")
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program = tmp_path / "bin" / "penstock"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
+    program.chmod(0o755)
+    steps = [(c, shown) for c, shown in console() if not c.startswith("pip ")]
+    script = "\n".join(f"{command}\necho '<end>'" for command, _ in steps)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")} | {
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "PENSTOCK_STATE_DIR": str(tmp_path / "state"),
+        "PENSTOCK_KEY_STORE": "file",
+    }
+    ran = subprocess.run(
+        ["bash", "-c", f"exec 2>&1\n{script}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=300,
+    )
+    printed = ran.stdout.split("<end>\n")
+    for (command, shown), answer in zip(steps, printed, strict=False):
+        for line in shown:
+            assert plain(line) in plain(answer), (command, answer)
