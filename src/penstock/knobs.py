@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
+
+from msgspec import Struct
 
 from penstock.errors import InputError
 
@@ -29,8 +30,7 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Knob(Generic[T]):
+class Knob(Struct, Generic[T], frozen=True):
     """One setting: its name, type, default and what it does. Call it to read it."""
 
     name: str

@@ -57,7 +57,7 @@ class Drawn:
     listing: str
 
 
-class UncheckedModel(Model):
+class UncheckedModel(Model, frozen=True):
     """A model that nobody has validated."""
 
     def __post_init__(self) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, describe
 from penstock.compilation.receipt import CacheOutcome, Receipt, StepReceipt
@@ -43,8 +45,7 @@ NO_CACHE_ASKED: Final = CacheOutcome("off", "no cache was asked for")
 STILL_COMPILING: Final = "still compiling"
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStep:
+class PreparedStep(Struct, frozen=True):
     """One step of a plan with what its driver made of it.
 
     *pending* is the compile on the device that the plan chose, while another one runs the step.
@@ -66,8 +67,7 @@ class PreparedStep:
             log.warning("device %s failed in close: %r", self.device.name, error)
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(Struct, frozen=True):
     """What a compile may do beside calling the plan's own drivers.
 
     *allow_fallback* lets `FALLBACK_DEVICE` among the devices repeat what another failed at. *caching* is how
@@ -80,8 +80,7 @@ class Means:
     meanwhile: Device | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class Compilation(Struct, frozen=True):
     """The compile stage's value: the plan as it was really compiled, and its prepared steps."""
 
     plan: ExecutionPlan

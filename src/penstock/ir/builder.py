@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import SupportsIndex
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import UnknownOperator
 from penstock.ir.model import (

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from penstock.ir.model import constant_bytes
 from penstock.ir.operand import Lifetime, Operand
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 SCHEMA = b"penstock-ir-1"
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(Struct, frozen=True):
     """*structure* covers everything but constant values, *constants* their bytes; 32 bytes each."""
 
     structure: bytes

@@ -8,8 +8,10 @@ before anything runs. What stays unknown is known at run time only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
 from penstock.ir.operand import Lifetime
@@ -61,8 +63,7 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
     return replace(model, subgraphs=tuple(subgraphs))
 
 
-@dataclass(slots=True)
-class _Calls:
+class _Calls(Struct):
     """What is known of referenced subgraphs, and the operations that were inferred for it."""
 
     known: dict[tuple[int, tuple[Shape, ...]], Sequence[Shape]] = field(default_factory=dict)

@@ -9,12 +9,14 @@ model feeds one back as the other; nothing inside keeps state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from penstock.errors import InvalidOperand, UnknownSignature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from penstock.ir.digest import Digest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConstantPool:
+class ConstantPool(Struct, frozen=True, eq=False):
     """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive."""
 
     view: memoryview
@@ -43,8 +44,7 @@ def _rebuild_pool(content: bytes) -> ConstantPool:
     return ConstantPool(memoryview(content))
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(Struct, frozen=True):
     """One piece of network state and its value before the first run.
 
     The initial value is *value* or *location* (packed, as a constant operand's), else all zeros;
@@ -61,8 +61,7 @@ class Variable:
     assigned: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StatePort:
+class StatePort(Struct, frozen=True):
     """How one entry subgraph uses one variable.
 
     *input* is the state input's operand index (None: never read), *output* the state output's
@@ -75,16 +74,26 @@ class StatePort:
     output: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Subgraph:
-    """Operands, and operations in an order in which every operand is written before it is read."""
+class Subgraph(Struct, frozen=True, eq=False):
+    """Operands, and operations in an order in which every operand is written before it is read. Names do
+    not count when subgraphs are compared.
+    """
 
     operands: tuple[Operand, ...]
     operations: tuple[Operation, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     states: tuple[StatePort, ...] = ()
-    name: str = field(default="", compare=False)
+    name: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Subgraph) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return self.operands, self.operations, self.inputs, self.outputs, self.states
 
     @property
     def ordinary_inputs(self) -> tuple[int, ...]:
@@ -105,8 +114,7 @@ class Subgraph:
         return f"{operation.type}_{index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """A named entry point: a subgraph and the callers' names for its inputs and outputs, each a
     pair (name, operand index), in the order of the file.
     """
@@ -116,8 +124,7 @@ class Signature:
     outputs: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
+class TensorMetadata(Struct, frozen=True):
     """What a model's author says about one input or output (TFLite metadata schema)."""
 
     name: str = ""
@@ -131,8 +138,7 @@ class TensorMetadata:
     labels: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(Struct, frozen=True):
     """Everything in a model file that does not compute: outside the digest.
 
     *entries* are the file's raw named metadata buffers, *files* its associated files.
@@ -152,8 +158,7 @@ class Metadata:
 NO_METADATA: Final = Metadata()
 
 
-@dataclass(frozen=True, eq=False)
-class Model:
+class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
     """A validated network. Construction checks everything `penstock.ir.validate` lists and raises a
     `ModelError` naming the first defect; a `Model` that exists is valid.
 
@@ -171,7 +176,7 @@ class Model:
     def __post_init__(self) -> None:
         from penstock.ir.validate import validate
 
-        object.__setattr__(self, "signatures", MappingProxyType(dict(self.signatures)))
+        force_setattr(self, "signatures", MappingProxyType(dict(self.signatures)))
         validate(self)
 
     @property
@@ -201,16 +206,12 @@ class Model:
         entry = self.entry
         return tuple(entry.operands[i] for i in entry.ordinary_outputs)
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
         """SHA-256 of structure and of constants (`penstock.ir.digest`); computed once."""
         from penstock.ir.digest import digest_model
 
-        known: Digest | None = self.__dict__.get("_digest")
-        if known is None:
-            known = digest_model(self)
-            object.__setattr__(self, "_digest", known)
-        return known
+        return digest_model(self)
 
     def constant(self, operand: Operand) -> NDArray:
         """The value of a constant operand: a read-only array of its dtype and shape.

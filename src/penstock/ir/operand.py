@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from penstock.ir.types import DType, Quantization, Shape
 
@@ -31,8 +32,7 @@ class Lifetime(enum.Enum):
         return self is Lifetime.CONSTANT_COPY or self is Lifetime.CONSTANT_POOL
 
 
-@dataclass(frozen=True, slots=True)
-class DataLocation:
+class DataLocation(Struct, frozen=True):
     """*length* bytes at *offset* of pool number *pool*."""
 
     pool: int
@@ -40,8 +40,7 @@ class DataLocation:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """Where an item stood in the file it was loaded from; never part of the digest.
 
     *opcode* is the file's operator code number and *version* its operator version (operations only).
@@ -53,23 +52,39 @@ class Origin:
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(Struct, frozen=True, eq=False):
     """One typed value slot of a subgraph.
 
     A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand
     *location*; a NO_VALUE operand stands for an omitted optional input. String constants are
-    stored in TFLite's string-tensor layout (count, offsets, bytes).
+    stored in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count when
+    operands are compared.
     """
 
     dtype: DType
     shape: Shape
     lifetime: Lifetime = Lifetime.TEMPORARY_VARIABLE
-    name: str = field(default="", compare=False)
+    name: str = ""
     quantization: Quantization | None = None
     value: bytes | None = None
     location: DataLocation | None = None
-    origin: Origin | None = field(default=None, compare=False)
+    origin: Origin | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Operand) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return (
+            self.dtype,
+            self.shape,
+            self.lifetime,
+            self.quantization,
+            self.value,
+            self.location,
+        )
 
     @property
     def is_constant(self) -> bool:

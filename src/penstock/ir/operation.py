@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from penstock.errors import InvalidAttribute
 from penstock.ir.operand import Origin
@@ -91,18 +92,26 @@ def _wrong(name: str, expected: str, value: AttributeValue) -> InvalidAttribute:
 NO_ATTRIBUTES: Final = Attributes()
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True, eq=False):
     """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
     operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
-    `custom_code` and `custom_options`.
+    `custom_code` and `custom_options`. Origins do not count when operations are compared.
     """
 
     type: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     attributes: Attributes = NO_ATTRIBUTES
-    origin: Origin | None = field(default=None, compare=False)
+    origin: Origin | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Operation) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        return self.type, self.inputs, self.outputs, self.attributes
 
     @property
     def key(self) -> str:

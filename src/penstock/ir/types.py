@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from penstock.errors import InvalidQuantization, ShapeOverflow
 
@@ -172,8 +172,7 @@ def byte_size(dtype: DType, shape: Iterable[int | None]) -> int | None:
     return size
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
+class Quantization(Struct, frozen=True):
     """Affine quantisation: real = scale * (stored - zero_point).
 
     One scale and zero point for the whole operand (*dimension* None), or one pair per index of

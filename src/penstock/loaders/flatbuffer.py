@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 import sys
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.errors import LimitExceeded, ModelError, NotAModel, OffsetOutOfBounds, TruncatedModel
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
@@ -47,8 +47,7 @@ _I32: Final = struct.Struct("<i")
 _VTABLE: Final = struct.Struct("<HH")
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Struct, frozen=True):
     """A vector of bytes: *length* bytes at *offset* of the file."""
 
     offset: int

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from penstock.errors import InputError, ShapeOverflow
 from penstock.ir import Operand
@@ -16,8 +18,7 @@ MIN_ALIGNMENT: Final = 64
 """Bytes that every offset is a multiple of: a cache line, and the widest vector in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaRequest:
+class ArenaRequest(Struct, frozen=True):
     """One value: *nbytes* bytes, alive from step *first* to step *last*, both included.
 
     *alignment* is a power of two; *padding* the multiple of bytes that is kept free for it, so that
@@ -32,21 +33,23 @@ class ArenaRequest:
     padding: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaLayout:
+class ArenaLayout(Struct, frozen=True):
     """Where each value lies: *offsets* maps its key to (offset, length) in bytes.
 
     The block takes *nbytes* bytes and must start at a multiple of *alignment*. *dynamic* are the keys
     that have no place because their size is known at run time only. Pickles.
     """
 
-    offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict, hash=False)
+    offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     nbytes: int = 0
     alignment: int = MIN_ALIGNMENT
     dynamic: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offsets", MappingProxyType(dict(self.offsets)))
+        force_setattr(self, "offsets", MappingProxyType(dict(self.offsets)))
+
+    def __hash__(self) -> int:
+        return hash((self.nbytes, self.alignment, self.dynamic))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArenaLayout, (dict(self.offsets), self.nbytes, self.alignment, self.dynamic)

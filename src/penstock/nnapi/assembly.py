@@ -23,6 +23,9 @@ Item = TypeVar("Item")
 ALIGNMENT: Final = 64
 """Of large constants in the pool they are packed in: that of the widest vector registers."""
 
+OWN_POOL: Final = -1
+"""Where the pool of large values stands among a model's pools: it is the last."""
+
 
 @dataclass(slots=True)
 class Packing:
@@ -39,20 +42,21 @@ class Packing:
             if len(slot.value) <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
                 return slot.described(value=bytes(slot.value))
             self.own += bytes(-len(self.own) % ALIGNMENT)
-            place = DataLocation(0, len(self.own), len(slot.value))
+            place = DataLocation(OWN_POOL, len(self.own), len(slot.value))
             self.own += slot.value
             return slot.described(location=place, lifetime=NnapiLifetime.CONSTANT_POOL)
         if slot.memory is not None and slot.location is not None:
-            pool = 1 + _place(slot.memory, self.pools, self._places)
-            return slot.described(location=replace(slot.location, pool=pool))
+            pool = _place(slot.memory, self.pools, self._places)
+            moved = DataLocation(pool, slot.location.offset, slot.location.length)
+            return slot.described(location=moved)
         if slot.model is not None:
             return slot.described(subgraph=_place(slot.model, self.models, self._places))
         return slot.described()
 
     def finished(self, subgraph: NnapiSubgraph) -> FinishedSubgraph:
         """*subgraph* with everything that was packed."""
-        own = ConstantPool(memoryview(self.own).toreadonly())
-        return FinishedSubgraph(subgraph, (own, *self.pools), tuple(self.models))
+        own = (ConstantPool(memoryview(self.own).toreadonly()),) if self.own else ()
+        return FinishedSubgraph(subgraph, (*self.pools, *own), tuple(self.models))
 
 
 def _place(item: Item, items: list[Item], places: dict[int, int]) -> int:
@@ -85,10 +89,10 @@ def _renumbered(
     operands = []
     for operand in model.subgraph.operands:
         here = operand
-        if here.location is not None:
-            here = replace(
-                here, location=replace(here.location, pool=here.location.pool + first_pool)
-            )
+        if (place := here.location) is not None:
+            pool = first_pool + place.pool % len(model.pools)
+            moved = DataLocation(pool, place.offset, place.length)
+            here = replace(here, location=moved)
         if here.subgraph is not None:
             here = replace(here, subgraph=numbers[id(model.referenced[here.subgraph])])
         operands.append(here)

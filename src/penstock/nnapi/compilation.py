@@ -6,7 +6,6 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, Self
 
@@ -26,8 +25,7 @@ from penstock.nnapi import arguments
 from penstock.nnapi.codes import Preference, Priority
 from penstock.nnapi.devices import Device, choose_devices
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
-from penstock.nnapi.model import Model, finished_model
-from penstock.partitioning.policy import Policy
+from penstock.nnapi.model import Model, finished_model, policy_of
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
 
@@ -53,7 +51,7 @@ class Compilation:
 
     def __init__(self, model: Model) -> None:
         self._model = finished_model(model)
-        self._ir, self._policy = self._model.lowered, self._model.policy
+        self._ir, self._policy = self._model.lowered, policy_of(self._model)
         self._wanted: Sequence[str | DeviceInfo | HalDevice] | None = None
         self._devices: list[HalDevice] = []
         self._preference, self._priority = Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM
@@ -75,6 +73,7 @@ class Compilation:
         """
         made = cls(model)
         made._wanted, made._devices = choose_devices(devices)
+        made._policy = policy_of(made._model, allow_fallback=False)
         return made
 
     def set_preference(self, preference: Preference | int) -> None:
@@ -175,7 +174,7 @@ class Compilation:
                 priority=PRIORITIES[list(Priority).index(self._priority)],
                 timeout=self._timeout(),
                 cache=self._cache if self._cache is not None else False,
-                policy=self._allowed(),
+                policy=self._policy,
             )
         self._sealed = "is finished"
 
@@ -240,9 +239,6 @@ class Compilation:
         if self._timeout_ns == 0 or self._devices[0].feature_level < LEVEL_OF_DEADLINES:
             return None
         return self._timeout_ns / 1e9
-
-    def _allowed(self) -> Policy:
-        return replace(self._policy, allow_fallback=self._wanted is None)
 
     def _users(self, index: int, kind: Literal["input", "output"]) -> list[Capabilities]:
         """What the devices that read or write an input or output of the model claim."""

@@ -8,8 +8,9 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from penstock.hal import Preference
 from penstock.ir import DType, Model
@@ -20,8 +21,7 @@ HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 """Types whose values mean nothing outside the engine that made them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(Struct, frozen=True):
     """Operations, in an order in which they can run, for the candidate at position *device*."""
 
     device: int

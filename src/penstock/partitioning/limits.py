@@ -8,7 +8,8 @@ this ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from penstock.errors import PlacementError
 from penstock.partitioning.cost import Costs
@@ -17,8 +18,7 @@ from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import SupportTable
 
 
-@dataclass(frozen=True, slots=True)
-class Arrangement:
+class Arrangement(Struct, frozen=True):
     """The support table with the refusals that were added, the candidate of each operation, and the partitions."""
 
     table: SupportTable

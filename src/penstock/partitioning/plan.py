@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.memory.arena import ArenaLayout
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Where one operation runs.
 
     *index* counts the operations of the planned model's entry subgraph; *name* is
@@ -25,19 +26,21 @@ class Placement:
     type: str
     name: str
     device: str
-    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
+    reasons: Mapping[str, str] = field(default_factory=dict)
     accuracy: AccuracyClass = "faithful"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reasons", MappingProxyType(dict(self.reasons)))
+        force_setattr(self, "reasons", MappingProxyType(dict(self.reasons)))
+
+    def __hash__(self) -> int:
+        return hash((self.index, self.type, self.name, self.device, self.accuracy))
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = (self.index, self.type, self.name, self.device, dict(self.reasons), self.accuracy)
         return Placement, fields
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionStep:
+class ExecutionStep(Struct, frozen=True):
     """A partition with its boundary: the *operations* (indexes into the planned model's entry
     subgraph) that *device* runs as one *model*.
 
@@ -58,8 +61,7 @@ class ExecutionStep:
     may_fall_back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionPlan:
+class ExecutionPlan(Struct, frozen=True):
     """How *model* runs on *devices* (NNAPI section 4.4).
 
     *devices* are the names that were considered, in the order of placement. The *steps* run one after

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set as AbstractSet
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
+
+from msgspec import Struct, field
+from msgspec.structs import astuple, force_setattr
 
 from penstock.errors import InputError
 from penstock.hal import AccuracyClass
@@ -17,8 +19,7 @@ Constraint: TypeAlias = Mapping[str, "str | Collection[str]"]
 ANY_OPERATION: Final = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """Demands on placement and on runs; immutable, comparable, and it pickles.
 
     *placement* chooses the rule that spreads operations over devices. Both names mean the same rule in
@@ -44,8 +45,8 @@ class Policy:
 
     placement: PlacementRule = "cost"
     accuracy: AccuracyClass = "faithful"
-    require: Constraint = field(default_factory=dict, hash=False)
-    forbid: Constraint = field(default_factory=dict, hash=False)
+    require: Constraint = field(default_factory=dict)
+    forbid: Constraint = field(default_factory=dict)
     min_coverage: float = 0.0
     allow_fallback: bool = True
     max_partitions: int | None = None
@@ -69,8 +70,12 @@ class Policy:
             _count("shadow", self.shadow, 0)
         else:
             _share("shadow", self.shadow)
-        object.__setattr__(self, "require", _constraint("require", self.require))
-        object.__setattr__(self, "forbid", _constraint("forbid", self.forbid))
+        force_setattr(self, "require", _constraint("require", self.require))
+        force_setattr(self, "forbid", _constraint("forbid", self.forbid))
+
+    def __hash__(self) -> int:
+        values = astuple(self)
+        return hash(tuple(v for v in values if not isinstance(v, Mapping)))
 
     def required(self, kinds: Collection[str], name: str) -> tuple[str, ...] | None:
         """The devices that an operation of these type names and this name must run on one of; None: any."""

@@ -8,15 +8,16 @@ cuts. Within each group it is the model's own order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.ir import Attributes, AttributeValue, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.operations import spec_of
 from penstock.ir.validate import subgraph_references
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Struct, frozen=True):
     """*operations* of a model as *model*; *inputs* and *outputs* are the operands of the original
     that its entry inputs and outputs stand for, in order, none twice.
     """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import InputError
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
@@ -23,8 +24,7 @@ MAX_ALIGNMENT: Final = 1 << 16
 """Alignment and padding in bytes that a device may prefer; a page of any machine fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A device with its *answers*, one for each operation of the entry subgraph. A device that could
     not be asked refuses everything, with what went wrong as its reason.
     """
@@ -39,8 +39,7 @@ class Candidate:
         return self.name == REFERENCE_DEVICE
 
 
-@dataclass(frozen=True, slots=True)
-class SupportTable:
+class SupportTable(Struct, frozen=True):
     """The candidates in order of placement: as given, the reference device last (NNAPI section 4.1)."""
 
     model: Model

@@ -7,9 +7,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import InputError, PlacementError
@@ -23,8 +25,7 @@ MAX_DEVICES: Final = 256
 """Devices one driver may bring; it bounds what a driver that never stops can do."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(Struct, frozen=True):
     """One device as users see it; *reason* says why it is not *usable* and is empty when it is.
 
     What a device does not tell, or tells wrongly, has a default here: its driver's name, the version
@@ -42,8 +43,7 @@ class DeviceInfo:
     driver: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     device: Device
     info: DeviceInfo
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from penstock.hal import (
     HAL_VERSION,
@@ -22,8 +22,7 @@ MAX_SHOWN: Final = 300
 """Characters of a driver's value that a reason quotes."""
 
 
-@dataclass(slots=True)
-class Told:
+class Told(Struct):
     """A device's metadata as it was read, with defaults for what could not be."""
 
     name: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from penstock.ir import DType, Model
 from penstock.ir.infer import infer_shapes

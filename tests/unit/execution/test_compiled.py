@@ -583,7 +583,7 @@ class TestState:
     def test_an_output_the_caller_changes_does_not_change_the_state(
         self, device: NumpyDevice
     ) -> None:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         model = accumulator()
         entry = model.entry

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.ir import DType, Metadata, ModelBuilder, Operand, Quantization, Shape, Signature
 from penstock.ir.show import show_operand, show_shape

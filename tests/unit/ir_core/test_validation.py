@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import (
     CyclicModel,
@@ -65,7 +65,7 @@ def layer() -> Model:
 
 def changed_variable(**changes: object) -> Model:
     model = counter()
-    return replace(model, variables=(replace(model.variables[0], **changes),))  # type: ignore[arg-type]
+    return replace(model, variables=(replace(model.variables[0], **changes),))
 
 
 def recursive() -> Model:

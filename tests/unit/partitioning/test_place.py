@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import InputError, PlacementError
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand

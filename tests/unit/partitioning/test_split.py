@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand, Origin
 from penstock.partitioning.split import Cutter

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from penstock.drivers.reference.ops.kernel import (
     EXECUTION,
@@ -30,8 +31,7 @@ from penstock.memory.limits import check_bytes
 MAX_MESSAGE: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Struct, frozen=True):
     """One operation of a program: *frees* are the operands nobody reads after it."""
 
     kernel: Kernel
@@ -41,8 +41,7 @@ class Instruction:
     place: str
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """One subgraph, ready to run: constants by operand index, and its operations in order."""
 
     constants: dict[int, NDArray]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.export.tflite import metadata_schema, schema
 
@@ -37,8 +37,7 @@ class Kind(enum.IntEnum):
     UNION = 6
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(Struct, frozen=True, dict=True):
     """One field of a table.
 
     *scalar* is the scalar type of SCALAR and NUMBERS, *enum* the enumeration that gives its values
@@ -69,8 +68,7 @@ _PACKERS: Final = {name: struct.Struct("<" + code) for name, code in SCALARS.ite
 _DTYPES: Final = {name: np.dtype(name).newbyteorder("<") for name in SCALARS}
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Struct, frozen=True, dict=True):
     """One table: its fields in slot order (unused slots left out)."""
 
     name: str

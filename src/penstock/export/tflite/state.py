@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from penstock.errors import NotExportable
 from penstock.ir.model import Model, StatePort, Variable, constant_bytes
@@ -46,8 +47,7 @@ def state_positions(kind: str, attributes: Mapping[str, AttributeValue]) -> tupl
     return STATE_INPUTS.get(kind, ())
 
 
-@dataclass(slots=True)
-class SubgraphState:
+class SubgraphState(Struct):
     """How one subgraph's state is written."""
 
     variable_tensors: set[int] = field(default_factory=set)

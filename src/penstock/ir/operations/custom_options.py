@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from penstock.errors import InvalidAttribute
 from penstock.ir.operation import Attributes
@@ -21,8 +22,7 @@ MAX_OPTIONS: Final = 1 << 16
 """Longer options are refused: those of the operators here take some hundred bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionPostProcess:
+class DetectionPostProcess(Struct, frozen=True):
     """Options of TFLite_Detection_PostProcess (TFLite's kernel of that name)."""
 
     max_detections: int
@@ -38,8 +38,7 @@ class DetectionPostProcess:
     w_scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class TransposeConvBias:
+class TransposeConvBias(Struct, frozen=True):
     """Options of Convolution2DTransposeBias: the structure TfLiteTransposeConvParams."""
 
     padding: str
@@ -47,8 +46,7 @@ class TransposeConvBias:
     stride_h: int
 
 
-@dataclass(frozen=True, slots=True)
-class WindowedPool:
+class WindowedPool(Struct, frozen=True):
     """Options of MaxPoolingWithArgmax2D and MaxUnpooling2D: the structure TfLitePoolParams."""
 
     padding: str
@@ -59,8 +57,7 @@ class WindowedPool:
     fused_activation_function: str
 
 
-@dataclass(frozen=True, slots=True)
-class AudioSpectrogram:
+class AudioSpectrogram(Struct, frozen=True):
     """Options of AudioSpectrogram; *window_size* and *stride* in samples."""
 
     window_size: int
@@ -73,8 +70,7 @@ class AudioSpectrogram:
         return 1 << (self.window_size - 1).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
-class Mfcc:
+class Mfcc(Struct, frozen=True):
     """Options of Mfcc; frequencies in Hz, whole numbers."""
 
     upper_frequency_limit: int
@@ -83,16 +79,14 @@ class Mfcc:
     dct_coefficient_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class NumericVerify:
+class NumericVerify(Struct, frozen=True):
     """Options of NumericVerify: differences beyond *tolerance* quantisation steps count as errors."""
 
     tolerance: float
     log_if_failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DotProductAttention:
+class DotProductAttention(Struct, frozen=True):
     """Options of odml.scaled_dot_product_attention; *scale* None stands for one over the root of the size of a
     head, *logit_cap* 0 for none.
     """

@@ -7,8 +7,9 @@ inference and feature level; validation, documentation and coverage tests read i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, InvalidOperation
 from penstock.ir.operand import Lifetime, Operand
@@ -20,8 +21,7 @@ AttributeKind: TypeAlias = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeSpec:
+class AttributeSpec(Struct, frozen=True):
     """One attribute: *kind* is its type (`enum`: a string out of *choices*; `subgraph`: a subgraph
     index, -1 for none; `subgraphs`: several), *default* what it is when absent (None: it is
     required). Vectors of booleans are `ints` of 0 and 1, vectors of bytes are `bytes`.
@@ -34,8 +34,7 @@ class AttributeSpec:
     doc: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(Struct, frozen=True):
     """One input or output. *types* None admits every type; ports that share a *var* share one dtype.
 
     *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list), *optional*
@@ -104,8 +103,7 @@ Requirement: TypeAlias = Callable[[Operation, Sequence[Operand], Sequence[Operan
 quantisation belong together. Raises `InvalidOperation` or `InvalidQuantization`."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationSpec:
+class OperationSpec(Struct, frozen=True):
     """One row. *vocabulary* says whose operation it is; *feature_level* is NNAPI's level that
     introduced it (None: NNAPI has no such operation), *nnapi_name* NNAPI's name where it differs.
     """

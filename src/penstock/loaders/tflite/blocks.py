@@ -8,8 +8,10 @@ zero points, which LiteRT does not read, are 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import IndexOutOfRange, InvalidQuantization
 from penstock.export.tflite.blocks import BLOCK_SCALED
@@ -23,8 +25,7 @@ from penstock.loaders.tflite.operators import RawOperator
 BLOCKWISE: Final = TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization")
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(Struct, frozen=True):
     """Where the scales of a tensor stand, and how many elements share one."""
 
     scales: int

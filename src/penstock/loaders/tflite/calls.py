@@ -7,8 +7,10 @@ finds out who reads and writes what, through control flow; `lowering` then makes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.errors import InvalidOperand, InvalidOperation, LimitExceeded
 from penstock.export.tflite.state import state_positions
@@ -56,8 +58,7 @@ STATE_PER_OPERAND: Final = 8
 STATE_ALLOWANCE: Final = 4096
 
 
-@dataclass(slots=True)
-class RawSubgraph:
+class RawSubgraph(Struct):
     """A subgraph before state is lowered: operands by tensor index, operators as in the file."""
 
     index: int
@@ -163,8 +164,7 @@ def table_state(table: Key) -> tuple[Key, Key, Key]:
     return table._replace(kind="keys"), table._replace(kind="values"), table._replace(kind="filled")
 
 
-@dataclass(slots=True)
-class StateUse:
+class StateUse(Struct):
     """The state each subgraph touches and changes, itself or through what it enters, all in one order."""
 
     touched: list[dict[Key, None]]

@@ -15,10 +15,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import (
     DuplicateWriter,
@@ -62,8 +63,7 @@ RESOURCE_OPERATORS: Final = frozenset(
 CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS
 
 
-@dataclass(slots=True)
-class Lowered:
+class Lowered(Struct):
     """What lowering gives: subgraphs, variables, and for each subgraph where its tensors went."""
 
     subgraphs: list[Subgraph]
@@ -278,25 +278,20 @@ def _constants_assigned(subgraph: RawSubgraph) -> dict[Key, Operand] | None:
     return values
 
 
-@dataclass(slots=True)
 class _Body:
     """Lowers one subgraph. *current* is the operand that holds each piece of state now."""
 
-    lowering: _Lowering
-    raw: RawSubgraph
-    operands: list[Operand] = field(init=False)
-    inputs: frozenset[int] = field(init=False)
-    operations: list[Operation] = field(default_factory=list)
-    current: dict[Key, int] = field(default_factory=dict)
-    state_in: dict[Key, int] = field(default_factory=dict)
-    changed: dict[Key, None] = field(default_factory=dict)
-    renamed: dict[int, int] = field(default_factory=dict)
-    written: set[int] = field(default_factory=set)
-    omitted: int | None = None
-
-    def __post_init__(self) -> None:
-        self.operands = list(self.raw.operands)
-        self.inputs = frozenset(self.raw.inputs)
+    def __init__(self, lowering: _Lowering, raw: RawSubgraph) -> None:
+        self.lowering, self.raw = lowering, raw
+        self.operands: list[Operand] = list(raw.operands)
+        self.inputs = frozenset(raw.inputs)
+        self.operations: list[Operation] = []
+        self.current: dict[Key, int] = {}
+        self.state_in: dict[Key, int] = {}
+        self.changed: dict[Key, None] = {}
+        self.renamed: dict[int, int] = {}
+        self.written: set[int] = set()
+        self.omitted: int | None = None
 
     @property
     def is_entry(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from penstock.errors import IndexOutOfRange, InvalidAttribute, UnknownOperator
 from penstock.export.tflite.fields import TFLITE, Field, Kind
@@ -42,8 +43,7 @@ SUBGRAPH_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 """Options that refer to subgraphs, in the order in which the operator enters them."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorCode:
+class OperatorCode(Struct, frozen=True):
     """One entry of the file's operator codes."""
 
     type: str
@@ -52,8 +52,7 @@ class OperatorCode:
     custom_code: str
 
 
-@dataclass(slots=True)
-class RawOperator:
+class RawOperator(Struct):
     """An operator before network state is lowered; *attributes* are the IR's."""
 
     type: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError

@@ -8,8 +8,9 @@ table are state, which its first import fills.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from penstock.errors import InvalidOperation
 from penstock.ir.operand import Operand

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import InvalidOperation, ShapeMismatch
 from penstock.ir import (

@@ -6,11 +6,12 @@ Values are small integers, so that every float format and every order of summati
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import UnknownOperator
 from penstock.hal import Device
@@ -22,8 +23,7 @@ UNIT: Final = Quantization((1.0,), (0,))
 UNHEARD_OF: Final = "penstock-contract-unheard-of"
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A model, one set of inputs, and the outputs it must give."""
 
     name: str

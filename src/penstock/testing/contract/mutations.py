@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.hal import (
     NO_VALUE_ARGUMENT,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from penstock.errors import DriverError, GeneralFailure, InvalidArgument
 from penstock.hal import ACCURACY_RANK, HAL_VERSION, Device, DeviceType, PrepareConfig, Support

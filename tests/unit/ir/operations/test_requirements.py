@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import ModelError
 from penstock.ir import DType, Quantization

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
 
 from penstock.errors import MissedDeadlineTransient, PenstockError
 from penstock.hal import ExecutionConfig
@@ -59,8 +59,7 @@ MediaPipe's argmax pooling, as XNNPACK does, which alone runs it, from the bias,
 it is rounded. `any`: elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class Site(Struct, frozen=True, eq=False):
     """One operation in its place.
 
     *inputs* has None for an omitted optional input; optional inputs missing at the end may be
