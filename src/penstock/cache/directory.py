@@ -7,14 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from penstock import knobs
-from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
-from penstock.cache.eviction import late_claim, scan
-from penstock.cache.index import IndexRecord
-from penstock.cache.lease import Lease
-from penstock.cache.naming import file_names, index_name, lease_name, lock_name
+from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.opened import OpenFiles
 from penstock.cache.store import LOCK_SECONDS, Store
 from penstock.errors import NoEntry, NotYetWritten
@@ -22,10 +17,10 @@ from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file
 
 if TYPE_CHECKING:
+    from penstock.cache.index import IndexRecord
+    from penstock.cache.lease import Lease
     from penstock.sealed.keys import KeyStore
     from penstock.sealed.seal import Seal
-
-_DEAD_SECONDS: Final = 1.0
 
 
 class CacheDirectory:
@@ -85,35 +80,9 @@ class CacheDirectory:
 
         Raises `Unreadable` when the directory cannot be made or written, `Cancelled` within 50 ms.
         """
-        store, name = self.store, lease_name(token)
-        store.make_directory()
-        if cancel is not None:
-            cancel.check()
-        with store.naming("written"):
-            fd, waited = store.take(name, exclusive=True, create=True, timeout=0), False
-            if fd is None:
-                waiting = _Waiting(store, wait_ns, cancel)
-                fd = store.take(
-                    name,
-                    exclusive=True,
-                    create=True,
-                    timeout=waiting.seconds,
-                    should_stop=waiting.is_over,
-                    opened=waiting.look_at,
-                )
-                waited = True
-        if fd is None:
-            if cancel is not None:
-                cancel.check()
-            return None
-        lease = Lease(store, token, fd, waited=waited)
-        try:
-            with store.naming("written"):
-                lease.begin()
-        except BaseException:
-            lease.close()
-            raise
-        return lease
+        from penstock.cache.lease import take_lease
+
+        return take_lease(self.store, token, wait_ns, cancel)
 
     def record(self, token: bytes) -> IndexRecord | None:
         """What the entry was compiled from; None where nothing trustworthy says it."""
@@ -121,6 +90,8 @@ class CacheDirectory:
 
     def records(self) -> list[IndexRecord]:
         """What every entry was compiled from, the one used last first; empty without a directory."""
+        from penstock.cache.eviction import scan
+
         try:
             found = sorted(scan(self.store), key=lambda group: group.used_ns, reverse=True)
         except OSError:
@@ -161,36 +132,8 @@ class CacheDirectory:
         return held
 
     def _who_writes(self, token: bytes) -> str:
+        from penstock.cache.eviction import late_claim
+
         if (claim := late_claim(self.store, token)) is None:
             return "the entry is empty, and nobody is going to write it any more"
         return f"the driver of process {claim.pid} has not written the entry yet"
-
-
-class _Waiting:
-    """How long to wait for a lease's holder."""
-
-    def __init__(self, store: Store, wait_ns: int | None, cancel: CancelToken | None) -> None:
-        self._store, self._cancel = store, cancel
-        seconds = knobs.lease_seconds()
-        self.seconds = seconds if wait_ns is None else min(seconds, wait_ns / 1e9)
-        self._fd = -1
-        self._dead: tuple[Claim, float] | None = None
-
-    def look_at(self, fd: int) -> None:
-        self._fd = fd
-
-    def is_over(self) -> bool:
-        if self._cancel is not None and self._cancel.is_set():
-            return True
-        try:
-            claim = Claim.unpack(self._store.read_small(self._fd, MOST_CLAIM_BYTES))
-        except OSError:
-            return False
-        # Before a holder has written its claim, that of one before it may stand there.
-        if claim is None or not (claim.expired(self._store.clock()) or claim.dead()):
-            self._dead = None
-            return False
-        now = time.monotonic()
-        if self._dead is None or self._dead[0] != claim:
-            self._dead = claim, now
-        return now - self._dead[1] > _DEAD_SECONDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
 from penstock.cache.naming import (
@@ -21,14 +20,16 @@ from penstock.errors import CacheError, InputError
 from penstock.sealed.files import FileStatus, open_cache_file
 
 
-@dataclass(slots=True)
 class Found:
-    """The files of one token, as a look into the directory found them."""
+    """The files of one *token*, as a look into the directory found them: published *files* by role and number,
+    *temporaries*, and the *status* of each.
+    """
 
-    token: bytes
-    files: dict[tuple[Role, int], str] = field(default_factory=dict)
-    temporaries: list[str] = field(default_factory=list)
-    status: dict[str, FileStatus] = field(default_factory=dict)
+    def __init__(self, token: bytes) -> None:
+        self.token = token
+        self.files: dict[tuple[Role, int], str] = {}
+        self.temporaries: list[str] = []
+        self.status: dict[str, FileStatus] = {}
 
     def names(self, *roles: Role) -> list[str]:
         """The published files of these roles, in order of their numbers."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from penstock import knobs
-from penstock.cache.claim import Claim
+from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
 from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
 from penstock.cache.store import LOCK_SECONDS, Store
 from penstock.errors import InputError, NotYetWritten, StateError, Unreadable
-from penstock.hal import CacheHandle
+from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import write_all
+
+_DEAD_SECONDS: Final = 1.0
 
 
 class Lease:
@@ -206,3 +209,68 @@ class Lease:
         with suppress(OSError):
             self._write(claim)
             self._awaited = claim
+
+
+def take_lease(
+    store: Store, token: bytes, wait_ns: int | None, cancel: CancelToken | None
+) -> Lease | None:
+    """See `CacheDirectory.lease`."""
+    name = lease_name(token)
+    store.make_directory()
+    if cancel is not None:
+        cancel.check()
+    with store.naming("written"):
+        fd, waited = store.take(name, exclusive=True, create=True, timeout=0), False
+        if fd is None:
+            waiting = _Waiting(store, wait_ns, cancel)
+            fd = store.take(
+                name,
+                exclusive=True,
+                create=True,
+                timeout=waiting.seconds,
+                should_stop=waiting.is_over,
+                opened=waiting.look_at,
+            )
+            waited = True
+    if fd is None:
+        if cancel is not None:
+            cancel.check()
+        return None
+    lease = Lease(store, token, fd, waited=waited)
+    try:
+        with store.naming("written"):
+            lease.begin()
+    except BaseException:
+        lease.close()
+        raise
+    return lease
+
+
+class _Waiting:
+    """How long to wait for a lease's holder."""
+
+    def __init__(self, store: Store, wait_ns: int | None, cancel: CancelToken | None) -> None:
+        self._store, self._cancel = store, cancel
+        seconds = knobs.lease_seconds()
+        self.seconds = seconds if wait_ns is None else min(seconds, wait_ns / 1e9)
+        self._fd = -1
+        self._dead: tuple[Claim, float] | None = None
+
+    def look_at(self, fd: int) -> None:
+        self._fd = fd
+
+    def is_over(self) -> bool:
+        if self._cancel is not None and self._cancel.is_set():
+            return True
+        try:
+            claim = Claim.unpack(self._store.read_small(self._fd, MOST_CLAIM_BYTES))
+        except OSError:
+            return False
+        # Before a holder has written its claim, that of one before it may stand there.
+        if claim is None or not (claim.expired(self._store.clock()) or claim.dead()):
+            self._dead = None
+            return False
+        now = time.monotonic()
+        if self._dead is None or self._dead[0] != claim:
+            self._dead = claim, now
+        return now - self._dead[1] > _DEAD_SECONDS

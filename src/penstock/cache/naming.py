@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import InputError
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
@@ -20,13 +19,10 @@ _ROLES: Final[dict[str, Role]] = {
     ".lock": "lock",
     ".lease": "lease",
 }
-_NAME: Final = re.compile(
-    r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.[0-9a-f]{16}\.tmp)?"
-)
+_NAME: Final = r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.[0-9a-f]{16}\.tmp)?"
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedName:
+class ParsedName(NamedTuple):
     """What a file name says: the entry's *token*, the file's *role*, its *number* among the files of its
     kind, and whether it is *temporary*: not published yet.
     """
@@ -72,12 +68,12 @@ def lease_name(token: bytes) -> str:
 
 def temporary_name(name: str) -> str:
     """A name for what will be renamed to *name*, different each time."""
-    return f"{name}.{secrets.token_hex(8)}.tmp"
+    return f"{name}.{os.urandom(8).hex()}.tmp"
 
 
 def parse_name(name: str) -> ParsedName | None:
     """What *name* says; None for a name that no cache gave."""
-    if (found := _NAME.fullmatch(name)) is None:
+    if (found := re.fullmatch(_NAME, name)) is None:
         return None
     letters, kind, digits, suffix, temporary = found.groups()
     number = int(digits or 0)

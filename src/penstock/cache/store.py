@@ -10,7 +10,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cache.index import MOST_INDEX_BYTES, IndexRecord, pack_record, unpack_record
 from penstock.cache.naming import file_names, index_name, temporary_name
 from penstock.errors import CacheError, NotRegularFile, Unreadable
 from penstock.hal import CacheHandle
@@ -18,6 +17,7 @@ from penstock.sealed.files import FileSystem, open_cache_file, read_exactly, wri
 from penstock.sealed.locks import lock, unlock
 
 if TYPE_CHECKING:
+    from penstock.cache.index import IndexRecord
     from penstock.sealed.keys import KeyStore
     from penstock.sealed.seal import Seal
 
@@ -187,6 +187,8 @@ class Store:
 
     def read_record(self, token: bytes) -> IndexRecord | None:
         """The entry's index; None where it is missing, unreadable or altered."""
+        from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
+
         try:
             fd = open_cache_file(self.path / index_name(token), files=self.files)
             try:
@@ -199,6 +201,8 @@ class Store:
 
     def write_record(self, token: bytes, record: IndexRecord) -> None:
         """Writes the entry's index. Raises `OSError`, `CacheError`; the old one then stands."""
+        from penstock.cache.index import pack_record
+
         name = index_name(token)
         content = pack_record(record, self.key())
         temporary = self.path / temporary_name(name)
