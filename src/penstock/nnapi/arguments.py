@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from enum import IntEnum
+from numbers import Real
 from typing import Final, TypeVar
 
 from penstock.ir.types import Shape
@@ -35,12 +36,12 @@ def real(value: object, what: str) -> float:
     """A number; what range it may have is its operand's matter."""
     if value is None:
         raise unexpected_null(what)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise bad_data(f"{what} must be a number, not {type(value).__name__}")
     try:
-        if isinstance(value, str | bytes | bytearray):
-            raise TypeError
-        return float(value)  # type: ignore[arg-type]  # as above
-    except (TypeError, ValueError, OverflowError):
-        raise bad_data(f"{what} must be a number, not {type(value).__name__}") from None
+        return float(value)
+    except OverflowError:
+        raise bad_data(f"{what} is beyond every float") from None
 
 
 def listed(values: object, what: str) -> list[object]:

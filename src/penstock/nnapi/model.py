@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.hal import Device as HalDevice
-from penstock.ir import Model as IrModel, infer_shapes
+from penstock.hal import AccuracyClass, Device as HalDevice
+from penstock.ir import ConstantPool, Model as IrModel, infer_shapes
 from penstock.nnapi import arguments
 from penstock.nnapi.assembly import Packing, assemble, in_run_order
 from penstock.nnapi.codes import (
@@ -42,6 +42,7 @@ class Model:
         self._operations: list[NnapiOperation] = []
         self._inputs: tuple[int, ...] = ()
         self._outputs: tuple[int, ...] = ()
+        self._memories: dict[int, ConstantPool] = {}
         self._relaxed = False
         self._sealed: str = ""
         self._finished: FinishedSubgraph | None = None
@@ -127,11 +128,12 @@ class Model:
         slot = self._slot(index)
         start = arguments.whole(offset, "the offset", 0, 2**63)
         given = None if length is None else arguments.whole(length, "the length", 0, 2**63)
-        pool = constant_pool(memory)
+        pool = self._memories.get(id(memory)) or constant_pool(memory)
         needed = slot.nbytes()
         _check_length(needed if given is None else given, needed)
         if start + needed > len(pool):
             raise bad_data(f"bytes {start} to {start + needed} of a memory of {len(pool)}")
+        self._memories[id(memory)] = pool
         slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
 
     def set_operand_value_from_model(self, index: int, model: Model) -> None:
@@ -211,8 +213,7 @@ class Model:
         try:
             self._finish()
         finally:
-            for slot in self._operands:
-                slot.release()
+            self._release()
 
     def _finish(self) -> None:
         with translated():
@@ -238,7 +239,7 @@ class Model:
         _, chosen = choose_devices(devices)
         with translated():
             model = infer_shapes(model)
-            table = collect_support(model, chosen, self.policy)
+            table = collect_support(model, chosen, policy_of(self))
         taken = [bool(table.takers(i)) for i in range(len(model.operations))]
         return [all(taken[i] for i in became) for became in self._became]
 
@@ -257,12 +258,13 @@ class Model:
         return self._lowered
 
     @property
-    def policy(self) -> Policy:
-        """What it asks of devices: NNAPI's placement, and the accuracy that it is relaxed to or not."""
-        return Policy(placement="nnapi", accuracy="relaxed" if self._relaxed else "faithful")
+    def is_relaxed(self) -> bool:
+        """Whether float32 may be computed with the range and precision of float16."""
+        return self._relaxed
 
     def close(self) -> None:
         """Frees it, finished or not; twice is harmless. Compilations of it stay good."""
+        self._release()
         self._operands, self._operations, self._sealed = [], [], "closed"
         self._finished = self._lowered = None
 
@@ -276,6 +278,12 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _release(self) -> None:
+        """Lets go of callers' memory and models."""
+        self._memories.clear()
+        for slot in self._operands:
+            slot.release()
 
     def _check_open(self) -> None:
         if self._sealed:
@@ -293,6 +301,12 @@ def finished_model(model: object) -> Model:
         raise bad_data(f"a model must be a penstock.nnapi.Model, not {type(model).__name__}")
     _ = model.lowered
     return model
+
+
+def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:
+    """What *model* asks of a compile: NNAPI's placement, and the accuracy that it is relaxed to or not."""
+    accuracy: AccuracyClass = "relaxed" if model.is_relaxed else "faithful"
+    return Policy(placement="nnapi", accuracy=accuracy, allow_fallback=allow_fallback)
 
 
 def _check_length(given: int, needed: int) -> None:

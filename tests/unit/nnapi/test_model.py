@@ -14,7 +14,7 @@ import pytest
 
 from penstock.hal import Memory
 from penstock.memory import MemoryPool
-from penstock.nnapi import Model, OperandType, OperationCode, ResultCode
+from penstock.nnapi import Compilation, Model, OperandType, OperationCode, ResultCode
 from tests.unit.nnapi.building import FLOAT, INT, answers, finished, fuse, invalid, unfinished
 
 BAD_DATA, BAD_STATE, UNEXPECTED_NULL = (
@@ -103,6 +103,9 @@ class TestAddOperand:
             (FLOAT, (1,), 0.5),
             (FLOAT, (1,), 0.0, 1),
             (FLOAT, (1,), "much"),
+            (FLOAT, (1,), np.zeros(1)),
+            (QUANT8, (1,), True),
+            (QUANT8, (1,), 10**400),
             (FLOAT, (1,), 0.0, 0.5),
             (QUANT8, (1,)),
             (QUANT8, (1,), -1.0),
@@ -384,6 +387,22 @@ class TestSetOperandValueFromMemory:
             assert not any(v.flags.writeable for v in values)
             del values
             model.close()
+
+    def test_several_constants_of_one_memory_share_a_pool_at_any_offset(self) -> None:
+        memory = bytes(1) + np.arange(80, dtype=np.float32).tobytes()
+        model = Model()
+        x, c, d, t, y = (model.add_operand(FLOAT, (40,)) for _ in range(5))
+        model.set_operand_value_from_memory(c, memory, 1, 160)
+        model.set_operand_value_from_memory(d, memory, 161, 160)
+        model.add_operation("ADD", [x, c, fuse(model)], [t])
+        model.add_operation("SUB", [t, d, fuse(model)], [y])
+        model.identify_inputs_and_outputs([x], [y])
+        model.finish()
+        assert [len(pool) for pool in model.lowered.pools] == [321]
+        with Compilation(model) as compilation:
+            compilation.finish()
+            outputs = compilation.compiled.run([np.zeros(40, np.float32)])
+            assert outputs[0].tolist() == [-40.0] * 40
 
     def test_a_mapped_file(self, tmp_path: Path) -> None:
         path = tmp_path / "constants"

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import ModelError
 from penstock.hal import Device
-from penstock.nnapi import Model, NnapiError, OperandType, ResultCode
+from penstock.nnapi import Compilation, Model, NnapiError, OperandType, ResultCode
 from penstock.nnapi.description import NnapiModel, NnapiOperand
 from penstock.nnapi.lowering import lower
 from penstock.testing.vectors import load_directory
@@ -148,6 +148,17 @@ def test_default_arguments_are_as_if_they_were_left_out(case: Any) -> None:
 def test_every_operation_call_by_call(kind: str, values_last: bool) -> None:
     description = model_of(kind, *SAMPLES[kind])
     assert replay(description, values_last=values_last).lowered.digest == lower(description).digest
+
+
+def test_an_operation_that_becomes_nothing_is_supported_and_runs() -> None:
+    model = replay(model_of("CAST", [t("f32", 2, 3)], [t("f32", 2, 3)]))
+    assert model.lowered.operations == ()
+    assert model.get_supported_operations_for_devices([NumpyDevice("none", ())]) == [True]
+    with Compilation(model) as compilation:
+        compilation.finish()
+        x = np.ones((2, 3), np.float32)
+        assert compilation.compiled.run([x])[0].tolist() == x.tolist()
+        assert compilation.get_preferred_memory_alignment_for_input(0) == 16
 
 
 class TestControlFlow:
