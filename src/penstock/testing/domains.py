@@ -48,8 +48,15 @@ class DomainDevice(InterceptingDevice):
         self._tokens = itertools.count(1)
         self._lock = threading.Lock()
 
+    def cache_files_needed(self) -> tuple[int, int]:
+        """None: what *device* loads from a cache knows no buffers."""
+        return 0, 0
+
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
         return DomainModel(self, self.device.prepare_model(model, config), model)
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        raise GeneralFailure("this device does not cache")
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         operands = [_operand_of(role, self) for role in roles]

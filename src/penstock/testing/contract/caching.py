@@ -1,24 +1,34 @@
-"""Compilation caching across the waist (NNAPI section 2.7): handles, counts, and what may not be loaded."""
+"""Compilation caching across the waist (NNAPI section 2.7): handles, counts, access modes.
+
+Checks that have an upstream scenario bear its name. The scenarios SaveToCacheInvalidNumFd and
+PrepareModelFromCacheInvalidNumFd have no counterpart: there a handle may hold no descriptor, or two, and a
+`CacheHandle` holds one by its type.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
-from typing import Final
-
-import msgspec
+from contextlib import closing
+from typing import Any, Final
 
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal import MAX_NUMBER_OF_CACHE_FILES, CacheHandle, Device, PrepareConfig
-from penstock.testing.contract.cases import Case, one_case, static_cases
+from penstock.hal import MAX_NUMBER_OF_CACHE_FILES, Device, PrepareConfig
+from penstock.testing.contract.cases import one_case
+from penstock.testing.contract.entries import (
+    BINDING,
+    NO_FILE,
+    TOKEN,
+    cached_cases,
+    check_run,
+    each_saved,
+    entry_of,
+    load,
+    require_caching,
+    save,
+)
 from penstock.testing.contract.promise import Check, NotCovered, needs_values, refused, require
-from penstock.testing.contract.trial import Trial, compare, kinds, prepare
-
-TOKEN: Final = bytes(range(32))
-BINDING: Final = bytes(range(32, 64))
+from penstock.testing.contract.trial import prepare
 
 
 def check_cache_files_needed(device: Device) -> None:
@@ -31,156 +41,165 @@ def check_cache_files_needed(device: Device) -> None:
 
 def check_loading_without_a_cache(device: Device) -> None:
     """A device that does not cache has nothing to load: `GeneralFailure` or `InvalidArgument`."""
-    if _caches(device):
+    if device.cache_files_needed() != (0, 0):
         raise NotCovered("it caches")
     for config in (PrepareConfig(), PrepareConfig(token=TOKEN, binding=BINDING)):
         with refused("loading from a cache it does not have", GeneralFailure, InvalidArgument):
             device.prepare_model_from_cache(config)
 
 
-@needs_values
-def check_saving_never_fails_a_compile(device: Device) -> None:
-    """Wrong numbers of handles, read-only ones, and ones that are no files: it compiles and runs."""
-    case = one_case(device)
-    model, data = device.cache_files_needed()
-    for what, counts, mode in (
-        ("a model file too many", (model + 1, data), "w+b"),
-        ("a data file too many", (model, data + 1), "w+b"),
-        ("a model file too few", (max(0, model - 1), data), "w+b"),
-        ("a data file too few", (model, max(0, data - 1)), "w+b"),
-        ("read-only files", (max(1, model), max(1, data)), "rb"),
-        ("descriptors that are closed", (max(1, model), max(1, data)), ""),
+def check_loading_nothing(device: Device) -> None:
+    """Empty files hold nothing to load: `GeneralFailure`."""
+    require_caching(device)
+    with (
+        entry_of(device) as entry,
+        entry.opened() as config,
+        refused("loading from empty files", GeneralFailure),
     ):
-        with (
-            _files(counts, mode) as config,
-            closing(prepare(device, case, config)) as prepared,
-            Trial(case, kinds(device)[0]) as trial,
-        ):
-            compare(device, case, trial.run(prepared), case.outputs, f"saved to {what}")
+        device.prepare_model_from_cache(config)
 
 
-@needs_values
 def check_saving_leaves_descriptors_open(device: Device) -> None:
     """Handles are lent: they are open when the call returns, with or without caching."""
     case = one_case(device)
     model, data = device.cache_files_needed()
-    with _files((max(1, model), data), "w+b") as config:
+    with entry_of(device, (max(1, model), data)) as entry, entry.opened() as config:
         prepare(device, case, config).close()
         for handle in (*config.model_cache, *config.data_cache):
             os.fstat(handle.fd)
 
 
+def check_cache_reports(device: Device) -> None:
+    """Without handles nothing was saved or will be; a failure has its reason, `<Name>: sentence`."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        report = prepared.cache_report
+        require(report.save == "none" and not report.later, f"without handles: {report}")
+    with (
+        entry_of(device, (1, 33)) as entry,
+        entry.opened() as config,
+        closing(prepare(device, case, config)) as prepared,
+    ):
+        report = prepared.cache_report
+        require(report.save != "saved" and not report.later, f"with 34 files: {report}")
+        name, colon, sentence = report.reason.partition(": ")
+        named = name.isidentifier() and colon and sentence
+        require(named or report.save == "none", f"a failure without a name: {report}")
+
+
 @needs_values
-def check_what_was_saved_is_loaded(device: Device) -> None:
-    """Saved, then loaded through the same files, whatever their offsets: the same answers."""
-    for case in _cached(device):
-        with _files(device.cache_files_needed(), "w+b") as config:
+def check_cache_saving_and_retrieval(device: Device) -> None:
+    """CacheSavingAndRetrieval: saved, then loaded through handles opened anew: the same answers."""
+    for case, entry in each_saved(device, cached_cases(device)):
+        load(device, case, entry)
+
+
+@needs_values
+def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
+    """CacheSavingAndRetrievalNonZeroOffset: files with other content, handles not at their start."""
+    for case, entry in each_saved(device, cached_cases(device)):
+        entry.put([b"xx"] * len(entry.paths))
+        with entry.opened() as config:
             for handle in (*config.model_cache, *config.data_cache):
-                os.write(handle.fd, b"xx")
-            prepare(device, case, config).close()
+                os.lseek(handle.fd, 2, os.SEEK_SET)
+            save(device, case, config)
+        with entry.opened() as config:
             for handle in (*config.model_cache, *config.data_cache):
                 os.lseek(handle.fd, 1, os.SEEK_SET)
-            with (
-                closing(device.prepare_model_from_cache(config)) as prepared,
-                Trial(case, kinds(device)[0]) as trial,
-            ):
-                compare(device, case, trial.run(prepared), case.outputs, "from the cache")
+            with closing(device.prepare_model_from_cache(config)) as prepared:
+                check_run(device, case, prepared, "from handles with an offset")
 
 
-def check_wrong_numbers_of_files_are_not_loaded(device: Device) -> None:
-    for case in _cached(device):
-        with _files(device.cache_files_needed(), "w+b") as config:
-            prepare(device, case, config).close()
-            handles = (*config.model_cache, *config.data_cache)
-            for what, changed in (
-                ("a model file more", {"model_cache": (*config.model_cache, handles[0])}),
-                ("a data file more", {"data_cache": (*config.data_cache, handles[0])}),
-                ("no model files", {"model_cache": ()}),
-                ("no data files", {"data_cache": ()}),
-            ):
-                other = msgspec.structs.replace(config, **changed)
-                if other != config:
-                    with refused(what, InvalidArgument, GeneralFailure):
-                        device.prepare_model_from_cache(other)
+@needs_values
+def check_save_to_cache_invalid_num_cache(device: Device) -> None:
+    """SaveToCacheInvalidNumCache: a file too many or too few: it compiles and runs, and loads nothing."""
+    case = one_case(device)
+    for what, counts in _wrong(device.cache_files_needed()):
+        with entry_of(device, counts) as entry, entry.opened() as config:
+            save(device, case, config, f"saved with {what}")
+            with refused(f"loading with {what}", InvalidArgument, GeneralFailure):
+                device.prepare_model_from_cache(config)
 
 
-def check_altered_files_are_not_loaded(device: Device) -> None:
-    """A flipped bit, an appended byte, a byte less, in any file: `GeneralFailure`; so is another token."""
-    for case in _cached(device):
-        with _files(device.cache_files_needed(), "w+b") as config:
-            prepare(device, case, config).close()
-            for handle in (*config.model_cache, *config.data_cache):
-                content = _content(handle)
-                for what, damaged in _damages(content):
-                    _rewrite(handle, damaged)
-                    with refused(f"a cache file with {what}", GeneralFailure):
-                        device.prepare_model_from_cache(config)
-                _rewrite(handle, content)
-            for field in ("token", "binding"):
-                value = getattr(config, field)
-                flipped = bytes([value[0] ^ 1]) + value[1:]
-                other = msgspec.structs.replace(config, **{field: flipped})
-                with refused(f"another {field}", GeneralFailure):
-                    device.prepare_model_from_cache(other)
-            device.prepare_model_from_cache(config).close()
+def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
+    """PrepareModelFromCacheInvalidNumCache: a good entry, and a handle too many or too few."""
+    for case, entry in each_saved(device, cached_cases(device)):
+        with entry.opened() as config:
+            models, datas = config.model_cache, config.data_cache
+            some = (*models, *datas)
+            for what, (model, data) in _wrong(entry.counts):
+                fields: dict[str, Any] = {
+                    "model_cache": (*models, some[0])[:model],
+                    "data_cache": (*datas, some[-1])[:data],
+                }
+                with (
+                    entry.opened(**fields) as wrong,
+                    refused(f"loading with {what}", InvalidArgument, GeneralFailure),
+                ):
+                    device.prepare_model_from_cache(wrong)
+        load(device, case, entry, "after refused loads")
 
 
-def _caches(device: Device) -> bool:
-    return device.cache_files_needed() != (0, 0)
+@needs_values
+def check_save_to_cache_invalid_access_mode(device: Device) -> None:
+    """SaveToCacheInvalidAccessMode: one file at a time read-only, or closed: it compiles and runs."""
+    require_caching(device)
+    case = one_case(device)
+    for number in range(sum(device.cache_files_needed())):
+        for what, flags in (("read-only", os.O_RDONLY), ("closed", NO_FILE)):
+            with entry_of(device) as entry, entry.opened(odd={number: flags}) as config:
+                report = save(device, case, config, f"saved with file {number} {what}")
+                require(report.save != "saved", f"file {number} is {what}, and yet it was saved")
+                with refused(f"file {number} {what} at the save", InvalidArgument, GeneralFailure):
+                    device.prepare_model_from_cache(config)
 
 
-def _cached(device: Device) -> list[Case]:
-    if not _caches(device):
-        raise NotCovered("it does not cache")
-    return static_cases(device)[:2]
+def check_prepare_model_from_cache_invalid_access_mode(device: Device) -> None:
+    """PrepareModelFromCacheInvalidAccessMode: one file at a time write-only, or closed."""
+    for case, entry in each_saved(device, cached_cases(device)):
+        for number in range(len(entry.paths)):
+            for what, flags in (("write-only", os.O_WRONLY), ("closed", NO_FILE)):
+                with (
+                    entry.opened(odd={number: flags}) as config,
+                    refused(f"file {number} {what}", InvalidArgument, GeneralFailure),
+                ):
+                    device.prepare_model_from_cache(config)
+        load(device, case, entry, "after refused loads")
 
 
-@contextmanager
-def _files(counts: tuple[int, int], mode: str) -> Iterator[PrepareConfig]:
-    """A configuration with that many (model, data) files of their own; mode "" gives closed descriptors."""
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        handles = []
-        for index in range(sum(counts)):
-            path = Path(directory) / str(index)
-            path.write_bytes(b"")
-            fd = stack.enter_context(path.open(mode)).fileno() if mode else 2**20 + index
-            handles.append(CacheHandle(fd))
-        yield PrepareConfig(
-            token=TOKEN,
-            binding=BINDING,
-            model_cache=tuple(handles[: counts[0]]),
-            data_cache=tuple(handles[counts[0] :]),
-        )
+@needs_values
+def check_loading_needs_no_write_access(device: Device) -> None:
+    """A cache that its user cannot write still serves."""
+    for case, entry in each_saved(device, cached_cases(device)):
+        with (
+            entry.opened(os.O_RDONLY, lock=None) as config,
+            closing(device.prepare_model_from_cache(config)) as prepared,
+        ):
+            check_run(device, case, prepared, "from files that cannot be written")
 
 
-def _content(handle: CacheHandle) -> bytes:
-    os.lseek(handle.fd, 0, os.SEEK_SET)
-    return os.read(handle.fd, os.fstat(handle.fd).st_size)
-
-
-def _rewrite(handle: CacheHandle, content: bytes) -> None:
-    os.ftruncate(handle.fd, 0)
-    os.lseek(handle.fd, 0, os.SEEK_SET)
-    os.write(handle.fd, content)
-
-
-def _damages(content: bytes) -> Iterator[tuple[str, bytes]]:
-    for place in sorted({0, len(content) // 2, len(content) - 1} & set(range(len(content)))):
-        flipped = bytearray(content)
-        flipped[place] ^= 1 << (place % 8)
-        yield f"bit {place % 8} of byte {place} flipped", bytes(flipped)
-    yield "a byte more", content + b"\0"
-    if content:
-        yield "a byte less", content[:-1]
-        yield "nothing in it", b""
+def _wrong(counts: tuple[int, int]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """One more and one less of each kind."""
+    model, data = counts
+    yield "a model file too many", (model + 1, data)
+    yield "a data file too many", (model, data + 1)
+    if model:
+        yield "a model file too few", (model - 1, data)
+    if data:
+        yield "a data file too few", (model, data - 1)
 
 
 CHECKS: Final[tuple[Check, ...]] = (
     check_cache_files_needed,
     check_loading_without_a_cache,
-    check_saving_never_fails_a_compile,
+    check_loading_nothing,
     check_saving_leaves_descriptors_open,
-    check_what_was_saved_is_loaded,
-    check_wrong_numbers_of_files_are_not_loaded,
-    check_altered_files_are_not_loaded,
+    check_cache_reports,
+    check_cache_saving_and_retrieval,
+    check_cache_saving_and_retrieval_non_zero_offset,
+    check_save_to_cache_invalid_num_cache,
+    check_prepare_model_from_cache_invalid_num_cache,
+    check_save_to_cache_invalid_access_mode,
+    check_prepare_model_from_cache_invalid_access_mode,
+    check_loading_needs_no_write_access,
 )

@@ -13,6 +13,7 @@ from penstock.hal import Device
 from penstock.testing.contract import (
     burst,
     caching,
+    caching_security,
     execute,
     fenced,
     lifetime,
@@ -29,6 +30,7 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
         "support": support.CHECKS,
         "prepare": prepare.CHECKS,
         "caching": caching.CHECKS,
+        "caching_security": caching_security.CHECKS,
         "memory": memory.CHECKS,
         "execute": execute.CHECKS,
         "burst": burst.CHECKS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -72,7 +73,7 @@ def _odd(operand: Operand, index: int) -> str:
         return f"the shape of {name} is not known"
     if len(shape) > MOST_RANK or max(shape, default=0) >= 1 << 32:
         return f"{name} has shape {shape}"
-    if (size := int(np.prod(shape, dtype=object)) * 4) > MOST_BYTES:
+    if (size := 4 * math.prod(shape)) > MOST_BYTES:
         return f"{name} has {size} bytes"
     return ""
 

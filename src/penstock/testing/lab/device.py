@@ -6,11 +6,13 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 from penstock.blobcache import PersistentBlobCache
 from penstock.errors import CacheError, GeneralFailure, InputError
 from penstock.hal import (
+    CacheHandle,
     CacheReport,
     Capabilities,
     DeviceBase,
@@ -242,9 +244,16 @@ class LabDevice(DeviceBase):
                 reason = "NotYetWritten: without the entry's lock nothing is written later"
                 report = CacheReport("failed", reason)
             else:
+                self._empty((*config.model_cache, *config.data_cache))
                 writer = self.seal.late_writer(config, expected=None)
                 report = CacheReport(later=True)
         return LabPreparedModel(self, report, model=model, writer=writer)
+
+    def _empty(self, handles: Sequence[CacheHandle]) -> None:
+        """Empties files that are to be written later: what they hold is nobody's entry."""
+        with suppress(OSError):
+            for handle in handles:
+                self.seal.file_system.truncate(handle.fd, 0)
 
     def _payloads(self, key: bytes, made: Callable[[], Program]) -> Payloads:
         """One payload a file, or in two pieces where it has no files, of the program under *key* or *made*."""
