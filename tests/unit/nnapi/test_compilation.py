@@ -28,6 +28,7 @@ from penstock.nnapi import (
     get_device_count,
 )
 from penstock.nnapi.failures import STATUS_CODES
+from penstock.runtime.discovery import Manager
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.support_devices import NumpyDevice
 from tests.unit.nnapi.building import answers, finished, invalid, unfinished, weighted
@@ -252,6 +253,85 @@ class TestTimeout:
             compilation.finish()
 
 
+class Entry:
+    """An entry point whose driver has one device."""
+
+    def __init__(self, device: HalDevice) -> None:
+        self.name, self._device = device.name, device
+
+    def load(self) -> Callable[[], HalDevice]:
+        return lambda: self._device
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes some devices the only ones there are."""
+
+    def replace(*devices: HalDevice) -> None:
+        found = Manager(lambda: tuple(map(Entry, devices)))
+        for module in ("runtime.session", "nnapi.devices", "nnapi.compilation"):
+            monkeypatch.setattr(f"penstock.{module}.manager", found)
+
+    return replace
+
+
+class TestAllDevices:
+    """`Compilation(model)`: every device is a candidate, and the reference device repeats."""
+
+    def quick(self, **capabilities: Any) -> NumpyDevice:
+        return NumpyDevice("gpu", {"ADD"}, {"float32": (0.5, 2.0)}, **capabilities)
+
+    def test_operations_go_to_the_best(self, only: Callable[..., None]) -> None:
+        only(self.quick(), ReferenceDevice())
+        for preference, device in ((Preference.FAST_SINGLE_ANSWER, "gpu"), (0, "reference")):
+            with Compilation(finished()) as compilation:
+                compilation.set_preference(preference)
+                compilation.finish()
+                assert [s.device for s in compilation.receipt.steps] == [device]
+
+    def test_a_device_that_fails_is_replaced(self, only: Callable[..., None]) -> None:
+        only(FaultyDevice(self.quick(), raise_on={"prepare_model": 1}), ReferenceDevice())
+        with Compilation(finished()) as compilation:
+            compilation.finish()
+            (step,) = compilation.receipt.steps
+            assert (step.device, step.fallback_from) == ("reference", "gpu")
+
+    def test_so_is_one_that_fails_in_a_run(self, only: Callable[..., None]) -> None:
+        only(FaultyDevice(self.quick(), raise_on={"execute": 1}), ReferenceDevice())
+        with Compilation(finished()) as compilation:
+            compilation.finish()
+            outputs = compilation.compiled.run([X, X])
+            assert outputs[0].tolist() == (X + X).tolist()
+            assert [s.fallback_from for s in outputs.receipt.steps] == ["gpu"]
+
+    def test_memory_preferences_of_both(self, only: Callable[..., None]) -> None:
+        only(self.quick(alignment=4096, padding=512), ReferenceDevice())
+        with Compilation(finished()) as compilation:
+            compilation.finish()
+            assert compilation.get_preferred_memory_alignment_for_input(0) == 4096
+            assert compilation.get_preferred_memory_padding_for_output(0) == 512
+
+    def test_no_device_at_all(self, only: Callable[..., None]) -> None:
+        only()
+        compilation = Compilation(finished())
+        with answers(BAD_DATA, "no usable device"):
+            compilation.finish()
+
+    def test_devices_that_are_only_used_when_named_are_not_listed(
+        self, only: Callable[..., None]
+    ) -> None:
+        only(self.quick(only_when_named=True), ReferenceDevice())
+        assert [get_device(i).name for i in range(get_device_count())] == ["reference"]
+        assert get_device_by_name("gpu").type.name == "ACCELERATOR"
+        only(self.quick(only_when_named=True))
+        assert get_device_count() == 0
+
+    @pytest.mark.parametrize("level", range(1, 9))
+    def test_feature_levels_of_devices(self, only: Callable[..., None], level: int) -> None:
+        only(self.quick(level=level))
+        assert get_device(0).feature_level.name == f"LEVEL_{level}"
+
+
 class TestFailures:
     @pytest.mark.parametrize(
         "kind", driver_error_classes().values(), ids=lambda kind: kind.__name__
@@ -415,10 +495,3 @@ class TestDevices:
         for name in ("nobody", 3):
             with answers(BAD_DATA):
                 get_device_by_name(name)  # type: ignore[arg-type]
-
-    def test_none_is_listed_where_none_is_usable(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from penstock.runtime.discovery import Manager
-
-        nobody = Manager(lambda: ())
-        monkeypatch.setattr("penstock.nnapi.devices.manager", nobody)
-        assert get_device_count() == 0
