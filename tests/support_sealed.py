@@ -24,6 +24,8 @@ from penstock.sealed import (
     LoadedEntry,
     Owner,
     Registry,
+    RegistryState,
+    Row,
     SaveReport,
     Seal,
     SqliteRegistry,
@@ -155,6 +157,45 @@ FAULTS = {
     "EIO": failing(errno.EIO),
     "EACCES": failing(errno.EACCES),
 }
+
+
+class MemoryRegistry:
+    """A `Registry` without a file, where the cases are many and none is about the registry."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[bytes, bytes], Row] = {}
+        self._state = RegistryState(os.urandom(16), 0)
+
+    def state(self) -> RegistryState:
+        return self._state
+
+    def open(self) -> RegistryState:
+        return self._state
+
+    def begin(self, row: Row) -> None:
+        self._count()
+        self._rows[row.token, row.entry] = row._replace(sequence=self._state.changes)
+
+    def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
+        for old in replaced:
+            self.remove(token, old)
+
+    def find(self, token: bytes, entry: bytes) -> Row | None:
+        return self._rows.get((token, entry))
+
+    def remove(self, token: bytes, entry: bytes) -> None:
+        self._count()
+        self._rows.pop((token, entry), None)
+
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self._rows.values())
+
+    def clear(self) -> None:
+        self._count()
+        self._rows.clear()
+
+    def _count(self) -> None:
+        self._state = RegistryState(self._state.registry, self._state.changes + 1)
 
 
 class Rig:

@@ -25,7 +25,16 @@ from penstock.errors import (
     WrongLength,
 )
 from penstock.sealed import HEADER_BYTES, LEAF_BYTES, Header, Seal, open_cache_file
-from tests.support_sealed import BINDING, TOKEN, FaultyFiles, Opened, Rig
+from tests.support_sealed import (
+    BINDING,
+    PROGRAM,
+    TOKEN,
+    WEIGHTS,
+    FaultyFiles,
+    MemoryRegistry,
+    Opened,
+    Rig,
+)
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -35,6 +44,13 @@ FILES = range(3)
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Rig:
+    """Thousands of cases, none of them about the registry."""
+    registry = MemoryRegistry()
+    return Rig(tmp_path, registry=lambda: registry)
 
 
 @contextmanager
@@ -49,59 +65,81 @@ def flipped(content: bytes, bit: int) -> bytes:
     return bytes(altered)
 
 
-def refusal(seal: Seal, model: list[Opened], data: list[Opened], token: bytes = TOKEN) -> type:
+def refusal(
+    seal: Seal,
+    model: list[Opened],
+    data: list[Opened],
+    token: bytes = TOKEN,
+    binding: bytes = BINDING,
+) -> type:
+    """The class that a load is refused with; None's where it is a hit, with what was saved."""
     try:
-        seal.load(model, data, token, BINDING)
+        loaded = seal.load(model, data, token, binding)
     except CacheError as error:
         return type(error)
-    return type(None)
+    assert tuple(map(bytes, loaded.model)) == PROGRAM
+    assert tuple(map(bytes, loaded.data)) == WEIGHTS
+    return HIT
+
+
+HIT = type(None)
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_each_single_bit_of_each_file_is_refused(rig: Rig, number: int) -> None:
-    assert rig.saved()
-    path = rig.paths()[number]
-    whole = path.read_bytes()
+def test_each_single_bit_of_each_file_is_refused(quick: Rig, number: int) -> None:
+    assert quick.saved()
+    whole = quick.paths()[number].read_bytes()
     assert len(whole) <= 1024
-    with opened(rig) as (seal, model, data):
+    with opened(quick) as (seal, model, data):
         fd = (*model, *data)[number].fd
         for bit in range(len(whole) * 8):
-            if not bit % 64:
-                assert refusal(seal, model, data) is type(None)
+            assert refusal(seal, model, data) is HIT
             os.pwrite(fd, flipped(whole, bit)[bit // 8 :][:1], bit // 8)
             assert refusal(seal, model, data) is SealBroken, f"bit {bit} of file {number}"
             os.pwrite(fd, whole[bit // 8 :][:1], bit // 8)
-    assert rig.hits()
-    path.write_bytes(flipped(whole, len(whole) * 8 - 1))
-    assert rig.saved()
+    assert quick.hits()
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_each_other_length_is_refused(rig: Rig, number: int) -> None:
-    assert rig.saved()
-    path = rig.paths()[number]
+def test_after_each_single_bit_the_file_is_sealed_anew(quick: Rig, number: int) -> None:
+    assert quick.saved()
+    path = quick.paths()[number]
+    for bit in range(path.stat().st_size * 8):
+        if bit % 16 == number:
+            path.write_bytes(flipped(path.read_bytes(), bit))
+            assert quick.saved()
+
+
+@pytest.mark.parametrize("number", FILES)
+def test_each_other_length_is_refused(quick: Rig, number: int) -> None:
+    assert quick.saved()
+    path = quick.paths()[number]
     whole = path.read_bytes()
-    with opened(rig) as (seal, model, data):
-        for length in range(len(whole) + 257):
-            if length == len(whole):
-                continue
-            if not length % 16:
-                path.write_bytes(whole)
-                assert refusal(seal, model, data) is type(None)
-            path.write_bytes((whole + random.Random(length).randbytes(256))[:length])
+    more = random.Random(number).randbytes(256)
+    with opened(quick) as (seal, model, data):
+        fd = (*model, *data)[number].fd
+        for length in {*range(len(whole) + 257)} - {len(whole)}:
+            assert refusal(seal, model, data) is HIT
+            os.ftruncate(fd, min(length, len(whole)))
+            os.pwrite(fd, more[: max(0, length - len(whole))], len(whole))
+            assert path.stat().st_size == length
             assert refusal(seal, model, data) is WrongLength, f"length {length}"
-    assert rig.saved()
+            os.ftruncate(fd, min(length, len(whole)))
+            os.pwrite(fd, whole[length:], length)
+    path.write_bytes(whole[:-1])
+    assert quick.saved()
 
 
 @pytest.mark.parametrize("what", ["token", "binding"])
-def test_each_bit_of_token_and_binding_is_compared(rig: Rig, what: str) -> None:
-    assert rig.saved()
-    for bit in range(256):
-        if what == "token":
-            assert rig.refuses(ForeignEntry, token=flipped(TOKEN, bit))
-        else:
-            assert rig.refuses(TokenCollision, binding=flipped(BINDING, bit))
-    assert rig.hits()
+def test_each_bit_of_token_and_binding_is_compared(quick: Rig, what: str) -> None:
+    assert quick.saved()
+    with opened(quick) as (seal, model, data):
+        for bit in range(256):
+            assert refusal(seal, model, data) is HIT
+            if what == "token":
+                assert refusal(seal, model, data, token=flipped(TOKEN, bit)) is ForeignEntry
+            else:
+                assert refusal(seal, model, data, binding=flipped(BINDING, bit)) is TokenCollision
 
 
 def test_files_of_two_entries_never_load_together(rig: Rig) -> None:
@@ -109,8 +147,8 @@ def test_files_of_two_entries_never_load_together(rig: Rig) -> None:
     assert rig.saved("one")
     assert rig.saved("two")
     assert rig.saved("other", token=bytes(32))
-    assert rig.hits("one")
     for folders in itertools.product(("one", "two", "other"), repeat=3):
+        assert rig.hits("one")
         for number, folder in enumerate(folders):
             shutil.copyfile(rig.paths(folder)[number], rig.paths("mixed")[number])
         if folders in {("one",) * 3, ("two",) * 3}:
@@ -231,7 +269,7 @@ def test_a_handle_of_the_wrong_access_mode(rig: Rig, number: int, mode: int) -> 
                 assert report.reason is not None
                 assert report.reason.startswith("Unreadable: ")
                 # Before the first byte is written, nothing is lost.
-                assert refusal(seal, model, data) is (WrongLength if number else type(None))
+                assert refusal(seal, model, data) is (WrongLength if number else HIT)
         finally:
             os.close(fd)
     assert rig.saved()
@@ -404,6 +442,7 @@ def test_a_file_cut_at_any_moment_of_a_load(
     for length in (0, 100, HEADER_BYTES, len(whole) - 1):
         outcomes = set()
         for at in range(reads(rig)):
+            assert rig.hits()
             try:
                 assert rig.hits(files=FaultyFiles(at, partial(os.truncate, path, length)))
                 outcomes.add("hit")
