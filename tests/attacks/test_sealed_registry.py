@@ -263,6 +263,22 @@ def test_another_user_s_directory_is_refused(rig: Rig, monkeypatch: pytest.Monke
         rig.registry(MemoryKeyStore()).clear()
 
 
+def test_a_key_store_that_answers_only_sometimes_costs_compiles_and_no_more(
+    tmp_path: Path,
+) -> None:
+    """Each kind of process believes what was sealed with its own key, and refuses the rest by name."""
+    with_store = Rig(tmp_path, keys=MemoryKeyStore())
+    without = Rig(tmp_path)
+    assert with_store.saved()
+    assert without.refuses(RegistryMissing)
+    assert without.saved()
+    assert with_store.refuses(SealBroken)
+    assert with_store.saved()
+    assert without.refuses(SealBroken)
+    assert without.saved("elsewhere")
+    assert with_store.hits()
+
+
 @pytest.mark.parametrize("harm", ["readable", "short", "long", "link", "deleted"])
 def test_a_key_that_cannot_be_trusted_is_replaced(rig: Rig, harm: str) -> None:
     assert rig.saved()
