@@ -47,6 +47,7 @@ class MemoryRegistry:
     def __init__(self) -> None:
         self.listed: dict[tuple[bytes, bytes], Row] = {}
         self.changes = 0
+        self.name = bytes(16)
 
     def copy(self) -> MemoryRegistry:
         made = MemoryRegistry()
@@ -54,10 +55,10 @@ class MemoryRegistry:
         return made
 
     def state(self) -> RegistryState | None:
-        return RegistryState(bytes(16), self.changes)
+        return RegistryState(self.name, self.changes)
 
     def open(self) -> RegistryState:
-        return RegistryState(bytes(16), self.changes)
+        return RegistryState(self.name, self.changes)
 
     def begin(self, row: Row) -> None:
         self.changes += 1
