@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -117,6 +118,8 @@ def _open() -> KeyringStore | None:
 
 def quiet_backend() -> Backend | None:
     """The backend that `keyring` chose, if it never prompts; None otherwise or without `keyring`."""
+    if not may_be_there():
+        return None
     try:
         # Optional: Penstock runs without it.
         keyring: Any = importlib.import_module("keyring")
@@ -130,6 +133,11 @@ def quiet_backend() -> Backend | None:
         return None
     chosen: Backend = backend
     return chosen
+
+
+def may_be_there() -> bool:
+    """Whether a store that is used at all can be running: `keyring` takes long to import, to say that none is."""
+    return sys.platform == "win32" or "DBUS_SESSION_BUS_ADDRESS" in os.environ
 
 
 def _class_of(backend: object) -> tuple[str, str]:

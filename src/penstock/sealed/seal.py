@@ -513,9 +513,7 @@ def state_directory() -> Path:
 
     if chosen := knobs.state_dir():
         return Path(chosen).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_state_dir("penstock", appauthor=False))
+    return knobs.user_directory("state")
 
 
 def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:

@@ -64,6 +64,7 @@ def install(monkeypatch: pytest.MonkeyPatch, backend: object) -> None:
     keyring = ModuleType("keyring")
     monkeypatch.setattr(keyring, "get_keyring", lambda: backend, raising=False)
     monkeypatch.setitem(sys.modules, "keyring", keyring)
+    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nowhere")
 
 
 def test_a_key_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
@@ -301,6 +302,17 @@ def test_a_locked_or_missing_collection_is_not_opened(
     monkeypatch: pytest.MonkeyPatch, locked: bool | None
 ) -> None:
     backend = secret_service(monkeypatch, locked)
+    assert system_key_store() is None
+    assert backend.asked == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows' store is always there")
+def test_without_a_session_bus_the_library_is_not_even_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, backend := ring("keyring.backends.SecretService", "Keyring"))
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS")
+    monkeypatch.delattr(sys.modules["keyring"], "get_keyring")
     assert system_key_store() is None
     assert backend.asked == 0
 
