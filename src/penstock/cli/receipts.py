@@ -15,11 +15,20 @@ ORDINARY: Final = ("NoEntry", "NotYetWritten", "IngredientChanged")
 
 
 def show_cache(output: Output, receipt: Receipt) -> None:
-    """A line for each device and outcome among the steps of a compile: hit, or miss and why."""
-    told = Counter((step.device, step.cache) for step in receipt.steps)
-    for (device, outcome), steps in told.items():
-        style = "yellow" if refused(outcome) else "dim"
-        output.line(f"cache: {device} {in_words(outcome, steps)}", style)
+    """A line for each device and kind of outcome among the steps of a compile: hit, or miss and why.
+
+    Steps that missed under one name share a line with the first one's reason; the receipt has the others.
+    """
+    told: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
+    for step in receipt.steps:
+        cache = step.cache
+        kind = cache if refused(cache) else (cache.outcome, name_of(cache), cache.not_saved)
+        told.setdefault((step.device, kind), Counter())[cache] += 1
+    for (device, _), outcomes in told.items():
+        first, others = next(iter(outcomes)), len(outcomes) - 1
+        more = f"; {others} other {'reason' if others == 1 else 'reasons'}" if others else ""
+        style = "yellow" if refused(first) else "dim"
+        output.line(f"cache: {device} {in_words(first, outcomes.total())}{more}", style)
 
 
 def in_words(outcome: CacheOutcome, steps: int = 1) -> str:
@@ -29,9 +38,12 @@ def in_words(outcome: CacheOutcome, steps: int = 1) -> str:
     return f"{text}; saved" if outcome.saved else text
 
 
+def name_of(outcome: CacheOutcome) -> str:
+    """The name that the reason begins with; empty where it has none."""
+    name, colon, _ = outcome.reason.partition(":")
+    return name if colon and name.isidentifier() else ""
+
+
 def refused(outcome: CacheOutcome) -> bool:
     """Whether there was an entry, and it was not to be trusted or not to be used."""
-    name, colon, _ = outcome.reason.partition(":")
-    return (
-        outcome.outcome == "miss" and bool(colon) and name.isidentifier() and name not in ORDINARY
-    )
+    return outcome.outcome == "miss" and name_of(outcome) not in {"", *ORDINARY}

@@ -19,10 +19,11 @@ from penstock.runtime.threads import allowed_threads
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One *step* of a plan, and what the cache has for it."""
+    """One *step* of a plan, and what the cache has for it, where its device *caches* at all."""
 
     step: ExecutionStep
     explanation: Explanation
+    caches: bool
 
 
 def explain_model(
@@ -60,17 +61,17 @@ def explain_model(
         accuracy=policy.accuracy,
         num_threads=allowed_threads(num_threads),
     )
-    return plan, [
-        ExplainedStep(
-            step,
-            cache.explain(
-                model,
-                by_name[step.device],
-                config,
-                step=step.model,
-                operations=step.operations,
-                shapes=positions,
-            ),
+
+    def explained(step: ExecutionStep) -> ExplainedStep:
+        device = by_name[step.device]
+        explanation = cache.explain(
+            model,
+            device,
+            config,
+            step=step.model,
+            operations=step.operations,
+            shapes=positions,
         )
-        for step in plan.steps
-    ]
+        return ExplainedStep(step, explanation, device.cache_files_needed() != (0, 0))
+
+    return plan, [explained(step) for step in plan.steps]

@@ -34,6 +34,15 @@ def test_each_device_and_outcome_has_one_line() -> None:
     ]
 
 
+def test_misses_under_one_name_share_a_line() -> None:
+    other = CacheOutcome("miss", "NoEntry: the nearest entry differs in partition", saved=True)
+    assert printed(("fast", FIRST), ("fast", other)) == [
+        "cache: fast miss (2 steps): NoEntry: nothing is cached here; saved; 1 other reason"
+    ]
+    worse = CacheOutcome("miss", "SealBroken: model cache file 1 was altered", saved=True)
+    assert len(printed(("fast", BROKEN), ("fast", worse), ("slow", FIRST), ("fast", FIRST))) == 4
+
+
 def test_a_model_without_steps_has_no_line() -> None:
     assert printed() == []
 

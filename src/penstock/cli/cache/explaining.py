@@ -81,8 +81,15 @@ def row(each: ExplainedStep) -> tuple[int, str, int, str, str]:
         each.step.device,
         len(each.step.operations),
         found.token.hex()[:SHORT],
-        "hit" if found.found else f"miss: {found.reason}",
+        f"{outcome(each)}: {found.reason}" if found.reason else outcome(each),
     )
+
+
+def outcome(each: ExplainedStep) -> str:
+    """What a compile's receipt would say."""
+    if not each.caches:
+        return "off"
+    return "hit" if each.explanation.found else "miss"
 
 
 def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
@@ -110,7 +117,7 @@ def describe(each: ExplainedStep) -> dict[str, Any]:
         "step": each.step.index,
         "device": each.step.device,
         "operations": each.step.operations,
-        "hit": found.found,
+        "outcome": outcome(each),
         "reason": found.reason or None,
         "token": found.token.hex(),
         "ingredients": dict(found.ingredients),
