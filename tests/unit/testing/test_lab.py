@@ -1,83 +1,28 @@
-"""The lab device: what it computes, where it compiles, and that all its payloads are executed from."""
+"""The lab device: what it computes, what it supports, and that all its payloads are executed from."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.drivers.reference import create as reference
-from penstock.hal import (
-    CacheReport,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    PreparedModel,
-    Request,
-)
-from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.ir.types import static_shape
+from penstock.errors import Cancelled, GeneralFailure, InputError, InvalidArgument
+from penstock.hal import CacheReport, CancelToken, PrepareConfig, ProgressEvent
+from penstock.ir import DType, ModelBuilder
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.entries import Entry
-from penstock.testing.contract.trial import Trial
 from penstock.testing.devices import find_devices
 from penstock.testing.lab import LabDevice
 from penstock.testing.lab.device import MODES, Mode
+from tests.support_lab import F32, network, outputs, run, small, values
 
-F32 = DType.FLOAT32
-
-
-def values(*shape: int, seed: int = 0) -> NDArray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def network() -> Case:
-    """Every operation that the device has. The answer is the reference device's."""
-    b = ModelBuilder()
-    x, y = b.input(F32, (2, 6), "x"), b.input(F32, (6,), "y")
-    (a,) = b.operation("ADD", [x, y], [(F32, (2, 6))], {"fused_activation_function": "RELU6"})
-    (s,) = b.operation("SUB", [x, a], [(F32, (2, 6))])
-    (m,) = b.operation(
-        "MUL", [s, y], [(F32, (2, 6))], {"fused_activation_function": "RELU_N1_TO_1"}
-    )
-    (c,) = b.operation("CONCATENATION", [a, m], [(F32, (2, 12))], {"axis": -1})
-    given = [c, b.constant(values(5, 12, seed=1)), b.constant(values(5, seed=2))]
-    (f,) = b.operation("FULLY_CONNECTED", given, [(F32, (2, 5))])
-    (r,) = b.operation("RELU", [f], [(F32, (2, 5))])
-    (t,) = b.operation("TANH", [f], [(F32, (2, 5))])
-    (g,) = b.operation("LOGISTIC", [t], [(F32, (2, 5))])
-    (h,) = b.operation("MUL", [g, r], [(F32, (2, 5))])
-    (q,) = b.operation(
-        "FULLY_CONNECTED", [h, b.constant(values(4, 5, seed=3)), None], [(F32, (2, 4))]
-    )
-    (u,) = b.operation("RELU", [q], [(F32, (2, 4))])
-    (w,) = b.operation("SOFTMAX", [u], [(F32, (2, 4))], {"beta": 0.5})
-    (z,) = b.operation("RESHAPE", [w], [(F32, (8,))], {"new_shape": (8,)})
-    return judged("network", b.build([z, h]), values(2, 6, seed=4), values(6, seed=5))
-
-
-def small() -> Case:
-    """A layer whose entry takes less than 1 KiB a file."""
-    b = ModelBuilder()
-    given = [b.input(F32, (1, 4), "x"), b.constant(values(3, 4)), b.constant(values(3))]
-    (y,) = b.operation("FULLY_CONNECTED", given, [(F32, (1, 3))])
-    return judged("small", b.build(b.operation("RELU", [y], [(F32, (1, 3))])), values(1, 4, seed=6))
-
-
-def judged(name: str, model: Model, *inputs: NDArray) -> Case:
-    outputs = tuple(np.empty(static_shape(o.shape) or (), o.dtype.numpy) for o in model.outputs)
-    request = Request(tuple(map(HostMemory, inputs)), tuple(map(HostMemory, outputs)))
-    with closing(reference().prepare_model(model, PrepareConfig())) as prepared:
-        prepared.execute(request, ExecutionConfig())
-    return Case(name, model, inputs, outputs)
-
-
-def run(prepared: PreparedModel, case: Case) -> None:
-    with Trial(case) as trial:
-        for found, wanted in zip(trial.run(prepared), case.outputs, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+PLAIN = PrepareConfig()
 
 
 @pytest.fixture
@@ -91,13 +36,25 @@ def test_the_entry_point_names_a_device_used_only_when_named() -> None:
     assert device.capabilities.only_when_named
 
 
+@pytest.mark.parametrize("files", [(2, 1), (1, 0), (0, 2), (0, 0)])
 @pytest.mark.parametrize("mode", MODES)
-def test_answers_are_those_of_the_reference_device(mode: Mode) -> None:
-    device = LabDevice(mode=mode, uses=2)
+def test_answers_are_those_of_the_reference_device(mode: Mode, files: tuple[int, int]) -> None:
+    device = LabDevice(mode=mode, uses=2, files=files)
     for case in (network(), small()):
-        with closing(device.prepare_model(case.model, PrepareConfig())) as prepared:
+        with closing(device.prepare_model(case.model, PLAIN)) as prepared:
             for _ in range(4):
                 run(prepared, case)
+
+
+@pytest.mark.parametrize("level", range(1, 9))
+def test_any_feature_level(level: int) -> None:
+    assert LabDevice(feature_level=level).feature_level == level
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "soon"}, {"feature_level": 9}, {"uses": 0}])
+def test_what_no_lab_device_is(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="no lab device"):
+        LabDevice(**wrong)
 
 
 def test_files_of_a_small_network_are_at_most_1_kib(entry: Entry) -> None:
@@ -106,3 +63,196 @@ def test_files_of_a_small_network_are_at_most_1_kib(entry: Entry) -> None:
         report = LabDevice().prepare_model(case.model, config).cache_report
     assert report == CacheReport("saved", artefact="baseline")
     assert [len(c) <= 1024 for c in entry.contents()] == [True] * 3
+
+
+@pytest.mark.parametrize("case", [network(), small()], ids=lambda case: case.name)
+def test_an_entry_is_loaded_without_compiling(case: Case, entry: Entry) -> None:
+    with entry.opened() as config:
+        LabDevice().prepare_model(case.model, config).close()
+    device = LabDevice()
+    with entry.opened() as config, closing(device.prepare_model_from_cache(config)) as prepared:
+        run(prepared, case)
+        assert prepared.cache_report == CacheReport(artefact="baseline")
+    assert (device.compiles, device.loads, device.saves) == (0, 1, 0)
+
+
+def forged(entry: Entry, number: int, place: int, new: bytes) -> None:
+    """Changes one payload of *entry*, and seals it again, as only the driver can."""
+    seal = LabDevice().seal
+    with entry.opened() as config:
+        loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
+        payloads = [bytearray(p) for p in (*loaded.model, *loaded.data)]
+        payloads[number][place : place + len(new)] = new
+        report = seal.save(
+            config.model_cache,
+            config.data_cache,
+            config.token,
+            config.binding,
+            model=payloads[:2],
+            data=payloads[2:],
+        )
+        assert report.saved
+
+
+def sum_and_constant() -> Case:
+    """x + k."""
+    b = ModelBuilder()
+    x, k = b.input(F32, (2,), "x"), b.constant(np.array([10, 20], np.float32))
+    model = b.build(b.operation("ADD", [x, k], [(F32, (2,))]))
+    given = np.array([1, 2], np.float32)
+    return Case("sum", model, (given,), (given + np.array([10, 20], np.float32),))
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "new", "answer"),
+    [
+        (2, 0, np.float32(100).tobytes(), [101, 22]),
+        (1, -14, bytes([2]), [10, 40]),
+    ],
+    ids=["weights", "code"],
+)
+def test_what_the_files_hold_is_what_is_executed(
+    number: int, place: int, new: bytes, answer: Sequence[float], entry: Entry
+) -> None:
+    """A driver that kept what it compiled, or ran from one file only, would not notice the forgery."""
+    case = sum_and_constant()
+    device = LabDevice()
+    with entry.opened() as config:
+        device.prepare_model(case.model, config).close()
+    if place < 0:
+        with entry.opened() as config:
+            loaded = device.seal.load(
+                config.model_cache, config.data_cache, config.token, config.binding
+            )
+            place += len(loaded.model[number])
+    forged(entry, number, place, new)
+    with entry.opened() as config, closing(device.prepare_model_from_cache(config)) as prepared:
+        assert outputs(prepared, case)[0].tolist() == answer
+
+
+def test_the_first_model_file_says_what_the_values_are(entry: Entry) -> None:
+    case = sum_and_constant()
+    device = LabDevice()
+    with entry.opened() as config:
+        device.prepare_model(case.model, config).close()
+    forged(entry, 0, 0, b"NONE")
+    with entry.opened() as config, pytest.raises(GeneralFailure, match="no program"):
+        device.prepare_model_from_cache(config)
+
+
+def test_a_refusal_does_not_reach_the_engine(entry: Entry) -> None:
+    case = small()
+    device = LabDevice()
+    with entry.opened() as config:
+        device.prepare_model(case.model, config).close()
+    before = device.engine_calls
+    for number, content in enumerate(entry.contents()):
+        entry.put_one(number, content[:-1] + bytes([content[-1] ^ 1]))
+        with entry.opened() as config, pytest.raises(GeneralFailure, match=r"^SealBroken: "):
+            device.prepare_model_from_cache(config)
+        entry.put_one(number, content)
+    assert device.engine_calls == before == {"compile": 1, "deserialise": 1, "execute": 0}
+
+
+def test_the_engine_can_be_watched_and_stopped() -> None:
+    seen: list[str] = []
+
+    def watch(act: str) -> None:
+        seen.append(act)
+        if act == "execute":
+            raise GeneralFailure("no power")
+
+    case = small()
+    prepared = LabDevice(on_engine=watch).prepare_model(case.model, PLAIN)
+    with pytest.raises(GeneralFailure, match="no power"):
+        run(prepared, case)
+    assert seen == ["compile", "deserialise", "execute"]
+
+
+def test_saving_that_fails_is_reported_and_does_not_fail_the_compile(entry: Entry) -> None:
+    case = small()
+    with entry.opened(os.O_RDONLY) as config:
+        prepared = LabDevice().prepare_model(case.model, config)
+    assert prepared.cache_report.save == "failed"
+    assert prepared.cache_report.reason.startswith("Unreadable: ")
+    run(prepared, case)
+
+
+def test_wrong_counts_are_invalid_arguments(entry: Entry) -> None:
+    with entry.opened(data_cache=()) as config, pytest.raises(InvalidArgument, match="2 and 1"):
+        LabDevice().prepare_model_from_cache(config)
+
+
+def test_a_compile_counts_its_operations_and_can_be_cancelled() -> None:
+    case = network()
+    events: list[ProgressEvent] = []
+    LabDevice().prepare_model(case.model, PrepareConfig(progress=events.append)).close()
+    count = len(case.model.operations)
+    assert [(e.done, e.total) for e in events] == [(n + 1, count) for n in range(count)]
+    token = CancelToken()
+    stopping = PrepareConfig(cancel=token, progress=lambda _: token.set())
+    with pytest.raises(Cancelled):
+        LabDevice().prepare_model(case.model, stopping)
+
+
+def test_threads_share_a_device() -> None:
+    case = small()
+    device = LabDevice()
+
+    def work() -> None:
+        for _ in range(20):
+            with closing(device.prepare_model(case.model, PLAIN)) as prepared:
+                run(prepared, case)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (device.compiles, device.engine_calls["execute"]) == (80, 80)
+
+
+def refusal(kind: str, shapes: list[Any], output: Any, **attributes: Any) -> str:
+    b = ModelBuilder()
+    inputs = [
+        s if s is None else b.input(s[0], s[1]) if isinstance(s[0], DType) else b.input(F32, s)
+        for s in shapes
+    ]
+    given = output if isinstance(output[0], DType) else (F32, output)
+    model = b.build(b.operation(kind, inputs, [given], attributes))
+    (answer,) = LabDevice().supported_operations(model)
+    assert not answer.supported
+    return answer.reason
+
+
+def test_refusals_have_reasons() -> None:
+    assert refusal("DIV", [(2,), (2,)], (2,)) == "the lab device has no DIV"
+    assert "is int8, not float32" in refusal("RELU", [(DType.INT8, (2,))], (DType.INT8, (2,)))
+    assert "is not known" in refusal("RELU", [(None, 2)], (None, 2))
+    assert "do not give (3,)" in refusal("ADD", [(2,), (2,)], (3,))
+    assert "weights must be constant" in refusal("FULLY_CONNECTED", [(1, 4), (3, 4), None], (1, 3))
+    assert "'TANH'" in refusal("ADD", [(2,), (2,)], (2,), fused_activation_function="TANH")
+    assert "bytes" in refusal("RELU", [(1 << 28, 2)], (1 << 28, 2))
+
+
+def test_what_passes_through_unseen_must_be_known() -> None:
+    b = ModelBuilder()
+    x, y = b.input(F32, (2,)), b.input(F32, (None,), "y")
+    (z,) = b.operation("RELU", [x], [(F32, (2,))])
+    with pytest.raises(GeneralFailure, match="y is float32 of shape"):
+        LabDevice().prepare_model(b.build([z, y]), PLAIN)
+
+
+def test_other_types_pass_through() -> None:
+    b = ModelBuilder()
+    x, n = b.input(F32, (2,)), b.input(DType.INT8, (3,))
+    k = b.constant(np.array([5, 6], np.int64))
+    (z,) = b.operation("RELU", [x], [(F32, (2,))])
+    given = values(2), np.array([1, 2, 3], np.int8)
+    case = Case(
+        "mixed",
+        b.build([z, n, k]),
+        given,
+        (np.maximum(given[0], 0), given[1], np.array([5, 6], np.int64)),
+    )
+    run(LabDevice().prepare_model(case.model, PLAIN), case)

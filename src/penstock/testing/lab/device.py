@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from penstock.blobcache import PersistentBlobCache
 from penstock.errors import CacheError, GeneralFailure, InputError
@@ -33,9 +33,16 @@ from penstock.testing.lab.prepared import LabPreparedModel, said
 from penstock.testing.lab.program import Bytes, Program, decode, encode, join, split
 
 Mode: TypeAlias = Literal["now", "first_run", "staged"]
-Payloads: TypeAlias = tuple[list[bytes], ...]
 
-MODES: tuple[Mode, ...] = ("now", "first_run", "staged")
+MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
+
+
+class Compiled(NamedTuple):
+    """A program, and the payloads of (model, data) files that it was deserialised from."""
+
+    program: Program
+    model: list[bytes]
+    data: list[bytes]
 
 
 class LabDevice(DeviceBase):
@@ -141,8 +148,7 @@ class LabDevice(DeviceBase):
                 raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
         if self.mode == "first_run":
             return self._prepare_later(model, config)
-        payloads = self.compile(model, "baseline", config)
-        program = self.deserialise(*payloads)
+        compiled = self.compile(model, "baseline", config)
         report, writer = None, None
         if config.model_cache or config.data_cache:
             report = self.seal.save(
@@ -150,15 +156,15 @@ class LabDevice(DeviceBase):
                 config.data_cache,
                 config.token,
                 config.binding,
-                model=payloads[0],
-                data=payloads[1],
+                model=compiled.model,
+                data=compiled.data,
             )
             if self.mode == "staged" and report.saved:
                 writer = self.seal.late_writer(config, expected=report.entry)
         return LabPreparedModel(
             self,
-            self.report(report, program.artefact, later=writer is not None),
-            program=program,
+            self.report(report, compiled.program.artefact, later=writer is not None),
+            program=compiled.program,
             writer=writer,
             improving=self.mode == "staged",
         )
@@ -188,8 +194,8 @@ class LabDevice(DeviceBase):
         if self._artefacts is not None:
             self._artefacts.close()
 
-    def compile(self, model: Model, form: str, config: PrepareConfig | None = None) -> Payloads:
-        """The payloads of *model*'s program in that form: from its own blobs, else compiled."""
+    def compile(self, model: Model, form: str, config: PrepareConfig | None = None) -> Compiled:
+        """*model* in that form: from its own blobs, else compiled."""
 
         def made() -> Program:
             self.engine("compile")
@@ -198,17 +204,17 @@ class LabDevice(DeviceBase):
             return baseline if form == "baseline" else optimise(baseline)
 
         digest = model.digest
-        return self._payloads(f"{form} {digest.hex()}".encode(), made)
+        return self._kept_or(f"{form} {digest.hex()}".encode(), made)
 
-    def improve(self, baseline: Program) -> Payloads:
-        """The payloads of the optimised form of a program."""
+    def improve(self, baseline: Program) -> Compiled:
+        """The optimised form of a program: from its own blobs, else compiled."""
 
         def made() -> Program:
             self.engine("compile")
             self.count("compiles")
             return optimise(baseline)
 
-        return self._payloads(b"improved " + b"".join(encode(baseline)), made)
+        return self._kept_or(b"improved " + b"".join(encode(baseline)), made)
 
     def deserialise(self, model: Sequence[Bytes], data: Sequence[Bytes]) -> Program:
         """The program in an entry's payloads, and the only way to one. Raises `GeneralFailure`."""
@@ -255,14 +261,20 @@ class LabDevice(DeviceBase):
             for handle in handles:
                 self.seal.file_system.truncate(handle.fd, 0)
 
-    def _payloads(self, key: bytes, made: Callable[[], Program]) -> Payloads:
-        """One payload a file, or in two pieces where it has no files, of the program under *key* or *made*."""
-        kept = None if self._artefacts is None else self._artefacts.find(key)
-        if kept is None:
-            kept = encode(made())
-            if self._artefacts is not None:
-                self._artefacts.keep(key, *kept)
-        return split(*kept, self._needed if any(self._needed) else (1, 1))
+    def _kept_or(self, key: bytes, made: Callable[[], Program]) -> Compiled:
+        """What its blobs have under *key*, or *made*, which they then keep."""
+        if self._artefacts is not None and (kept := self._artefacts.find(key)) is not None:
+            with suppress(GeneralFailure):
+                return self._compiled(*kept)
+        encoded = encode(made())
+        if self._artefacts is not None:
+            self._artefacts.keep(key, *encoded)
+        return self._compiled(*encoded)
+
+    def _compiled(self, stream: Bytes, weights: Bytes) -> Compiled:
+        """One payload a file, or in two pieces where it has no files, and the program in them."""
+        model, data = split(stream, weights, self._needed if any(self._needed) else (1, 1))
+        return Compiled(self.deserialise(model, data), model, data)
 
 
 def _tell(config: PrepareConfig | None, done: int, total: int) -> None:

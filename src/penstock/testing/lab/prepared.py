@@ -22,7 +22,7 @@ from penstock.testing.lab.program import Program
 
 if TYPE_CHECKING:
     from penstock.sealed.late import LateWriter
-    from penstock.testing.lab.device import LabDevice
+    from penstock.testing.lab.device import Compiled, LabDevice
 
 
 class LabPreparedModel(PreparedModelBase):
@@ -101,14 +101,13 @@ class LabPreparedModel(PreparedModelBase):
         self.cache_report = CacheReport(artefact=program.artefact)
         return program
 
-    def _late(self, payloads: tuple[list[bytes], ...]) -> Program:
-        """The program of *payloads*, which are written to the entry."""
-        program = self._device.deserialise(*payloads)
+    def _late(self, compiled: Compiled) -> Program:
+        """The program, which is written to the entry."""
         report = None
         if self._writer is not None:
-            report = self._writer.write(model=payloads[0], data=payloads[1])
-        self.cache_report = self._device.report(report, program.artefact)
-        return program
+            report = self._writer.write(model=compiled.model, data=compiled.data)
+        self.cache_report = self._device.report(report, compiled.program.artefact)
+        return compiled.program
 
     def _let_go(self) -> None:
         if self._writer is not None:

@@ -156,7 +156,7 @@ def decode(stream: Bytes, weights: Bytes) -> Program:
     return program
 
 
-def split(stream: Bytes, weights: Bytes, files: tuple[int, int]) -> tuple[list[bytes], ...]:
+def split(stream: Bytes, weights: Bytes, files: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
     """One payload for each of *files*: (model, data). Without data files the model files have the weights too."""
     models, datas = files
     if not models:
