@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.errors import (
     Cancelled,
@@ -25,11 +26,13 @@ from penstock.errors import (
     InputError,
     InvalidArgument,
 )
-from penstock.hal import NO_TOKEN, CacheReport, CancelToken, PrepareConfig
-from penstock.ir import Model
+from penstock.hal import NO_TOKEN, CacheReport, CancelToken, Capabilities, PrepareConfig
+from penstock.ir import DType, Model
 from penstock.partitioning import Policy
+from penstock.runtime.discovery import Manager
 from tests.support_caching import PAYLOAD, CachingDevice
 from tests.support_devices import NumpyDevice
+from tests.unit.ir_core.samples import branching
 from tests.unit.partitioning.models import Net, chain
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -583,3 +586,69 @@ class TestArguments:
     def test_copies(self, tmp_path: Path) -> None:
         kept = CacheInfo(tmp_path, TOKEN, trust_token=True)
         assert copy.copy(kept) == kept
+
+
+class TestCacheablePaths:
+    """What is cached, and what never is (NNAPI section 2.8)."""
+
+    def hits(self, devices: Any, cache: Path, model: Model = MODEL, **more: Any) -> list[str]:
+        compiled(devices, cache, model, **more).close()
+        with compiled(devices, cache, model, **more) as made:
+            return [f"{s.device} {s.cache.outcome}" for s in made.receipt.steps]
+
+    def test_one_device_named(self, tmp_path: Path) -> None:
+        assert self.hits(CachingDevice("one"), tmp_path / "c") == ["one hit"]
+
+    def test_several_devices_named_one_entry_a_step(self, tmp_path: Path) -> None:
+        model = chain(("ADD", "RELU", "ADD"))
+        assert self.hits(list(two()), tmp_path / "c", model) == ["one hit", "two hit", "one hit"]
+        assert len(CacheDirectory(tmp_path / "c").records()) == 3
+
+    def test_every_device_there_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = CachingDevice("one", kinds=frozenset({"ADD"}))
+
+        class Entry:
+            name = "one"
+
+            def load(self) -> Any:
+                return lambda: [device, NumpyDevice("reference")]
+
+        found: Any = [Entry()]
+        monkeypatch.setattr("penstock.runtime.session.manager", Manager(lambda: found))
+        for outcome_now in ("miss", "hit"):
+            with penstock.compile(MODEL, cache=tmp_path / "c") as made:
+                steps = [(s.device, s.cache.outcome) for s in made.receipt.steps]
+            assert steps == [("one", outcome_now), ("reference", "off")]
+
+    def test_control_flow(self, tmp_path: Path) -> None:
+        device = CachingDevice("one", kinds=frozenset({"ADD", "RELU", "IF"}))
+        assert self.hits(device, tmp_path / "c", branching()) == ["one hit"]
+
+    def test_further_shapes_are_entries_of_their_own(self, tmp_path: Path) -> None:
+        net = Net()
+        model = net.build([net.add("y", x := net.input(DType.FLOAT32, (None, 3), "x"), x)])
+        device = CachingDevice("one")
+        for compiles in (1, 0):
+            with compiled(device, tmp_path / "c", model) as made:
+                receipts = [made.run([np.ones((n, 3), np.float32)]).receipt for n in (4, 4)]
+            assert [r.compiles for r in receipts] == [compiles, 0]
+
+    def test_a_fall_back_never(self, tmp_path: Path) -> None:
+        def fail(_: PrepareConfig) -> None:
+            raise GeneralFailure("no room")
+
+        spare = CachingDevice("reference")
+        spare.capabilities = Capabilities()
+        devices = [CachingDevice("one", on_prepare=fail), spare]
+        with compiled(devices, tmp_path / "c") as made:
+            (step,) = made.receipt.steps
+        assert (step.device, step.fallback_from) == ("reference", "one")
+        assert str(step.cache) == "off: a fall-back is not cached"
+        assert spare.methods == ["prepare_model without caching"]
+
+    def test_two_directories_with_one_model_both_hit(self, tmp_path: Path) -> None:
+        device = CachingDevice("one")
+        for name in ("a", "b"):
+            assert self.hits(device, tmp_path / name) == ["one hit"]
+        for name in ("a", "b"):
+            assert outcome(device, tmp_path / name)[0] == "hit"
