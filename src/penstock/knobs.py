@@ -226,6 +226,14 @@ late_write_seconds: Final = Knob(
     "How long a driver that writes its cache files later keeps others from writing them, in seconds.",
 )
 
+openvino_compilation: Final = Knob(
+    "openvino_compilation",
+    str,
+    "now",
+    "When the OpenVINO devices compile: now, first_run (when a model is first run), or staged (a baseline now, the "
+    "optimised form after some runs).",
+)
+
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
     {
         k.name: k
@@ -243,6 +251,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             cache_limit_mib,
             lease_seconds,
             late_write_seconds,
+            openvino_compilation,
         )
     }
 )

@@ -1,14 +1,15 @@
 """The payloads of the cache files: what OpenVINO exported, and what it takes to execute it.
 
-The model file holds a manifest (its length in 4 bytes, little-endian, then msgpack) and the exported bytes
-without the constants that were found in them; the data file holds those, one after another. Both are put
+The model file holds a manifest (its length in 4 bytes, little-endian, then msgpack) and the artefact's parts,
+one after another, without the constants that were found in them; those make up the data file. All is put
 together again in memory of this process.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -65,16 +66,18 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an artefact says of itself. *engine* is the build that exported it; each of *cuts* is (offset in
-    the exported bytes, bytes) of what lies in the data file instead, ascending; *length* counts all bytes.
+    """What an artefact says of itself. *engine* is the build that exported it, *form* how good it is. *parts*
+    are the lengths of its parts: the exported bytes, and where there is more to compile the graph that they
+    were compiled from (XML, then weights). Each of *cuts* is (offset in all parts together, offset in the data
+    file, bytes), ascending.
     """
 
     schema: int
     engine: str
     form: str
     ports: Ports
-    length: int
-    cuts: tuple[tuple[int, int], ...]
+    parts: tuple[int, ...]
+    cuts: tuple[tuple[int, int, int], ...]
 
 
 def ports_of(model: Model) -> Ports:
@@ -89,31 +92,35 @@ def ports_of(model: Model) -> Ports:
 
 
 def pack(
-    exported: bytes,
-    constants: Sequence[NDArray],
-    ports: Ports,
-    engine: str,
-    form: str,
+    parts: Sequence[bytes], constants: Sequence[NDArray], ports: Ports, engine: str, form: str
 ) -> tuple[bytes, bytes]:
-    """The payloads of the model file and of the data file."""
-    cuts = find_constants(exported, constants)
-    manifest = msgspec.msgpack.encode(
-        Manifest(SCHEMA, engine, form, ports, len(exported), tuple(cuts))
-    )
-    content = memoryview(exported)
-    kept, moved, at = [], [], 0
-    for offset, length in cuts:
-        kept.append(content[at:offset])
-        moved.append(content[offset : offset + length])
-        at = offset + length
-    kept.append(content[at:])
-    return b"".join([_LENGTH.pack(len(manifest)), manifest, *kept]), b"".join(moved)
-
-
-def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, NDArray]:
-    """The manifest, and the exported bytes in fresh memory. Raises `GeneralFailure` for what `pack` never
-    makes.
+    """The payloads of the model file and of the data file. Each constant stands once in the data file, however
+    many parts it was found in.
     """
+    cuts: list[tuple[int, int, int]] = []
+    kept: list[memoryview] = []
+    moved: dict[int, int] = {}
+    start = at = data_bytes = 0
+    for part in parts:
+        content, at = memoryview(part), 0
+        for offset, index in find_constants(part, constants):
+            length = constants[index].nbytes
+            if index not in moved:
+                moved[index] = data_bytes
+                data_bytes += length
+            cuts.append((start + offset, moved[index], length))
+            kept.append(content[at:offset])
+            at = offset + length
+        kept.append(content[at:])
+        start += len(part)
+    lengths = tuple(map(len, parts))
+    manifest = msgspec.msgpack.encode(Manifest(SCHEMA, engine, form, ports, lengths, tuple(cuts)))
+    data = b"".join(_bytes_of(constants[index]) for index in moved)
+    return b"".join([_LENGTH.pack(len(manifest)), manifest, *kept]), data
+
+
+def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]]:
+    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for what `pack` never makes."""
     if model.nbytes < _LENGTH.size:
         raise GeneralFailure("the artefact has no manifest")
     (size,) = _LENGTH.unpack(model[: _LENGTH.size])
@@ -125,43 +132,39 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, NDArray]:
     except msgspec.MsgspecError as error:
         raise GeneralFailure(f"the artefact's manifest cannot be read: {error}") from None
     _check(manifest, body.nbytes - size, data.nbytes)
-    blob = _aligned(manifest.length)
-    source, read = np.frombuffer(body[size:], np.uint8), 0
-    constants, taken, at = np.frombuffer(data, np.uint8), 0, 0
-    for offset, length in (*manifest.cuts, (manifest.length, 0)):
-        blob[at:offset] = source[read : read + offset - at]
+    total = sum(manifest.parts)
+    whole, source, constants = _aligned(total), np.frombuffer(body[size:], np.uint8), _flat(data)
+    read = at = 0
+    for offset, place, length in (*manifest.cuts, (total, 0, 0)):
+        whole[at:offset] = source[read : read + offset - at]
         read += offset - at
-        blob[offset : offset + length] = constants[taken : taken + length]
-        taken += length
         at = offset + length
-    return manifest, blob
+        whole[offset:at] = constants[place : place + length]
+    bounds = [sum(manifest.parts[:k]) for k in range(len(manifest.parts) + 1)]
+    return manifest, [whole[a:b] for a, b in pairwise(bounds)]
 
 
-def find_constants(exported: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
-    """Where large constants stand in the exported bytes, as they are: (offset, bytes), ascending, apart."""
+def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
+    """Where large constants stand in *part* as they are: (offset, number of the constant), ascending, apart."""
     found: list[tuple[int, int]] = []
-    for value in constants:
+    for index, value in enumerate(constants):
         if value.nbytes < SMALLEST_CONSTANT:
             continue
-        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-        start = exported.find(content[:NEEDLE])
-        tries = 0
-        while start >= 0 and tries < MAX_TRIES:
-            if exported[start : start + content.nbytes] == content:
-                found.append((start, content.nbytes))
+        content = _bytes_of(value)
+        start = part.find(content[:NEEDLE])
+        for _ in range(MAX_TRIES):
+            if start < 0:
                 break
-            start, tries = exported.find(content[:NEEDLE], start + 1), tries + 1
-    return _apart(found)
-
-
-def _apart(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Without those that overlap an earlier one."""
+            if part[start : start + content.nbytes] == content:
+                found.append((start, index))
+                break
+            start = part.find(content[:NEEDLE], start + 1)
     apart: list[tuple[int, int]] = []
     end = 0
-    for offset, length in sorted(found):
+    for offset, index in sorted(found):
         if offset >= end:
-            apart.append((offset, length))
-            end = offset + length
+            apart.append((offset, index))
+            end = offset + constants[index].nbytes
     return apart
 
 
@@ -174,14 +177,26 @@ def _check(manifest: Manifest, model_bytes: int, data_bytes: int) -> None:
     known = len(ports.forwards) == len(ports.outputs)
     if not known or not all(-1 <= i < len(ports.inputs) for i in ports.forwards):
         raise GeneralFailure("the artefact forwards inputs that it does not have")
-    end = 0
-    for offset, length in manifest.cuts:
-        if offset < end or length < 0:
-            raise GeneralFailure("the artefact's constants overlap")
+    if len(manifest.parts) not in {1, 3} or min(manifest.parts) < 0:
+        raise GeneralFailure("the artefact has parts that nobody writes")
+    end = moved = 0
+    for offset, place, length in manifest.cuts:
+        if offset < end or length < 0 or not 0 <= place <= data_bytes - length:
+            raise GeneralFailure("the artefact's constants overlap, or lie outside its files")
         end = offset + length
-    moved = sum(length for _, length in manifest.cuts)
-    if end > manifest.length or moved != data_bytes or manifest.length - moved != model_bytes:
+        moved += length
+    total = sum(manifest.parts)
+    if end > total or total - moved != model_bytes:
         raise GeneralFailure("the artefact's files are not of the lengths that its manifest says")
+
+
+def _bytes_of(value: NDArray) -> memoryview:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+
+
+def _flat(data: memoryview) -> NDArray:
+    flat: NDArray = np.frombuffer(data, np.uint8)
+    return flat
 
 
 def _aligned(length: int) -> NDArray:

@@ -26,6 +26,9 @@ from penstock.sealed import Seal
 FILES: Final = (1, 1)
 """A model file with what OpenVINO exports, and a data file with the constants found in it."""
 
+USES: Final = 32
+"""Runs of a baseline after which it is worth to be compiled again."""
+
 TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
 FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
 
@@ -34,17 +37,23 @@ class OpenVinoDevice(DeviceBase):
     """One *plugin* of *installation*. *compiles* and *imports* count the calls of OpenVINO by that name.
 
     The CPU plugin is measured against TFLite's arithmetic; no other is, so that they are used only when they
-    are named, and claim the class `relaxed` alone.
+    are named, and claim the class `relaxed` alone. A model that was compiled quickly (the knob
+    `openvino_compilation`) is compiled again after *uses* runs. *seal* is what the cache files are sealed with.
     """
 
     def __init__(
-        self, plugin: Plugin, installation: Installation, *, seal: Seal | None = None
+        self,
+        plugin: Plugin,
+        installation: Installation,
+        *,
+        seal: Seal | None = None,
+        uses: int = USES,
     ) -> None:
         self.plugin, self._installation, self._given_seal = plugin, installation, seal
-        self.name = plugin.device_name
+        self.name, self.uses = plugin.device_name, uses
         self.type = TYPES[plugin.name]
         self.capabilities = Capabilities(
-            performance=dict.fromkeys(("float32", "float16", "int8", "uint8"), FASTER),
+            performance=dict.fromkeys(("float32", "float16", "int8", "uint8", "int32"), FASTER),
             default_performance=None,
             dynamic_outputs=False,
             only_when_named=plugin.name != "CPU",

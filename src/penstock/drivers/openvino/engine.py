@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock.errors import DeviceUnavailable, GeneralFailure
@@ -28,9 +30,10 @@ def core() -> Any:
         return _cores[0]
 
 
-def settings(plugin: str, num_threads: int | None) -> dict[str, Any]:
+def settings(plugin: str, num_threads: int | None, *, quickly: bool = False) -> dict[str, Any]:
     """How a model is compiled or imported: float32 stays float32, results do not depend on chance, and one
-    run at a time uses *num_threads* (None: as many as OpenVINO likes).
+    run at a time uses *num_threads* (None: as many as OpenVINO likes). *quickly* does without kernels generated
+    for groups of operations, where the plugin has them.
     """
     chosen: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",
@@ -42,6 +45,8 @@ def settings(plugin: str, num_threads: int | None) -> dict[str, Any]:
         chosen |= {"NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False}
         if num_threads is not None:
             chosen["INFERENCE_NUM_THREADS"] = num_threads
+        if quickly:
+            chosen["SNIPPETS_MODE"] = "DISABLE"
     return chosen
 
 
@@ -70,6 +75,27 @@ def export_model(compiled: CompiledModel) -> bytes:
     except Exception as error:
         raise GeneralFailure(f"OpenVINO did not export the model: {told(error)}") from error
     return exported
+
+
+def serialize(model: Any) -> tuple[bytes, bytes]:
+    """A graph that is not compiled, as XML and weights."""
+    with tempfile.TemporaryDirectory(prefix="penstock-openvino-") as folder:
+        xml, weights = Path(folder) / "graph.xml", Path(folder) / "graph.bin"
+        try:
+            importlib.import_module("openvino").serialize(model, xml, weights)
+        except Exception as error:
+            raise GeneralFailure(f"OpenVINO did not write the graph: {told(error)}") from error
+        return xml.read_bytes(), weights.read_bytes()
+
+
+def read_model(xml: NDArray, weights: NDArray) -> Any:
+    """The graph that `serialize` gave; *weights* must outlive it."""
+    engine = core()
+    try:
+        tensor = importlib.import_module("openvino").Tensor(weights, shared_memory=True)
+        return engine.read_model(xml.tobytes(), tensor)
+    except Exception as error:
+        raise GeneralFailure(f"OpenVINO did not read the graph: {told(error)}") from error
 
 
 def build_of(plugin: str) -> str:

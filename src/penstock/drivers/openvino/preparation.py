@@ -1,52 +1,53 @@
-"""Preparing: a model through OpenVINO's compiler, or a verified artefact past it."""
+"""Preparing: a model through OpenVINO's compiler, now or later, or a verified artefact past it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
-from penstock.drivers.openvino import artefact, engine
-from penstock.drivers.openvino.executable import Executable
-from penstock.drivers.openvino.graph import Graph
+from penstock import knobs
+from penstock.drivers.openvino.late import Late
+from penstock.drivers.openvino.loading import imported, opened, said
 from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
-from penstock.drivers.openvino.rules import RULES
-from penstock.drivers.openvino.site import make_sites
-from penstock.errors import (
-    CacheError,
-    DriverError,
-    GeneralFailure,
-    OtherVersion,
-    PenstockError,
-)
-from penstock.hal import CacheReport, PrepareConfig, check_deadline
-from penstock.ir import Model, NDArray
+from penstock.drivers.openvino.source import Compiled, GraphSource, ModelSource, check
+from penstock.errors import CacheError, DriverError, GeneralFailure, InvalidArgument
+from penstock.hal import CacheReport, PrepareConfig
+from penstock.ir import Model
+from penstock.sealed import SaveReport
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
 
-ONLY_FORM = "compiled"
-"""The form of an artefact that is compiled at once, as good as it gets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """One compile's result, with what it takes to write an artefact of it."""
-
-    executable: Executable
-    constants: tuple[NDArray, ...]
-    ports: artefact.Ports
-    form: str
+Mode: TypeAlias = Literal["now", "first_run", "staged"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Compiles a model whose operations are all supported, and saves it to the cache handles."""
-    compiled = compile_model(device, model, config, ONLY_FORM)
-    report = save(device, compiled, config)
-    return OpenVinoPreparedModel(compiled.ports, compiled.executable, report)
+    """Compiles a model whose operations are all supported, when the knob `openvino_compilation` says so, and
+    saves it to the cache handles.
+    """
+    mode = knobs.openvino_compilation()
+    if mode not in MODES:
+        known = ", ".join(MODES)
+        raise InvalidArgument(f"knob openvino_compilation is {mode!r}, not one of {known}")
+    source = ModelSource(device, model, config.num_threads)
+    if mode == "first_run":
+        return _prepare_later(device, source, config)
+    compiled = source.compile("baseline" if mode == "staged" else "optimised", config)
+    saved = _save(device, compiled, config)
+    if mode == "now":
+        report = said(saved, compiled.form)
+        return OpenVinoPreparedModel(source.ports, report, compiled.executable)
+    entry = None if saved is None else saved.entry
+    writer = None if entry is None else device.seal.late_writer(config, expected=entry)
+    report = said(saved, compiled.form, later=writer is not None)
+    late = Late(device, source, writer, config.num_threads, uses=device.uses)
+    return OpenVinoPreparedModel(source.ports, report, compiled.executable, late)
 
 
 def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Imports what the cache files hold, once it is verified and found to be of this engine.
+    """Imports what the cache files hold, once it is verified and found to be of this engine. A baseline, which
+    carries its graph, is improved after so many runs.
 
     Raises `InvalidArgument` for a wrong number of handles, `GeneralFailure` for the rest; OpenVINO's importer
     is not called for anything that is refused.
@@ -55,66 +56,55 @@ def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel
         entry = device.seal.load(
             config.model_cache, config.data_cache, config.token, config.binding
         )
-        try:
-            manifest, blob = artefact.unpack(entry.model[0], entry.data[0])
-        finally:
-            for content in (*entry.model, *entry.data):
-                content.release()
-        build = engine.build_of(device.plugin.name)
-        if manifest.engine != build:
-            raise OtherVersion(f"the artefact is of {manifest.engine}, and this is {build}")
+        manifest, parts = opened(device, entry)
     except CacheError as error:
         raise GeneralFailure(str(error)) from error
-    interrupts(config)
-    device.count(imports=1)
-    chosen = engine.settings(device.plugin.name, config.num_threads)
-    compiled = engine.import_model(blob, device.plugin.name, chosen)
-    report = CacheReport(artefact=manifest.form)
-    return OpenVinoPreparedModel(manifest.ports, Executable(compiled, blob), report)
+    check(config)
+    executable = imported(device, parts[0], config.num_threads)
+    if manifest.form == "optimised" or len(parts) == 1:
+        return OpenVinoPreparedModel(
+            manifest.ports, CacheReport(artefact=manifest.form), executable
+        )
+    source = GraphSource(device, manifest.ports, parts[1], parts[2], config.num_threads)
+    writer = device.seal.late_writer(config, expected=entry.entry)
+    report = CacheReport(later=writer is not None, artefact=manifest.form)
+    late = Late(device, source, writer, config.num_threads, uses=device.uses)
+    return OpenVinoPreparedModel(manifest.ports, report, executable, late)
 
 
-def compile_model(
-    device: OpenVinoDevice, model: Model, config: PrepareConfig, form: str
-) -> Compiled:
-    """Builds OpenVINO's graph of *model* and compiles it."""
-    interrupts(config)
-    graph = build_graph(model)
-    interrupts(config)
-    chosen = engine.settings(device.plugin.name, config.num_threads)
-    device.count(compiles=1)
-    compiled = engine.compile_model(graph.finish("penstock"), device.plugin.name, chosen)
-    interrupts(config)
-    constants = graph.constants
-    return Compiled(Executable(compiled, constants), constants, artefact.ports_of(model), form)
+def _prepare_later(
+    device: OpenVinoDevice, source: ModelSource, config: PrepareConfig
+) -> OpenVinoPreparedModel:
+    """Nothing is compiled; files that are to be written later are emptied, for what they hold is nobody's."""
+    handles = (*config.model_cache, *config.data_cache)
+    counts = len(config.model_cache), len(config.data_cache)
+    writer, report = None, CacheReport()
+    if handles and counts != device.cache_files_needed():
+        needed = device.cache_files_needed()
+        reason = f"InvalidArgument: {counts} files were given, {needed} are needed"
+        report = CacheReport("failed", reason)
+    elif handles and config.lock is None:
+        reason = "NotYetWritten: without the entry's lock nothing is written later"
+        report = CacheReport("failed", reason)
+    elif handles:
+        with suppress(OSError):
+            for handle in handles:
+                device.seal.file_system.truncate(handle.fd, 0)
+        writer = device.seal.late_writer(config, expected=None)
+        report = CacheReport(later=True)
+    late = Late(device, source, writer, config.num_threads)
+    return OpenVinoPreparedModel(source.ports, report, None, late)
 
 
-def build_graph(model: Model) -> Graph:
-    """OpenVINO's nodes for every operation of *model*. `GeneralFailure` names the one that fails."""
-    engine.core()
-    try:
-        graph = Graph(model)
-    except (PenstockError, RuntimeError, TypeError) as error:
-        raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
-    for index, site in enumerate(make_sites(model)):
-        kind = site.operation.key
-        try:
-            RULES[kind].emit(graph, site)
-        except DriverError:
-            raise
-        except Exception as error:
-            raise GeneralFailure(f"operation {index} ({kind}): {engine.told(error)}") from error
-    return graph
-
-
-def save(device: OpenVinoDevice, compiled: Compiled, config: PrepareConfig) -> CacheReport:
-    """Writes an artefact to the cache handles, where there are any. Never raises."""
+def _save(device: OpenVinoDevice, compiled: Compiled, config: PrepareConfig) -> SaveReport | None:
+    """Writes an artefact to the cache handles; None where there are none. Never raises."""
     if not config.model_cache and not config.data_cache:
-        return CacheReport(artefact=compiled.form)
+        return None
     try:
-        model, data = payloads(device, compiled)
+        model, data = compiled.payloads(device)
     except DriverError as error:
-        return CacheReport("failed", f"{type(error).__name__}: {error}", artefact=compiled.form)
-    saved = device.seal.save(
+        return SaveReport(reason=f"{type(error).__name__}: {error}")
+    return device.seal.save(
         config.model_cache,
         config.data_cache,
         config.token,
@@ -122,20 +112,3 @@ def save(device: OpenVinoDevice, compiled: Compiled, config: PrepareConfig) -> C
         model=[model],
         data=[data],
     )
-    if saved.reason is not None:
-        return CacheReport("failed", saved.reason, artefact=compiled.form)
-    return CacheReport("saved", artefact=compiled.form)
-
-
-def payloads(device: OpenVinoDevice, compiled: Compiled) -> tuple[bytes, bytes]:
-    """What goes into the model file and into the data file."""
-    exported = engine.export_model(compiled.executable.compiled)
-    build = engine.build_of(device.plugin.name)
-    return artefact.pack(exported, compiled.constants, compiled.ports, build, compiled.form)
-
-
-def interrupts(config: PrepareConfig) -> None:
-    """Raises once the token is set or the deadline has passed."""
-    if config.cancel is not None:
-        config.cancel.check()
-    check_deadline(config.deadline_ns)

@@ -90,7 +90,7 @@ def test_what_was_saved_is_imported_without_a_compile(saved: Path) -> None:
         prepared = device.prepare_model_from_cache(config)
     assert np.allclose(run(prepared), answer(), atol=1e-4)
     assert (device.compiles, device.imports) == (0, 1)
-    assert prepared.cache_report.artefact == "compiled"
+    assert prepared.cache_report.artefact == "optimised"
 
 
 def test_large_constants_lie_in_the_data_file_alone(saved: Path) -> None:

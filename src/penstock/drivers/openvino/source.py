@@ -1,0 +1,139 @@
+"""What is compiled: a model of the IR, or the graph that an artefact carries. And what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+from penstock.drivers.openvino import artefact, engine
+from penstock.drivers.openvino.executable import Executable
+from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.rules import RULES
+from penstock.drivers.openvino.site import make_sites
+from penstock.errors import DriverError, GeneralFailure, PenstockError
+from penstock.hal import CancelToken, check_deadline
+from penstock.ir import Model, NDArray
+
+if TYPE_CHECKING:
+    from penstock.drivers.openvino.device import OpenVinoDevice
+
+Form: TypeAlias = Literal["baseline", "optimised"]
+FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
+
+
+class Interrupts(Protocol):
+    """Anything with a deadline and a cancel token: how a preparation, or a run, is told to stop."""
+
+    @property
+    def deadline_ns(self) -> int | None: ...
+
+    @property
+    def cancel(self) -> CancelToken | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One compile's result. *constants* are those of the graph, *graph* its XML and weights where the form is
+    not the best yet.
+    """
+
+    executable: Executable
+    constants: tuple[NDArray, ...]
+    ports: artefact.Ports
+    form: Form
+    graph: tuple[bytes, bytes] | None = None
+
+    def payloads(self, device: OpenVinoDevice) -> tuple[bytes, bytes]:
+        """What goes into the model file and into the data file."""
+        exported = engine.export_model(self.executable.compiled)
+        build = engine.build_of(device.plugin.name)
+        parts = [exported, *(self.graph or ())]
+        return artefact.pack(parts, self.constants, self.ports, build, self.form)
+
+
+class Source(Protocol):
+    """Something that can be compiled, more than once."""
+
+    ports: artefact.Ports
+
+    def compile(self, form: Form, interrupts: Interrupts) -> Compiled: ...
+
+
+class ModelSource:
+    """A model whose operations are all supported."""
+
+    def __init__(self, device: OpenVinoDevice, model: Model, num_threads: int | None) -> None:
+        self.ports = artefact.ports_of(model)
+        self._device, self._model, self._threads = device, model, num_threads
+
+    def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
+        """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
+        check(interrupts)
+        graph = build_graph(self._model)
+        built = graph.finish("penstock")
+        check(interrupts)
+        compiled = compile_graph(self._device, built, form, self._threads)
+        check(interrupts)
+        kept = engine.serialize(built) if form == "baseline" else None
+        constants = graph.constants
+        return Compiled(Executable(compiled, constants), constants, self.ports, form, kept)
+
+
+class GraphSource:
+    """The graph of an artefact: XML and weights as `engine.serialize` gave them."""
+
+    def __init__(
+        self, device: OpenVinoDevice, ports: artefact.Ports, xml: NDArray, weights: NDArray, num_threads: int | None
+    ) -> None:  # fmt: skip
+        self.ports = ports
+        self._device, self._xml, self._weights, self._threads = device, xml, weights, num_threads
+
+    def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
+        """Compiles the graph; the weights, in one piece, are its only constant."""
+        check(interrupts)
+        graph = engine.read_model(self._xml, self._weights)
+        compiled = compile_graph(self._device, graph, form, self._threads)
+        check(interrupts)
+        constants = constants_of(graph)
+        keep = (graph, self._weights)
+        return Compiled(Executable(compiled, keep), constants, self.ports, form)
+
+
+def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, num_threads: int | None) -> Any:
+    """OpenVINO's compiled model of *graph*; counted."""
+    plugin = device.plugin.name
+    chosen = engine.settings(plugin, num_threads, quickly=form == "baseline")
+    device.count(compiles=1)
+    return engine.compile_model(graph, plugin, chosen)
+
+
+def constants_of(graph: Any) -> tuple[NDArray, ...]:
+    """The constants of a graph of OpenVINO's, in its order, sharing its memory."""
+    return tuple(
+        node.data for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"
+    )
+
+
+def build_graph(model: Model) -> Graph:
+    """OpenVINO's nodes for every operation of *model*. `GeneralFailure` names the one that fails."""
+    engine.core()
+    try:
+        graph = Graph(model)
+    except (PenstockError, RuntimeError, TypeError) as error:
+        raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
+    for index, site in enumerate(make_sites(model)):
+        kind = site.operation.key
+        try:
+            RULES[kind].emit(graph, site)
+        except DriverError:
+            raise
+        except Exception as error:
+            raise GeneralFailure(f"operation {index} ({kind}): {engine.told(error)}") from error
+    return graph
+
+
+def check(interrupts: Interrupts) -> None:
+    """Raises once the token is set or the deadline has passed."""
+    if interrupts.cancel is not None:
+        interrupts.cancel.check()
+    check_deadline(interrupts.deadline_ns)

@@ -1,0 +1,163 @@
+"""Just-in-time and multi-stage compilation with OpenVINO: what is written late is what the next process loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock import knobs
+from penstock.drivers.openvino import OpenVinoDevice
+from penstock.errors import InvalidArgument
+from penstock.hal import CacheHandle, PrepareConfig
+from tests.support_openvino import cpu, needs_openvino
+from tests.unit.drivers.openvino.test_caching import answer, network, opened, run
+
+pytestmark = [needs_openvino, pytest.mark.usefixtures("no_descriptor_leaks")]
+
+
+@contextmanager
+def entry(folder: Path) -> Iterator[PrepareConfig]:
+    """As `opened`, with the entry's lock."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        with opened(folder) as config:
+            yield msgspec.structs.replace(config, lock=CacheHandle(lock))
+    finally:
+        os.close(lock)
+
+
+def impatient() -> OpenVinoDevice:
+    """A CPU device that compiles again after two runs."""
+    device = cpu()
+    device.uses = 2
+    return device
+
+
+def is_right(prepared: object) -> bool:
+    return np.allclose(run(prepared), answer(), atol=1e-4)  # type: ignore[arg-type]  # a prepared model
+
+
+def loaded_elsewhere(folder: Path) -> list[str]:
+    """What another process finds: compiles, imports and the artefact's form."""
+    program = (
+        "from pathlib import Path\n"
+        "from tests.unit.drivers.openvino import test_late as t\n"
+        "device = t.impatient()\n"
+        f"with t.entry(Path({str(folder)!r})) as config:\n"
+        "    prepared = device.prepare_model_from_cache(config)\n"
+        "assert t.is_right(prepared)\n"
+        "print(device.compiles, device.imports, prepared.cache_report.artefact)\n"
+        "prepared.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_first_run_compiles_and_writes(tmp_path: Path) -> None:
+    device = cpu()
+    with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
+        prepared = device.prepare_model(network(), config)
+    assert (device.compiles, prepared.cache_report.later) == (0, True)
+    assert (tmp_path / "model0").read_bytes() == b""
+    assert is_right(prepared)
+    assert (device.compiles, prepared.cache_report.save) == (1, "saved")
+    assert is_right(prepared)
+    assert device.compiles == 1
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
+
+
+def test_threads_that_run_first_together_compile_once(tmp_path: Path) -> None:
+    device = cpu()
+    with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
+        prepared = device.prepare_model(network(), config)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: is_right(prepared), range(8)))
+    assert device.compiles == 1
+
+
+def test_a_baseline_is_compiled_again_after_some_runs(tmp_path: Path) -> None:
+    device = impatient()
+    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+        prepared = device.prepare_model(network(), config)
+    report = prepared.cache_report
+    assert (report.save, report.later, report.artefact) == ("saved", True, "baseline")
+    assert is_right(prepared)
+    assert (device.compiles, prepared.cache_report.artefact) == (1, "baseline")
+    assert is_right(prepared)
+    report = prepared.cache_report
+    assert (device.compiles, report.save, report.artefact) == (2, "saved", "optimised")
+    assert is_right(prepared)
+    assert device.compiles == 2
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
+
+
+def test_a_baseline_that_was_loaded_is_compiled_again_too(tmp_path: Path) -> None:
+    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+        cpu().prepare_model(network(), config).close()
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "baseline"]
+    device = impatient()
+    with entry(tmp_path) as config:
+        prepared = device.prepare_model_from_cache(config)
+    assert is_right(prepared)
+    assert is_right(prepared)
+    assert (device.compiles, device.imports) == (1, 1)
+    assert prepared.cache_report.save == "saved"
+    assert is_right(prepared)
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
+
+
+def test_of_two_that_improve_the_second_loads_what_the_first_wrote(tmp_path: Path) -> None:
+    devices = [impatient(), impatient()]
+    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+        cpu().prepare_model(network(), config).close()
+    prepared = []
+    for device in devices:
+        with entry(tmp_path) as config:
+            prepared.append(device.prepare_model_from_cache(config))
+    for each in prepared:
+        assert is_right(each)
+        assert is_right(each)
+    assert [(d.compiles, d.imports) for d in devices] == [(1, 1), (0, 2)]
+
+
+def test_without_a_cache_it_improves_all_the_same() -> None:
+    device = impatient()
+    with knobs.override(openvino_compilation="staged"):
+        prepared = device.prepare_model(network(), PrepareConfig())
+    assert is_right(prepared)
+    assert is_right(prepared)
+    assert (device.compiles, prepared.cache_report.artefact) == (2, "optimised")
+
+
+def test_nothing_is_written_late_without_a_lock(tmp_path: Path) -> None:
+    device = cpu()
+    with knobs.override(openvino_compilation="first_run"), opened(tmp_path) as config:
+        prepared = device.prepare_model(network(), config)
+    assert prepared.cache_report.reason.startswith("NotYetWritten: ")
+    assert is_right(prepared)
+    assert (tmp_path / "model0").read_bytes() == b""
+
+
+def test_a_prepared_model_that_never_ran_gives_its_handles_back(tmp_path: Path) -> None:
+    with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
+        cpu().prepare_model(network(), config).close()
+
+
+def test_another_word_for_when_is_refused() -> None:
+    with (
+        knobs.override(openvino_compilation="sometimes"),
+        pytest.raises(InvalidArgument, match="openvino_compilation is 'sometimes'"),
+    ):
+        cpu().prepare_model(network(), PrepareConfig())
