@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -73,6 +74,8 @@ def compile_model(
     }
     check_devices(devices or ())
     policy = policy_of(accuracy)
+    if cache:
+        import_module("penstock.compilation.caching")
     prepare = penstock.compile
     began = time.perf_counter_ns()
     try:
