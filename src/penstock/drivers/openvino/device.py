@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
+from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.installation import Installation, Plugin
 from penstock.errors import DeviceUnavailable, GeneralFailure
 from penstock.hal import (
@@ -77,7 +78,7 @@ class OpenVinoDevice(DeviceBase):
         return self._imports
 
     def check(self) -> str | None:
-        return self.plugin.reason or None
+        return self.plugin.reason or engine.unusable()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         from penstock.drivers.openvino.support import examine
@@ -117,5 +118,5 @@ class OpenVinoDevice(DeviceBase):
         return load(self, config)
 
     def _refuse_unusable(self) -> None:
-        if self.plugin.reason:
-            raise DeviceUnavailable(f"device {self.name}: {self.plugin.reason}")
+        if (reason := self.check()) is not None:
+            raise DeviceUnavailable(f"device {self.name}: {reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
+import os
 import threading
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,19 +15,51 @@ CompiledModel: TypeAlias = Any
 """OpenVINO's compiled model."""
 
 MAX_MESSAGE: Final = 300
-_lock = threading.Lock()
-_cores: list[Any] = []
+FORKED: Final = (
+    "OpenVINO was in use when this process was forked, and does not work in the child; "
+    "start processes by spawn, or fork before the first compile"
+)
+
+
+class _Engine:
+    """The process's core, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._core: Any = None
+        self._process: int | None = None
+
+    def core(self) -> Any:
+        if self.is_forked():
+            raise DeviceUnavailable(FORKED)
+        with self._lock:
+            if self._core is None:
+                try:
+                    self._process = os.getpid()
+                    self._core = importlib.import_module("openvino").Core()
+                except Exception as error:
+                    self._process = None
+                    raise DeviceUnavailable(f"OpenVINO cannot be used: {told(error)}") from error
+            return self._core
+
+    def is_forked(self) -> bool:
+        """Whether the engine's threads are those of another process."""
+        return self._process not in {None, os.getpid()}
+
+
+_engine: Final = _Engine()
 
 
 def core() -> Any:
-    """The process's core. Raises `DeviceUnavailable` when OpenVINO cannot be imported."""
-    with _lock:
-        if not _cores:
-            try:
-                _cores.append(importlib.import_module("openvino").Core())
-            except Exception as error:
-                raise DeviceUnavailable(f"OpenVINO cannot be used: {told(error)}") from error
-        return _cores[0]
+    """The process's core. Raises `DeviceUnavailable` when OpenVINO cannot be imported, or was in use before
+    this process was forked: its threads, which it waits for, are the parent's.
+    """
+    return _engine.core()
+
+
+def unusable() -> str | None:
+    """Why the engine cannot be used in this process, as far as is known without loading it."""
+    return FORKED if _engine.is_forked() else None
 
 
 def settings(plugin: str, num_threads: int | None, *, quickly: bool = False) -> dict[str, Any]:
@@ -79,6 +111,8 @@ def export_model(compiled: CompiledModel) -> bytes:
 
 def serialize(model: Any) -> tuple[bytes, bytes]:
     """A graph that is not compiled, as XML and weights."""
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="penstock-openvino-") as folder:
         xml, weights = Path(folder) / "graph.xml", Path(folder) / "graph.bin"
         try:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.openvino.engine import CompiledModel, told
-from penstock.errors import GeneralFailure, MissedDeadlineTransient
+from penstock.drivers.openvino.engine import CompiledModel, told, unusable
+from penstock.errors import DeadObject, GeneralFailure, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig
 from penstock.ir import NDArray
 
@@ -35,6 +35,8 @@ class Executable:
         config: ExecutionConfig,
     ) -> None:
         """Runs once, in place where the arrays are aligned. After an error nothing is written any more."""
+        if (reason := unusable()) is not None:
+            raise DeadObject(reason)
         with self._lock:
             run = self._free.pop() if self._free else None
         if run is None:

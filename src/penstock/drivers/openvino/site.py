@@ -90,7 +90,7 @@ def known_shape(operand: Operand, what: str) -> tuple[int, ...]:
     """The shape of *operand*, which must be complete and hold an element."""
     shape = static_shape(operand.shape)
     if shape is None:
-        raise Refused(f"the shape of {what} is known only when it runs")
+        raise Refused(f"the shape of {what} is known only when it runs (shapes= makes it known)")
     if 0 in shape:
         raise Refused(f"{what} has no elements")
     return shape
