@@ -33,7 +33,7 @@ CLOSED: Final = 1 << 20
 
 
 class Entry:
-    """The cache files of one entry in *directory*, empty at first, and its lock file.
+    """The cache files of one entry in *directory*, made empty if they are not there, and its lock file.
 
     *counts* are the (model, data) files. Files have numbers: the model files' come first.
     """
@@ -48,11 +48,12 @@ class Entry:
         accuracy: AccuracyClass = "faithful",
     ) -> None:
         self.counts, self.token, self.binding, self.accuracy = counts, token, binding, accuracy
+        self.directory = directory
         directory.mkdir(exist_ok=True)
         self.paths = [directory / f"{n}.cache" for n in range(sum(counts))]
         self.lock = directory / "lock"
         for path in (*self.paths, self.lock):
-            path.write_bytes(b"")
+            path.touch()
 
     @contextmanager
     def opened(
