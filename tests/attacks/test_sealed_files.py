@@ -430,6 +430,22 @@ def test_an_authentic_file_of_a_later_format_is_named_so(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("number", FILES)
+def test_an_authentic_header_that_the_registry_does_not_list_is_refused(
+    rig: Rig, number: int
+) -> None:
+    """Of the same entry, token and place, sealed with the key: only the row tells it from the one that was saved."""
+    assert rig.saved()
+    path = rig.paths()[number]
+    whole = path.read_bytes()
+    header = Header.unpack(whole[:HEADER_BYTES])
+    assert header is not None
+    other = header._replace(sequence=header.sequence + 1).pack(rig.keys().key())
+    path.write_bytes(other + whole[HEADER_BYTES:])
+    assert rig.refuses(SealBroken)
+    assert rig.saved()
+
+
+@pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("sealed_memory", [True, False])
 def test_a_file_cut_at_any_moment_of_a_load(
     rig: Rig, number: int, sealed_memory: bool, monkeypatch: pytest.MonkeyPatch

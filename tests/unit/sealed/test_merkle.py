@@ -55,6 +55,24 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
         assert merkle_root(memoryview(content)) == root_of(content)
 
 
+def test_an_error_in_one_thread_ends_the_others_and_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = threading.active_count()
+    done: list[int] = []
+
+    def work(start: int, _stop: int) -> None:
+        if start == 3 * LEAF_BYTES:
+            raise ZeroDivisionError
+        if start < 3 * LEAF_BYTES:
+            done.append(start)
+
+    with knobs.override(num_threads=3), pytest.raises(ZeroDivisionError):
+        map_leaves(64 * LEAF_BYTES, work)
+    assert threading.active_count() == before
+    assert set(done) <= {0, LEAF_BYTES, 2 * LEAF_BYTES}
+
+
 def test_large_payloads_are_hashed_side_by_side() -> None:
     both = threading.Barrier(2, timeout=30)
     with knobs.override(num_threads=2):

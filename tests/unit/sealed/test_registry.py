@@ -335,6 +335,8 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Unreadable, match="cannot be made"):
         sqlite(tmp_path / "file" / "registry").begin(row(1))
+    with pytest.raises(Unreadable, match="cannot be read"):
+        sqlite(tmp_path / "file" / "registry").state()
 
 
 def test_the_oldest_rows_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,6 +387,16 @@ def test_an_evicted_row_of_a_blob_registry_is_a_miss(tmp_path: Path) -> None:
     assert newest is not None
     assert newest.models == newest.datas == many
     assert registry.open().registry == first.registry
+
+
+def test_a_blob_registry_without_room_says_so(tmp_path: Path) -> None:
+    registry = BlobRegistry(tmp_path / "registry", OWNER, KEYS, most_bytes=300)
+    registry.open()
+    with pytest.raises(Unreadable, match="no room for the entry"):
+        registry.begin(row(1))
+    assert registry.rows() == ()
+    with pytest.raises(Unreadable, match="no room for its state"):
+        BlobRegistry(tmp_path / "smaller", OWNER, KEYS, most_bytes=100).open()
 
 
 def test_a_blob_registry_that_is_damaged_is_none(tmp_path: Path) -> None:

@@ -85,6 +85,20 @@ def test_without_sealed_memory_the_copy_is_private_all_the_same(
     assert all(view.readonly for view in (*loaded.model, *loaded.data))
 
 
+def test_memory_that_cannot_be_sealed_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = []
+
+    def refuse(fd: int, *_: object) -> int:
+        frozen.append(fd)
+        raise OSError
+
+    monkeypatch.setattr("fcntl.fcntl", refuse)
+    assert Rig(tmp_path).saved()
+    assert len(frozen) == 3
+
+
 def test_two_directories_with_the_same_model_both_hit(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     assert rig.saved("one")
