@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.errors import ModelError
+from penstock.nnapi import NnapiError
 from penstock.nnapi.description import NnapiLifetime, NnapiModel, NnapiOperand, NnapiSubgraph
+from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model
 
 
@@ -12,6 +15,29 @@ def replay(description: NnapiModel, *, values_last: bool = False) -> Model:
     for index in _inside_out(description):
         built[index] = _replay(description, description.referenced[index], built, values_last)
     return _replay(description, description.main, built, values_last)
+
+
+def difference(description: NnapiModel) -> str:
+    """What tells *description*, lowered as it is, from the same built call by call; empty: nothing."""
+    try:
+        wanted = lower(description)
+    except ModelError:
+        wanted = None
+    for values_last in (False, True):
+        try:
+            found = replay(description, values_last=values_last).lowered
+        except NnapiError as error:
+            if wanted is not None:
+                return f"refused: {error}"
+            continue
+        if wanted is None:
+            return "accepted"
+        if sorted(o.type for o in found.operations) != sorted(o.type for o in wanted.operations):
+            return "other operations"
+        sortable = any(len(g.operations) > 1 for g in (description.main, *description.referenced))
+        if not sortable and found.digest != wanted.digest:
+            return "another digest"
+    return ""
 
 
 def _replay(

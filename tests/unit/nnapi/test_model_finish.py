@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import ModelError
 from penstock.hal import Device
-from penstock.nnapi import Compilation, Model, NnapiError, OperandType, ResultCode
-from penstock.nnapi.description import NnapiModel, NnapiOperand
+from penstock.nnapi import Compilation, Model, OperandType, ResultCode
+from penstock.nnapi.description import NnapiOperand
 from penstock.nnapi.lowering import lower
 from penstock.testing.vectors import load_directory
 from penstock.testing.vectors.derive import runs_of
@@ -20,7 +19,7 @@ from tests.support_devices import NumpyDevice
 from tests.unit.nnapi.building import FLOAT, answers, finished, fuse, invalid, unfinished, weighted
 from tests.unit.nnapi.lowering.one import b, f, i, model_of, t
 from tests.unit.nnapi.lowering.samples import SAMPLES
-from tests.unit.nnapi.replay import replay
+from tests.unit.nnapi.replay import difference, replay
 
 BAD_DATA, BAD_STATE = ResultCode.BAD_DATA, ResultCode.BAD_STATE
 
@@ -289,30 +288,8 @@ class TestSupport:
                 model.get_supported_operations_for_devices([device])
 
 
-def _agree(description: NnapiModel) -> str:
-    """What differs between a model as a value and the same one call by call; empty: nothing."""
-    try:
-        wanted = lower(description)
-    except ModelError:
-        wanted = None
-    for values_last in (False, True):
-        try:
-            found = replay(description, values_last=values_last).lowered
-        except NnapiError as error:
-            if wanted is not None:
-                return f"refused: {error}"
-            continue
-        if wanted is None:
-            return "accepted"
-        if sorted(o.type for o in found.operations) != sorted(o.type for o in wanted.operations):
-            return "other operations"
-        if len(description.main.operations) == 1 and found.digest != wanted.digest:
-            return "another digest"
-    return ""
-
-
 def test_models_of_the_operation_vectors_call_by_call(corpus: Path) -> None:
-    """One in thirty; the soak of NNAPI's object model takes them all."""
+    """One in thirty; tests/soak/soak_nnapi_objects.py takes them all."""
     directory = corpus / "conformance" / "nnapi"
     if not directory.is_dir():
         pytest.skip("the corpus has no operation vectors of NNAPI")
@@ -324,5 +301,5 @@ def test_models_of_the_operation_vectors_call_by_call(corpus: Path) -> None:
         for run in runs_of(case)
     ]
     assert runs
-    found = {f"{run.case.name} ({run.model.main.name})": _agree(run.model) for run in runs}
+    found = {f"{run.case.name} ({run.kind})": difference(run.model) for run in runs}
     assert {name: text for name, text in found.items() if text} == {}
