@@ -89,11 +89,11 @@ class BlobRegistry:
             placed = Row(row.token, row.entry, row.models, row.datas, state.changes + 1)
             head = _ROW.pack(state.registry, placed.sequence, len(row.models))
             mac = row_mac(self._keys.key(), self.owner, state.registry, placed)
-            if not cache.set(_ROW_KEY + row.token + row.entry, head + mac + pack_records(row)):
-                raise Unreadable("the registry has no room for the entry")
-            return True
+            return cache.set(key, head + mac + pack_records(row))
 
-        self._change(insert, repair=True)
+        key = _ROW_KEY + row.token + row.entry
+        if not self._change(insert, repair=True, kept=key):
+            raise Unreadable("the registry has no room for the entry")
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
         self._delete(token, [old for old in replaced if old != entry])
@@ -119,8 +119,11 @@ class BlobRegistry:
         act: Callable[[PersistentBlobCache, RegistryState], bool],
         *,
         repair: bool = False,
-    ) -> None:
-        """Runs *act* and writes what it changed. With *repair* a registry is made where none is to be trusted."""
+        kept: bytes = _STATE_KEY,
+    ) -> bool:
+        """Runs *act* and writes what it changed; whether the key *kept* is there afterwards. With *repair* a
+        registry is made where none is to be trusted.
+        """
         floor = self._floor()
         if repair:
             make_private_directory(self.path.parent)
@@ -133,6 +136,7 @@ class BlobRegistry:
                 ) is not None and act(cache, state):
                     count = state.changes + 1
                     self._set_state(cache, RegistryState(state.registry, count))
+                there = kept in cache
             finally:
                 written = cache.terminate()
             if not written:
@@ -141,6 +145,7 @@ class BlobRegistry:
                 self._highest = max(self._highest, count)
         if count:
             self._keys.store_count(self._name, count)
+        return there
 
     def _state_to_change(
         self, cache: PersistentBlobCache, floor: int, *, repair: bool
