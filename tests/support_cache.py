@@ -5,6 +5,7 @@ file, with the key in a directory of the test's and its registry in memory.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,17 @@ from penstock.cache.directory import CacheDirectory
 from penstock.cache.index import IndexRecord
 from penstock.cache.lease import Lease
 from penstock.errors import CacheError
-from penstock.sealed import FileKeyStore, KeyStore, Owner, RegistryState, Row, Seal
-from tests.support_sealed import BINDING, QUICK_FILES
+from penstock.sealed import (
+    FileKeyStore,
+    KeyStore,
+    Owner,
+    RegistryState,
+    Row,
+    Seal,
+    SqliteRegistry,
+    registry_path,
+)
+from tests.support_sealed import BINDING, QUICK_FILES, quick_connect
 
 NEEDED = (2, 1)
 OWNER = Owner("lab", "1")
@@ -182,3 +192,24 @@ class Bench:
 
 class Unsaved(Exception):
     """The driver could not save; the runtime goes on without."""
+
+
+class ProcessBench(Bench):
+    """A `Bench` whose registry is a file, so that processes share it, and whose clock is the system's."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, clock=time.time)
+
+    def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:
+        owner = Owner(device or self.owner.driver, version or self.owner.version)
+        keys = self.keys()
+        path = registry_path(self.root / "state", owner, keys)
+        registry = SqliteRegistry(path, owner, keys, connect=quick_connect)
+        return Seal(
+            owner.driver,
+            owner.version,
+            files=needed,
+            registry=registry,
+            keys=keys,
+            file_system=self.files,
+        )

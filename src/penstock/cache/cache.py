@@ -89,10 +89,11 @@ class Cache:
     def verify(self) -> list[tuple[CacheEntry, CacheError | None]]:
         """Each entry, with None where a driver would accept it, else the error that it would be refused with.
 
-        Reads every file and compares it with what its driver's registry lists. Raises `Unreadable` for a
+        Entries that others remove meanwhile are left out. Reads every file and compares it with what its driver's registry lists. Raises `Unreadable` for a
         directory that cannot be listed.
         """
-        return [(entry, self._verified(entry)) for entry in self.entries()]
+        verdicts = [(entry, self._verified(entry)) for entry in self.entries()]
+        return [(entry, defect) for entry, defect in verdicts if not self._is_gone(entry, defect)]
 
     def explain(
         self,
@@ -196,6 +197,10 @@ class Cache:
             bytes.fromhex(record.binding),
             record.compile_ns,
         )
+
+    def _is_gone(self, entry: CacheEntry, defect: CacheError | None) -> bool:
+        files = (*entry.model_cache, *entry.data_cache)
+        return defect is not None and not any(self._cache.store.exists(p.name) for p in files)
 
     def _verified(self, entry: CacheEntry) -> CacheError | None:
         record = self._cache.record(entry.token)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, Store
-from penstock.errors import NoEntry, NotYetWritten
+from penstock.cache.store import LOCK_SECONDS, FileVersion, Store
+from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file
 
@@ -41,6 +41,8 @@ class CacheDirectory:
     ) -> None:
         self.path = Path(path)
         self.store = Store(self.path, files, keys, clock, seals)
+        # By token: the first file's name and what stood there when this object looked last.
+        self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
 
     def open(self, token: bytes, needed: tuple[int, int]) -> OpenFiles:
         """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
@@ -49,6 +51,10 @@ class CacheDirectory:
         files are empty or somebody is writing them, `NotRegularFile` for a link in place of one, `Unreadable`.
         """
         store, names = self.store, file_names(token, *needed)
+        if not any(names):
+            raise NoEntry("the device has no cache files")
+        first = (*names[0], *names[1])[0]
+        self._seen[token] = first, store.version_of(first)
         held = self._lock_to_read(token, (*names[0], *names[1]))
         with ExitStack() as stack, store.naming("read"):
             stack.callback(store.release, held)
@@ -76,17 +82,28 @@ class CacheDirectory:
         """The right to compile the entry of *token*; None where another has it, and there is no use in waiting.
 
         Waits for a living holder at most *wait_ns* nanoseconds, and never beyond the holder's own deadline
-        (the knob `lease_seconds`). A holder that dies gives it up. Having waited, look again before compiling.
+        (the knob `lease_seconds`). A holder that dies gives it up. Where the lease has `waited`, look again
+        before compiling.
 
         Raises `Unreadable` when the directory cannot be made or written, `Cancelled` within 50 ms.
         """
         from penstock.cache.lease import take_lease
 
-        return take_lease(self.store, token, wait_ns, cancel)
+        return take_lease(self.store, token, wait_ns, cancel, self._seen.get(token))
 
     def record(self, token: bytes) -> IndexRecord | None:
         """What the entry was compiled from; None where nothing trustworthy says it."""
-        return self.store.read_record(token)
+        if (record := self.store.read_record(token)) is not None:
+            return record
+        # It is not there while the entry is being replaced.
+        try:
+            held = self._lock_to_read(token, (file_names(token, 1, 0)[0][0],))
+        except CacheError:
+            return None
+        try:
+            return self.store.read_record(token)
+        finally:
+            self.store.release(held)
 
     def records(self) -> list[IndexRecord]:
         """What every entry was compiled from, the one used last first; empty without a directory."""

@@ -108,14 +108,13 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
     With *only_if_dead* it stays while a late writer may still write it. Raises `OSError`, `CacheError`.
     """
     token = group.token
-    record = store.read_record(token)
     entries: set[bytes] = set()
     with _exclusively(store, token) as held:
         if not held or not _unchanged(store, group):
             return False
         if only_if_dead and late_claim(store, token):
             return False
-        if record is not None:
+        if (record := store.read_record(token)) is not None:
             entries = store.entry_ids(token, record)
         for name in (*group.names("index", "model", "data"), lock_name(token), lease_name(token)):
             store.unlink(name)

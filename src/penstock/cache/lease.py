@@ -15,7 +15,7 @@ from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, Store
+from penstock.cache.store import LOCK_SECONDS, FileVersion, Store
 from penstock.errors import InputError, NotYetWritten, StateError, Unreadable
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import write_all
@@ -27,7 +27,7 @@ class Lease:
     """Held by one compile of an entry at a time, in all processes and threads: `CacheDirectory.lease` gives it.
 
     It goes with `close`, at the end of a `with` block, or with the process. *waited* says that somebody else
-    had it before: the entry may be there by now.
+    had it meanwhile, or has changed the entry since `open` was called: it may be there by now.
     """
 
     def __init__(self, store: Store, token: bytes, fd: int, *, waited: bool) -> None:
@@ -212,9 +212,13 @@ class Lease:
 
 
 def take_lease(
-    store: Store, token: bytes, wait_ns: int | None, cancel: CancelToken | None
+    store: Store,
+    token: bytes,
+    wait_ns: int | None,
+    cancel: CancelToken | None,
+    seen: tuple[str, FileVersion | None] | None,
 ) -> Lease | None:
-    """See `CacheDirectory.lease`."""
+    """See `CacheDirectory.lease`; *seen* is a file of the entry, and what stood there at the last look."""
     name = lease_name(token)
     store.make_directory()
     if cancel is not None:
@@ -236,6 +240,8 @@ def take_lease(
         if cancel is not None:
             cancel.check()
         return None
+    if seen is not None and store.version_of(seen[0]) != seen[1]:
+        waited = True
     lease = Lease(store, token, fd, waited=waited)
     try:
         with store.naming("written"):

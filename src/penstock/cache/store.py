@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.cache.naming import file_names, index_name, temporary_name
 from penstock.errors import CacheError, NotRegularFile, Unreadable
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LOCK_SECONDS: Final = 10.0
 """Longest wait for an entry's lock: who has it reads, renames or writes files, and does nothing else."""
+
+FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
 _ROUNDS: Final = 64
 
@@ -164,6 +166,13 @@ class Store:
             self.files.status_of(self.path / name)
             return True
         return False
+
+    def version_of(self, name: str) -> FileVersion | None:
+        """What tells a file from the one that takes its name, and from itself when it was written; None for none."""
+        with suppress(OSError):
+            status = self.files.status_of(self.path / name)
+            return status.identity, status.size, status.modified_ns
+        return None
 
     def unlink(self, name: str) -> None:
         """Removes the name if it is there."""

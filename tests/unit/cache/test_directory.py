@@ -273,6 +273,11 @@ def test_files_that_are_not_published_go_with_the_lease(bench: Bench) -> None:
     lease.close()
 
 
+def test_an_entry_of_no_files_is_none(bench: Bench) -> None:
+    with pytest.raises(NoEntry, match="no cache files"):
+        bench.directory.open(TOKEN, (0, 0))
+
+
 def test_a_record_of_another_entry_is_refused(bench: Bench) -> None:
     lease = bench.directory.lease(TOKEN)
     assert lease is not None

@@ -4,6 +4,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,14 +115,14 @@ def test_an_entry_used_since_it_was_looked_at_stays(
 ) -> None:
     """Between the look into the directory and the lock somebody loads it."""
     directory = bench.directory
-    read = directory.store.read_record
+    take = directory.store.take
 
-    def load_first(token: bytes) -> object:
-        if token == TOKENS[0]:
-            assert bench.load(token, ["old"]) == "old"
-        return read(token)
+    def load_first(name: str, **how: Any) -> int | None:
+        if name == lease_name(TOKENS[0]):
+            assert bench.load(TOKENS[0], ["old"]) == "old"
+        return take(name, **how)
 
-    monkeypatch.setattr(directory.store, "read_record", load_first)
+    monkeypatch.setattr(directory.store, "take", load_first)
     assert collect(directory.store, 0) == TOKENS[1:]
     assert there(bench) == [0]
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -97,6 +97,20 @@ def test_who_waits_gets_it_and_is_told(bench: Bench) -> None:
     with outcome[0] as second:
         assert second.waited
         assert bench.load(TOKEN, TEXTS) == "old"
+
+
+def test_who_looked_before_another_published_is_told_to_look_again(bench: Bench) -> None:
+    """The other's lease came and went between the look and the lease: nobody was waited for."""
+    directory = bench.directory
+    for text in ("old", "new"):
+        with suppress(NoEntry):
+            directory.open(TOKEN, NEEDED).close()
+        bench.compile(TOKEN, text)
+        with leased(directory, 0) as lease:
+            assert lease.waited
+    directory.open(TOKEN, NEEDED).close()
+    with leased(directory, 0) as lease:
+        assert not lease.waited
 
 
 def test_many_threads_take_turns(bench: Bench) -> None:
