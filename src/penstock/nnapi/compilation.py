@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.compilation.compilation import FALLBACK_DEVICE
@@ -60,7 +60,9 @@ class Compilation:
         self._owned_fds: list[int] = []
         self._sealed = ""
         self._compiled: CompiledModel | None = None
-        self._close_fds = weakref.finalize(self, _close_all, self._owned_fds)
+        self._close_fds: weakref.finalize[[list[int]], Any] = weakref.finalize(
+            self, _close_all, self._owned_fds
+        )
 
     @classmethod
     def create_for_devices(
@@ -177,6 +179,9 @@ class Compilation:
                 policy=self._policy,
             )
         self._sealed = "is finished"
+        # Shapes that only runs bring are compiled by the compiled model, which may outlive this object.
+        self._close_fds.detach()
+        self._close_fds = weakref.finalize(self._compiled, _close_all, self._owned_fds)
 
     @property
     def compiled(self) -> CompiledModel:

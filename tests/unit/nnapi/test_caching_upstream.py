@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
 from penstock.drivers.reference import ReferenceDevice
@@ -17,8 +19,8 @@ from penstock.errors import (
     PlacementError,
 )
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, CacheReport, PrepareConfig, PreparedModel
-from penstock.ir import Model
-from penstock.nnapi import Compilation
+from penstock.ir import Model as IrModel
+from penstock.nnapi import Compilation, Model
 from penstock.runtime.discovery import Manager
 from penstock.testing.doubles import InterceptedModel, InterceptingDevice
 from tests.unit.nnapi.building import finished
@@ -55,7 +57,7 @@ class CachingDouble(InterceptingDevice):
     def cache_files_needed(self) -> tuple[int, int]:
         return self.needed
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: IrModel, config: PrepareConfig) -> PreparedModel:
         files = self._files(config)
         self.prepared.append((len(config.model_cache), len(config.data_cache)))
         for fd in files:
@@ -136,3 +138,26 @@ def test_device_registration(models: int, datas: int, fails: bool) -> None:
     else:
         with pytest.raises(PlacementError):
             manager.choose([device])
+
+
+def test_descriptors_stay_as_long_as_what_was_compiled(tmp_path: Path) -> None:
+    """A shape that a run brings is compiled then, when the compilation may be gone."""
+    model = Model()
+    x, y = model.add_operand(3, (0, 3)), model.add_operand(3, (0, 3))
+    model.add_operation("ABS", [x], [y])
+    model.identify_inputs_and_outputs([x], [y])
+    model.finish()
+    device = CachingDouble((1, 0), None)
+    fd = os.open(tmp_path / "given", os.O_RDWR | os.O_CREAT, 0o600)
+    compilation = Compilation.create_for_devices(model, [device])
+    compilation.set_caching_from_fds([fd], [], TOKEN)
+    os.close(fd)
+    compilation.finish()
+    compiled = compilation.compiled
+    os.truncate(tmp_path / "given", 0)
+    del compilation
+    gc.collect()
+    with (tmp_path / "other").open("w+b"), (tmp_path / "another").open("w+b"):
+        assert compiled.run([np.full((2, 3), -1, np.float32)])[0].tolist() == [[1.0] * 3] * 2
+    assert [(tmp_path / n).stat().st_size for n in ("given", "other", "another")] == [256, 0, 0]
+    compiled.close()
