@@ -39,9 +39,10 @@ def test_the_answer_on_a_terminal(program: Program, digits: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["class", "label", "probability"]
     assert lines[1].split()[:2] == ["7", "7"]
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines[3].startswith("plan: 1 step, 6 operations (reference 6)")
-    assert lines[4].startswith("time: load ")
+    assert lines[4] == "cache: reference off: device reference does not cache"
+    assert lines[5].startswith("time: load ")
     assert "\x1b" not in result.stdout
 
 
