@@ -56,8 +56,8 @@ class CacheEntry:
 class Explanation:
     """Whether a compile would find its entry, *found*, and why not: *reason* is `<Name>: sentence`.
 
-    *token* is what the entry is, or would be, named by and *ingredients* what that is derived from. Where
-    there is no such entry *nearest* is the index record of the one that differs least, and *changed* names
+    *token* is what the entry is, or would be, named by (the caller's own, where it was compiled under one) and
+    *ingredients* what the key is made of. Where there is no such entry *nearest* is the index record of the one that differs least, and *changed* names
     the ingredients that differ.
     """
 
@@ -122,11 +122,13 @@ class Cache:
         if needed == (0, 0):
             reason = str(NoEntry(f"device {device.name} does not cache"))
             return Explanation(token, ingredients, found=False, reason=reason)
+        nearest = self._cache.nearest(ingredients)
+        if nearest is not None and nearest.ingredients == ingredients:
+            token = bytes.fromhex(nearest.token)
         if any(group.token == token for group in self._scan()):
             seal = self._cache.store.seal(device.name, device.version, needed)
             defect = self._defect(seal, token, binding_of(ingredients), needed)
             return Explanation(token, ingredients, defect is None, str(defect or ""))
-        nearest = self._cache.nearest(ingredients)
         if nearest is None:
             reason = str(NoEntry("nothing is cached here"))
             return Explanation(token, ingredients, found=False, reason=reason)

@@ -171,7 +171,7 @@ def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
 
 
 def _remove_lease(store: Store, token: bytes) -> None:
-    if late_claim(store, token) is None:
+    if awaited_claim(store, token) is None:
         store.unlink_quietly([lease_name(token)])
 
 

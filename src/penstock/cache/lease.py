@@ -99,6 +99,7 @@ class Lease:
                 store.release(lock)
         except BaseException:
             self.discard(files)
+            store.forget(self._token, record, store.ids_in(files.handles, self._token, record))
             raise
         files.temporaries = ()
         self._awaited = None
@@ -189,7 +190,6 @@ class Lease:
             store.files.sync_directory(store.path)
         except OSError:
             if begun:
-                replaced |= store.entry_ids(token, record)
                 store.unlink_quietly(names)
                 store.forget(token, record, replaced)
             raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -108,7 +107,8 @@ class Store:
         *opened* is told of each descriptor before it is waited for. Raises `FileNotFoundError`, `CacheError`.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        for rounds in count(1):
+        rounds = 0
+        while True:
             fd = self._open_lock(name, create=create)
             try:
                 if opened is not None:
@@ -123,9 +123,9 @@ class Store:
                 self.close(fd)
                 raise
             self.release(fd)
+            rounds += 1
             if not held or (rounds >= _ROUNDS and until is not None and time.monotonic() > until):
                 return None
-        raise AssertionError("unreachable")
 
     def release(self, fd: int) -> None:
         """Unlocks and closes. Duplicates of the descriptor, in a forked process too, hold no lock then."""
@@ -233,18 +233,27 @@ class Store:
         self.files.touch(self.path / name, int(self.clock() * 1e9))
 
     def entry_ids(self, token: bytes, record: IndexRecord) -> set[bytes]:
-        """The ids of the entries that the published files say they belong to. Never raises `OSError`."""
+        """The ids of the entries that the published files say they belong to."""
+        with ExitStack() as stack:
+            handles = []
+            for names in file_names(token, record.models, record.datas):
+                for name in names:
+                    with suppress(OSError, CacheError):
+                        fd = open_cache_file(self.path / name, files=self.files)
+                        stack.callback(self.close, fd)
+                        handles.append(CacheHandle(fd))
+            return self.ids_in(handles, token, record)
+
+    def ids_in(
+        self, handles: Iterable[CacheHandle], token: bytes, record: IndexRecord
+    ) -> set[bytes]:
+        """The ids of the entries that open files say they belong to."""
         seal = self.seal(record.device, record.version, (record.models, record.datas))
-        models, datas = file_names(token, record.models, record.datas)
         found: set[bytes] = set()
-        for name in (*models, *datas):
+        for handle in handles:
             with suppress(OSError, CacheError):
-                fd = open_cache_file(self.path / name, files=self.files)
-                try:
-                    if (entry := seal.entry_of(CacheHandle(fd), token)) is not None:
-                        found.add(entry)
-                finally:
-                    self.close(fd)
+                if (entry := seal.entry_of(handle, token)) is not None:
+                    found.add(entry)
         return found
 
     def forget(self, token: bytes, record: IndexRecord, entries: set[bytes]) -> None:

@@ -237,6 +237,15 @@ def test_what_would_hit_is_found(compiled: Bench) -> None:
     assert explanation.token == cache_of(compiled).entries()[0].token
 
 
+def test_an_entry_under_a_callers_token_is_found_by_what_it_was_made_from(tmp_path: Path) -> None:
+    ingredients: dict[str, Any] = {**ingredients_of(model(), Lab(), PrepareConfig())}
+    bench = Bench(tmp_path, binding=binding_of(ingredients))
+    bench.compile(TOKENS[0], "old", **ingredients)
+    explanation = cache_of(bench).explain(model(), Lab())
+    assert explanation.found
+    assert explanation.token == TOKENS[0]
+
+
 @pytest.mark.parametrize(
     ("other", "device", "config", "changed"),
     [

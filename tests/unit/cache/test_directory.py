@@ -306,6 +306,7 @@ def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, co
     assert caught.type is Unreadable
     assert bench.temporaries() == []
     assert bench.load(TOKEN, TEXTS) is NoEntry
+    assert bench.registry.rows() == ()
 
 
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:

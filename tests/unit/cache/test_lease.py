@@ -281,6 +281,16 @@ def test_a_late_writer_keeps_its_entry_until_it_has_written(bench: Bench) -> Non
     assert ".lease" not in bench.names()
 
 
+def test_the_claim_of_a_late_writer_that_has_written_is_swept(bench: Bench) -> None:
+    writer, _ = late(bench)
+    bench.compile(token_of(2), "old")
+    assert ".lease" in bench.names()
+    assert write(writer) is None
+    bench.compile(token_of(2), "old")
+    assert ".lease" not in bench.names()
+    writer.close()
+
+
 def test_a_late_writer_has_a_deadline(bench: Bench) -> None:
     with knobs.override(late_write_seconds=0.05):
         writer, _ = late(bench)
