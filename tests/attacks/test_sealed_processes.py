@@ -75,3 +75,57 @@ def test_writers_and_readers_without_order_never_see_a_mixture(tmp_path: Path) -
         "Unreadable",
     }, seen
     assert rig.saved()
+
+
+LATE = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from penstock.errors import CacheError
+from tests.support_sealed import TOKEN, Rig
+number, root = int(sys.argv[1]), Path(sys.argv[2])
+def payloads(n):
+    return [bytes([n]) * (1000 + n), bytes([n + 100]) * 77], [bytes([n]) * 5000]
+rig = Rig(root, program=payloads(number)[0], weights=payloads(number)[1])
+known = [payloads(n) for n in range(4)]
+said = {"saved": 0, "late": 0}
+sys.stdin.read(1)
+with rig.late(rig.entry()) as writer:
+    for _ in range(25):
+        report = rig.write(writer, timeout=60.0)
+        said["saved" if report.saved else "late"] += 1
+        assert report.saved or report.reason.startswith("ForeignEntry: "), report.reason
+        loaded = writer.load(timeout=60.0)
+        assert (list(map(bytes, loaded.model)), list(map(bytes, loaded.data))) in known
+        assert loaded.entry == writer.expected
+print(json.dumps(said))
+"""
+
+
+def test_late_writers_that_lock_never_miss(tmp_path: Path) -> None:
+    """Each of four processes writes late and reads, in no order: every read is a hit, every write whole or dropped."""
+    rig = Rig(tmp_path, program=[bytes(1000), bytes([100]) * 77], weights=[bytes(5000)])
+    assert rig.saved()
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", LATE, str(number), str(tmp_path), str(ROOT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("x")
+        worker.stdin.flush()
+    saved = 0
+    for worker in workers:
+        said, errors = worker.communicate(timeout=120)
+        assert worker.returncode == 0, errors
+        counts = json.loads(said)
+        assert sum(counts.values()) == 25
+        saved += counts["saved"]
+    assert saved >= 25
+    assert len(rig.registry().rows()) == 1
