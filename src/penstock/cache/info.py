@@ -56,8 +56,9 @@ class CacheInfo:
     ) -> CacheInfo:
         """Files that the caller has opened, read-write, as many as the one device of the plan needs.
 
-        They are read, or written in place, by the compile they are given to, and stay the caller's:
-        nothing is named, locked, renamed or evicted. Another number than the device needs only means
+        They are read, or written in place, by the compile they are given to, and stay the caller's, who may
+        close them after it: nothing is named, locked, renamed or evicted, and shapes that are compiled later
+        are not cached. Another number than the device needs only means
         that nothing is loaded or saved (NNAPI section 2.4, `setCachingFromFds`), and so does a plan in which
         several steps cache. Raises `InputError` for a descriptor that is not open, or too many.
         """

@@ -128,6 +128,7 @@ class _Session:
         self.model, self.arguments = model, arguments
         self.chosen = manager.choose(arguments.devices)
         self.interface = interface_of(model, arguments.signature)
+        self.files_lent = True
         self.config = PrepareConfig(
             preference=arguments.preference,
             priority=arguments.priority,
@@ -141,6 +142,7 @@ class _Session:
     def compile(self) -> CompiledModel:
         shapes = _shapes_by_position(self.interface, self.arguments.shapes)
         base = self._variant(shapes, self.config)
+        self.files_lent = False
         # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
         later = _for_later(self.config)
         interface = interface_of(base.model, self.arguments.signature)
@@ -172,11 +174,13 @@ class _Session:
         return Variant(compilation, devices, _for_later(config), allow)
 
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
-        if self.arguments.cache is None:
+        info = self.arguments.cache
+        # Descriptors are the caller's and may be anything once his call has returned.
+        if info is None or (info.directory is None and not self.files_lent):
             return None
         from penstock.compilation.caching import Caching
 
-        return Caching(self.arguments.cache, self.model, shapes, plan)
+        return Caching(info, self.model, shapes, plan)
 
 
 def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:

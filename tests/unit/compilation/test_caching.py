@@ -428,6 +428,22 @@ class TestGivenFiles:
         with pytest.raises(InputError, match="not open"):
             CacheInfo.from_fds([10**6], token=TOKEN)
 
+    def test_later_shapes_do_not_touch_them(self, tmp_path: Path) -> None:
+        net = Net()
+        model = net.build([net.add("y", x := net.input(DType.FLOAT32, (None, 3), "x"), x)])
+        device = CachingDevice()
+        fds = self.files(tmp_path, 2)
+        given = CacheInfo.from_fds(fds[:1], fds[1:], token=TOKEN)
+        for fd in fds:
+            os.write(fd, PAYLOAD)
+        device.status = GeneralFailure
+        with compiled(device, given, model) as made:
+            for fd in fds:
+                os.close(fd)
+            device.calls.clear()
+            made.run([np.ones((4, 3), np.float32)])
+        assert device.methods == ["prepare_model without caching"]
+
     def test_several_steps_get_none(self, tmp_path: Path) -> None:
         fds = self.files(tmp_path, 2)
         try:
