@@ -32,10 +32,10 @@ class LateWriter:
     writers the second is told that it was late, and neither writes into files that somebody has replaced.
     A process that dies meanwhile leaves the old entry, the new one, or a named miss.
 
-    Write after the preparation has returned: during it the runtime itself holds the lock, and a write would
-    wait for it in vain. *lock* is the entry's lock file, in an open file description that nobody else locks: not the runtime's,
-    and not another late writer's. Making one never raises; without duplicates (no descriptors left) it
-    reports that at each write. Thread-safe. A forked child cannot use it.
+    Write after the preparation has returned: during it the runtime itself may hold the lock, and a write would
+    wait for it in vain. *lock* is the entry's lock file, in an open file description that nobody else locks:
+    not the runtime's, and not another late writer's. Making one never raises; without duplicates (no
+    descriptors left) it reports that at each write. Thread-safe. A forked child cannot use it.
 
         writer = seal.late_writer(config, expected=None)
         ...
