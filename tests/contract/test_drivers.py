@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -48,21 +45,6 @@ WRAPPERS: Final[dict[str, Callable[[Device], Device]]] = {
     "plain": lambda device: device,
     "loopback": LoopbackDevice,
 }
-
-
-@pytest.fixture(scope="module")
-def quick_disk() -> Iterator[Path]:
-    """A directory in memory, where there is such a thing: the suites wait for the disk at each save."""
-    memory = Path("/dev/shm")
-    usable = memory.is_dir() and os.access(memory, os.W_OK)
-    with tempfile.TemporaryDirectory(dir=memory if usable else None) as directory:
-        yield Path(directory)
-
-
-@pytest.fixture(autouse=True)
-def on_quick_disk(quick_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(quick_disk))
-    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(quick_disk / "state"))
 
 
 def only(driver: str) -> Device:

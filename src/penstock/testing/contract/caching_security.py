@@ -38,21 +38,21 @@ from penstock.testing.contract.promise import (
 
 SEEDS: Final = range(10)
 LENGTH: Final = 100
-"""Operations of a chain."""
+"""Operations of a chain; even, so that MUL by -1 is back where it began."""
 
 Damage: TypeAlias = Callable[[np.random.Generator, bytes], bytes]
 
 
-def chain(kind: str, dtype: DType, step: int) -> Case:
-    """100 times x + *step* or x * *step* (ADD, MUL). Integers have scale 1 and zero point 0."""
+def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
+    """*length* times x + *step* or x * *step* (ADD, MUL). Integers have scale 1 and zero point 0."""
     quantization = None if dtype is DType.FLOAT32 else Quantization((1.0,), (0,))
     b = ModelBuilder()
     x = b.input(dtype, (2, 3), "x", quantization)
     k = b.constant(np.full((3,), step, dtype.numpy), "k", quantization)
-    for _ in range(LENGTH):
+    for _ in range(length):
         (x,) = b.operation(kind, [x, k], [(dtype, (2, 3), quantization)])
     given: NDArray = np.array([[1, -2, 3], [4, 0, -6]], dtype.numpy)
-    answer = given + LENGTH * step if kind == "ADD" else given * step**LENGTH
+    answer = given + length * step if kind == "ADD" else given * step**length
     return Case(
         f"{kind} chain, {dtype.value}", b.build([x]), (given,), (answer.astype(dtype.numpy),)
     )
