@@ -21,7 +21,7 @@ from penstock.cache.ingredients import (
     ingredients_of,
 )
 from penstock.cache.location import default_directory
-from penstock.errors import CacheError, DriverError, InputError, NoEntry, Unreadable
+from penstock.errors import CacheError, InputError, NoEntry, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
 
@@ -223,8 +223,6 @@ class Cache:
                 loaded = seal.load(files.model, files.data, token, binding)
         except CacheError as error:
             return error
-        except DriverError as error:
-            return Unreadable(str(error))
         for payload in (*loaded.model, *loaded.data):
             payload.release()
         return None

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -88,6 +91,32 @@ def test_where_nothing_is_told_but_which_processes_exist(monkeypatch: pytest.Mon
     assert not own().dead()
     assert own(pid=ended_process()).dead()
     assert own(pid=1 << 40).dead()
+
+
+def test_where_no_process_can_be_asked_about_it_counts_as_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_text", lambda _: "")
+    monkeypatch.setattr(module, "sys", SimpleNamespace(platform="win32"))
+    assert not own(pid=ended_process()).dead()
+
+
+def test_a_process_of_another_user_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(module, "_text", lambda _: "")
+    monkeypatch.setattr("os.kill", refuse)
+    assert not own().dead()
+
+
+def test_where_processes_have_one_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> Path:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(Path, "readlink", missing)
+    assert namespace() == ""
+    assert not own().dead()
 
 
 def test_a_program_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -283,6 +284,59 @@ def test_a_record_of_another_entry_is_refused(bench: Bench) -> None:
     assert lease is not None
     with lease, lease.create((1, 1)) as files, pytest.raises(InputError, match="another entry"):
         lease.publish(files, bench.record(TOKEN))
+
+
+def test_an_entry_that_stays_in_use_is_not_replaced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cache.lease.LOCK_SECONDS", 0.05)
+    bench.compile(TOKEN, "old")
+    with (
+        bench.directory.open(TOKEN, NEEDED),
+        pytest.raises(Unreadable, match="stays in use"),
+    ):
+        bench.compile(TOKEN, "new")
+    assert bench.temporaries() == []
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert len(bench.registry.rows()) == 1
+
+
+def test_files_are_closed_before_they_are_renamed_where_that_is_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows does not rename an open file."""
+    monkeypatch.setattr("penstock.cache.lease.sys", SimpleNamespace(platform="win32"))
+    counting = bench.files = FaultyFiles(only=["close", "replace"])
+    bench.compile(TOKEN, "old")
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert counting.log.index("replace") > 3
+
+
+def test_the_users_own_key_and_registries_serve_where_none_are_given(tmp_path: Path) -> None:
+    with knobs.override(state_dir=str(tmp_path / "state"), key_store="file"):
+        bench = Bench(tmp_path)
+        directory = CacheDirectory(bench.path)
+        seal = directory.store.seal(OWNER.driver, OWNER.version, NEEDED)
+        lease = directory.lease(TOKEN)
+        assert lease is not None
+        *model, data = payloads_of("old")
+        with lease, lease.create(NEEDED) as files:
+            seal.save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+            lease.publish(files, bench.record(TOKEN, structure="1"))
+        assert directory.nearest({}) == directory.record(TOKEN)
+        with directory.open(TOKEN, NEEDED) as files:
+            loaded = seal.load(files.model, files.data, TOKEN, bench.binding)
+        assert [bytes(view) for view in (*loaded.model, *loaded.data)] == [*model, data]
+        assert len(seal.registry.rows()) == 1
+
+
+def test_an_entry_that_goes_while_it_is_opened_is_none(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    lock = bench.path / (letters_of(TOKEN) + ".lock")
+    for at in range(4):
+        lock.unlink(missing_ok=True)
+        bench.files = FaultyFiles(at, failing(errno.ENOENT), only=["open"])
+        assert bench.load(TOKEN, TEXTS) in {NoEntry, "old"}
 
 
 def test_no_entry_is_larger_than_the_whole_cache(bench: Bench) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -177,6 +178,15 @@ def test_one_entry_that_cannot_be_removed_does_not_keep_the_others(bench: Bench)
     bench.files = FaultyFiles(0, failing(13), only=["unlink"])
     assert collect(bench.directory.store, 0) == TOKENS[1:]
     assert there(bench) == [0]
+
+
+@pytest.mark.parametrize("at", range(40))
+def test_a_file_that_goes_meanwhile_breaks_nothing(bench: Bench, at: int) -> None:
+    bench.files = FaultyFiles(at, failing(errno.ENOENT), only=["status_of"])
+    collect(bench.directory.store, 2 * 1500)
+    bench.files = FaultyFiles()
+    collect(bench.directory.store, 0)
+    assert bench.names() == []
 
 
 def test_a_full_directory_can_be_emptied(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from penstock.errors import Cancelled, NoEntry, NotYetWritten
 from penstock.hal import CancelToken
 from penstock.sealed import LateWriter
 from tests.support_cache import NEEDED, Bench, payloads_of, token_of
+from tests.support_sealed import FaultyFiles, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -162,6 +164,13 @@ def test_one_whose_time_is_over_is_not_waited_for(bench: Bench) -> None:
         assert time.monotonic() - began < 30 < knobs.lease_seconds()
         bench.compile_under(first, TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
+
+
+def test_a_claim_that_cannot_be_read_does_not_end_a_wait(bench: Bench) -> None:
+    with leased(bench.directory):
+        bench.files = FaultyFiles(0, failing(errno.EIO), only=["read_into"])
+        assert bench.directory.lease(TOKEN, wait_ns=50 * MS) is None
+        assert len(bench.files.log) > 1
 
 
 @pytest.mark.parametrize("before", [True, False])
