@@ -16,13 +16,19 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 TIMEOUT_SECONDS = 300
 
+KEPT = ("PENSTOCK_CACHE_DIR", "PENSTOCK_STATE_DIR", "PENSTOCK_KEY_STORE")
+"""Settings of the tests themselves, which keep programs out of the user's own directories."""
+
 
 @pytest.fixture(scope="session")
 def program() -> Program:
-    """Runs `python -m penstock` with these arguments, from the project's root."""
+    """Runs `python -m penstock` with these arguments, from the project's root, on `reference` where no other
+    device is named, whatever engines are installed.
+    """
 
     def start(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        clean = {k: v for k, v in os.environ.items() if k in KEPT or not k.startswith("PENSTOCK_")}
+        clean |= {"PENSTOCK_DEVICES": "reference"}
         return subprocess.run(
             [sys.executable, "-m", "penstock", *map(str, arguments)],
             check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,7 @@ def test_the_python_runs_and_prints_what_it_says() -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
+        env=os.environ | {"PENSTOCK_DEVICES": "reference"},
         timeout=120,
     )
     assert "step 0 on reference: 6 operations" in result.stdout

@@ -21,8 +21,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
 def on_terminal(*arguments: object, **environment: str) -> str:
     """Everything the program writes to a terminal that is both its stdout and its stderr."""
     ours, its = os.openpty()
-    clean = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "PENSTOCK_DEVICES"}}
-    clean |= {"COLUMNS": "100", "TERM": "xterm-256color", **environment}
+    clean = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
+    clean |= {"COLUMNS": "100", "TERM": "xterm-256color", "PENSTOCK_DEVICES": "reference"}
+    clean |= environment
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", *map(str, arguments)],
         stdout=its,
