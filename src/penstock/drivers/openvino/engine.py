@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,6 +16,7 @@ CompiledModel: TypeAlias = Any
 """OpenVINO's compiled model."""
 
 MAX_MESSAGE: Final = 300
+TELEMETRY: Final = "openvino_telemetry"
 FORKED: Final = (
     "OpenVINO was in use when this process was forked, and does not work in the child; "
     "start processes by spawn, or fork before the first compile"
@@ -36,7 +38,7 @@ class _Engine:
             if self._core is None:
                 try:
                     self._process = os.getpid()
-                    self._core = importlib.import_module("openvino").Core()
+                    self._core = openvino().Core()
                 except Exception as error:
                     self._process = None
                     raise DeviceUnavailable(f"OpenVINO cannot be used: {told(error)}") from error
@@ -48,6 +50,26 @@ class _Engine:
 
 
 _engine: Final = _Engine()
+
+
+def openvino() -> Any:
+    """OpenVINO's Python package.
+
+    Its import reports itself over the network unless the user has opted out, through a package that it can do
+    without: that one is hidden meanwhile, and so stays unused in this process. Whoever has imported OpenVINO
+    before has chosen for himself.
+    """
+    found = sys.modules.get("openvino")
+    if found is not None:
+        return found
+    hidden = TELEMETRY not in sys.modules
+    if hidden:
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # Python's way to say: not installed
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        if hidden:
+            sys.modules.pop(TELEMETRY, None)
 
 
 def core() -> Any:
@@ -94,7 +116,7 @@ def import_model(blob: NDArray, plugin: str, chosen: dict[str, Any]) -> Compiled
     """A compiled model of the exported bytes *blob*, writable memory that must outlive it."""
     engine = core()
     try:
-        tensor = importlib.import_module("openvino").Tensor(blob, shared_memory=True)
+        tensor = openvino().Tensor(blob, shared_memory=True)
         return engine.import_model(tensor, plugin, chosen)
     except Exception as error:
         raise GeneralFailure(f"OpenVINO did not import the model: {told(error)}") from error
@@ -116,7 +138,7 @@ def serialize(model: Any) -> tuple[bytes, bytes]:
     with tempfile.TemporaryDirectory(prefix="penstock-openvino-") as folder:
         xml, weights = Path(folder) / "graph.xml", Path(folder) / "graph.bin"
         try:
-            importlib.import_module("openvino").serialize(model, xml, weights)
+            openvino().serialize(model, xml, weights)
         except Exception as error:
             raise GeneralFailure(f"OpenVINO did not write the graph: {told(error)}") from error
         return xml.read_bytes(), weights.read_bytes()
@@ -126,7 +148,7 @@ def read_model(xml: NDArray, weights: NDArray) -> Any:
     """The graph that `serialize` gave; *weights* must outlive it."""
     engine = core()
     try:
-        tensor = importlib.import_module("openvino").Tensor(weights, shared_memory=True)
+        tensor = openvino().Tensor(weights, shared_memory=True)
         return engine.read_model(xml.tobytes(), tensor)
     except Exception as error:
         raise GeneralFailure(f"OpenVINO did not read the graph: {told(error)}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.openvino.engine import CompiledModel, told, unusable
+from penstock.drivers.openvino.engine import CompiledModel, openvino, told, unusable
 from penstock.errors import DeadObject, GeneralFailure, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig
 from penstock.ir import NDArray
@@ -108,7 +107,7 @@ class _Port:
     """One input or output of an infer request, and the address that it is bound to."""
 
     def __init__(self, port: Any, bind: Any) -> None:
-        self._tensor: Any = importlib.import_module("openvino").Tensor
+        self._tensor: Any = openvino().Tensor
         self._bind, self._type = bind, port.element_type
         self._shape = list(port.shape)
         self._dtype = np.dtype(port.element_type.to_dtype())

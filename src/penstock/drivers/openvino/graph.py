@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from penstock.drivers.openvino.engine import openvino
 from penstock.drivers.openvino.site import QUANTIZED, Site, known_shape
 from penstock.drivers.openvino.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
@@ -32,7 +33,7 @@ class Graph:
 
     def __init__(self, model: Model) -> None:
         self.model, self.entry = model, model.entry
-        self.ov: Any = importlib.import_module("openvino")
+        self.ov = openvino()
         self.op: Any = importlib.import_module(OPSET)
         self._last: dict[int, Node] = {}
         self._first: dict[int, Node] = {}
@@ -160,8 +161,14 @@ class Graph:
         return self.op.multiply(node, self.number(scale))
 
     def _on_grid(self, node: Node, operand: Operand) -> Node:
-        low, high = (self.number(v) for v in _range(operand))
-        return self.op.fake_quantize(node, low, high, low, high, LEVELS)
+        """*node* rounded to the grid of a quantised operand, by a FakeQuantize or by arithmetic."""
+        low, high = _range(operand)
+        if not _would_be_lost(node):
+            limits = [self.number(v) for v in (low, high, low, high)]
+            return self.op.fake_quantize(node, *limits, LEVELS)
+        scale = self.number(one_scale(operand)[0])
+        steps = self.op.round(self.op.divide(self.op.clamp(node, low, high), scale), "half_to_even")
+        return self.op.multiply(steps, scale)
 
     def _result(self, index: int) -> Node:
         operand, node = self.entry.operands[index], self.get(index)
@@ -175,6 +182,9 @@ class Graph:
 
 
 LEVELS: Final = 256
+LINEAR: Final = frozenset({"Add", "Subtract", "Multiply", "Divide"})
+LAYERS: Final = frozenset({"Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul"})
+MOST_LOOKED_AT: Final = 64
 CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 """The fused activations that are computed."""
@@ -185,3 +195,31 @@ def _range(operand: Operand) -> tuple[float, float]:
     scale, zero = one_scale(operand)
     limits = np.iinfo(operand.dtype.numpy)
     return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
+
+
+def _would_be_lost(node: Node) -> bool:
+    """Whether a FakeQuantize of *node* may be optimised away wrongly.
+
+    OpenVINO (2026.4) takes an addition or a product with a constant into the input range of the FakeQuantize
+    that follows, and then removes the second of two in a row that are alike, as if their ranges of input and
+    output were one: x + 1 + 1 becomes x + 1. Behind layers it does neither.
+    """
+    made = node.get_node() if hasattr(node, "get_node") else node
+    if made.get_type_name() not in LINEAR:
+        return False
+    sources = [port.get_source_output().get_node() for port in made.inputs()]
+    if any(source.get_type_name() in LAYERS for source in sources):
+        return False
+    return any(map(_is_constant, sources))
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether no input of the model reaches *node*; a node with more than so many behind it is not looked into."""
+    pending, seen = [node], 0
+    while pending:
+        each = pending.pop()
+        seen += 1
+        if each.get_type_name() == "Parameter" or seen > MOST_LOOKED_AT:
+            return False
+        pending += [port.get_source_output().get_node() for port in each.inputs()]
+    return True

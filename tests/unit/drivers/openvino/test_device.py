@@ -107,6 +107,22 @@ def test_listing_and_planning_do_not_load_the_engine() -> None:
     assert done.stdout.split() == ["False"]
 
 
+@needs_openvino
+def test_the_engine_does_not_report_that_it_was_loaded() -> None:
+    """Its import alone would, over the network, from a thread of its own."""
+    program = (
+        "import sys, threading\n"
+        "from penstock.drivers.openvino import engine\n"
+        "engine.core()\n"
+        "named = [name for name in sys.modules if name.startswith('openvino_telemetry')]\n"
+        "print(named, threading.active_count(), hasattr(engine.openvino(), 'convert_model'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[] 1 True"
+
+
 REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
     "unknown shape": (lambda: relu((None, 3)), "known only when it runs"),
     "no elements": (lambda: relu((0, 3)), "no elements"),

@@ -1,0 +1,159 @@
+"""Quantised operations: OpenVINO's own arithmetic, taken only by who asks for it, and each by itself near TFLite's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.hal import Device
+from penstock.ir import DType, ModelBuilder, NDArray, Quantization
+from tests.support_openvino import OneOperation, cpu, needs_openvino, run_on
+
+pytestmark = needs_openvino
+
+I8: Final = DType.INT8
+IMAGE: Final = (1, 7, 6, 8)
+IN: Final = Quantization((0.05,), (3,))
+OTHER: Final = Quantization((0.07,), (-5,))
+OUT: Final = Quantization((0.11,), (4,))
+UNIT: Final = Quantization((1.0,), (0,))
+UNSIGNED: Final = Quantization((0.05,), (128,))
+
+
+def whole(*values: int) -> NDArray:
+    return np.array(values, np.int32)
+
+
+def layer(
+    name: str, kind: str, image: tuple[int, ...], filters: tuple[int, ...], out: tuple[int, ...], axis: int, **attributes: object
+) -> OneOperation:  # fmt: skip
+    """A layer of weights quantised by channel along *axis*, and an int32 bias."""
+    rng = np.random.default_rng(3)
+    b = ModelBuilder()
+    channels = filters[axis]
+    scales = tuple(float(np.float32(0.01 + 0.002 * k)) for k in range(channels))
+    weights = rng.integers(-127, 128, filters).astype(np.int8)
+    biases = rng.integers(-900, 900, channels).astype(np.int32)
+    real = tuple(float(np.float32(s) * np.float32(IN.scale)) for s in scales)
+    spread = Quantization((float(0.05 * np.sqrt(np.prod(filters) / channels) * 0.02 * 64),), (-3,))
+    x = b.input(I8, image, "x", IN)
+    w = b.constant(weights, "w", Quantization(scales, (0,) * channels, axis))
+    k = b.constant(biases, "b", Quantization(real, (0,) * channels, 0))
+    return OneOperation(
+        name, b.build(b.operation(kind, [x, w, k], [(I8, out, spread)], attributes))  # type: ignore[arg-type]  # any attributes
+    )  # fmt: skip
+
+
+def plain(
+    name: str,
+    kind: str,
+    shapes: Sequence[tuple[int, ...]],
+    out: tuple[int, ...],
+    quantization: Quantization = OUT,
+    attributes: Mapping[str, object] | None = None,
+    *,
+    constants: Sequence[NDArray] = (),
+    dtype: DType = I8,
+    given: Sequence[Quantization] = (IN, OTHER),
+) -> OneOperation:
+    b = ModelBuilder()
+    inputs = [
+        b.input(dtype, shape, f"x{i}", q)
+        for i, (shape, q) in enumerate(zip(shapes, given, strict=False))
+    ]
+    inputs += [b.constant(value) for value in constants]
+    made = b.operation(kind, inputs, [(dtype, out, quantization)], attributes)  # type: ignore[arg-type]  # any attributes
+    return OneOperation(name, b.build(made))
+
+
+STEPS: Final = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+POOL: Final = {**STEPS, "filter_height": 3, "filter_width": 3}
+PADS: Final = np.array([[0, 0], [1, 2], [0, 1], [0, 0]], np.int32)
+
+CASES: Final = [
+    layer("conv", "CONV_2D", IMAGE, (5, 3, 3, 8), (1, 7, 6, 5), 0, **STEPS),
+    layer("conv_relu6", "CONV_2D", IMAGE, (5, 1, 1, 8), (1, 7, 6, 5), 0, **STEPS, fused_activation_function="RELU6"),
+    layer("depthwise", "DEPTHWISE_CONV_2D", IMAGE, (1, 3, 3, 8), (1, 7, 6, 8), 3, **STEPS, depth_multiplier=1),
+    plain("add", "ADD", [IMAGE, IMAGE], IMAGE),
+    plain("add_relu", "ADD", [IMAGE, IMAGE], IMAGE, attributes={"fused_activation_function": "RELU"}),
+    plain("sub", "SUB", [IMAGE, IMAGE], IMAGE),
+    plain("mul", "MUL", [IMAGE, IMAGE], IMAGE),
+    plain("relu", "RELU", [IMAGE], IMAGE, IN),
+    plain("relu6", "RELU6", [IMAGE], IMAGE, IN),
+    plain("logistic", "LOGISTIC", [IMAGE], IMAGE, Quantization((1 / 256,), (-128,))),
+    plain("tanh", "TANH", [IMAGE], IMAGE, Quantization((1 / 128,), (0,))),
+    plain("hard_swish", "HARD_SWISH", [IMAGE], IMAGE, Quantization((0.04,), (0,))),
+    plain("softmax", "SOFTMAX", [(3, 12)], (3, 12), Quantization((1 / 256,), (-128,)), {"beta": 1.0}),
+    plain("average_pool", "AVERAGE_POOL_2D", [IMAGE], IMAGE, IN, POOL),
+    plain("max_pool", "MAX_POOL_2D", [IMAGE], IMAGE, IN, POOL),
+    plain("max_pool_uint8", "MAX_POOL_2D", [IMAGE], IMAGE, UNSIGNED, POOL, dtype=DType.UINT8, given=[UNSIGNED]),
+    plain("mean", "MEAN", [IMAGE], (1, 8), OUT, {"keep_dims": False}, constants=[whole(1, 2)]),
+    plain("reshape", "RESHAPE", [IMAGE], (6, 56), IN, constants=[whole(6, 56)]),
+    plain("pad", "PAD", [IMAGE], (1, 10, 7, 8), IN, constants=[PADS]),
+    plain("concatenation", "CONCATENATION", [IMAGE, IMAGE], (1, 7, 6, 16), IN, {"axis": 3}, given=[IN, IN]),
+    plain("resize_nearest", "RESIZE_NEAREST_NEIGHBOR", [IMAGE], (1, 14, 12, 8), IN, constants=[whole(14, 12)]),
+    plain("requantize", "QUANTIZE", [IMAGE], IMAGE, OUT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_lies_within_one_step_of_the_reference(case: OneOperation) -> None:
+    device = cpu()
+    (answer,) = device.supported_operations(case.model)
+    assert (answer.supported, answer.accuracy) == (True, "relaxed"), answer.reason
+    given = [case.inputs(seed) for seed in range(3)]
+    ours = run_on([device], case.model, given, "relaxed")
+    wanted = run_on(["reference"], case.model, given)
+    for (got,), (expected,) in zip(ours, wanted, strict=True):
+        assert got.dtype == expected.dtype
+        assert np.abs(got.astype(int) - expected.astype(int)).max() <= 1
+
+
+def chain(kind: str, length: int, value: int) -> OneOperation:
+    """One operation with the same constant again and again, all scales 1."""
+    b = ModelBuilder()
+    x = b.input(I8, (2, 3), "x", UNIT)
+    constant = b.constant(np.full((2, 3), value, np.int8), "k", UNIT)
+    for _ in range(length):
+        (x,) = b.operation(kind, [x, constant], [(I8, (2, 3), UNIT)])
+    return OneOperation(f"{kind} x {length}", b.build([x]))
+
+
+@pytest.mark.parametrize(("kind", "value"), [("ADD", 1), ("SUB", 3), ("MUL", 2)])
+def test_equal_operations_in_a_row_all_count(kind: str, value: int) -> None:
+    """OpenVINO takes two FakeQuantize nodes in a row for one where they look alike."""
+    case = chain(kind, 4, value)
+    given = [case.inputs(seed) for seed in range(3)]
+    ours = run_on([cpu()], case.model, given, "relaxed")
+    wanted = run_on(["reference"], case.model, given)
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(ours, wanted, strict=True))
+
+
+def test_quantized_input_and_output_of_a_float_layer() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (4, 16), "x")
+    (q,) = b.operation("QUANTIZE", [x], [(I8, (4, 16), IN)])
+    (y,) = b.operation("DEQUANTIZE", [q], [(DType.FLOAT32, (4, 16))])
+    model = b.build([y])
+    given = [[np.linspace(-8, 8, 64, dtype=np.float32).reshape(4, 16)]]
+    (ours,), (wanted,) = (
+        run_on([cpu()], model, given, "relaxed"),
+        run_on(["reference"], model, given),
+    )
+    assert np.abs(ours[0] - wanted[0]).max() <= IN.scale * 1.001
+
+
+def test_the_default_policy_leaves_them_to_the_reference_and_says_why() -> None:
+    case = CASES[0]
+    devices: list[str | Device] = [cpu(), "reference"]
+    with penstock.compile(case.model, devices=devices, cache=False) as compiled:
+        (placement,) = compiled.plan.operations
+        assert placement.device == "reference"
+        assert "relaxed" in placement.reasons["openvino-cpu"]
+    policy = penstock.Policy(accuracy="relaxed")
+    with penstock.compile(case.model, devices=devices, cache=False, policy=policy) as compiled:
+        assert compiled.plan.operations[0].device == "openvino-cpu"
