@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock.drivers.reference import create
 from penstock.drivers.reference.ops.kernel import KERNELS
 from penstock.errors import InvalidAttribute, InvalidOperation, PenstockError
 from penstock.export.tflite.encoding import encode
@@ -87,8 +86,7 @@ def has_shape_inference(row: OperationSpec) -> None:
 
 
 def has_a_reference_implementation(row: OperationSpec) -> None:
-    create()
-    assert row.name in KERNELS or row.name in LOWERED
+    assert row.name in LOWERED or callable(KERNELS[row.name])
 
 
 def has_a_golden_case(row: OperationSpec) -> None:

@@ -8,13 +8,15 @@ returns a `Kernel`; or it raises `Unsupported`, and its reason becomes the drive
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Struct, field
 
+from penstock.drivers.reference.ops import MODULES
 from penstock.errors import MissedDeadlineTransient, PenstockError
 from penstock.hal import ExecutionConfig
 from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization, Subgraph
@@ -129,18 +131,43 @@ def require(condition: bool, reason: str) -> None:
         raise Unsupported(reason)
 
 
-KERNELS: Final[dict[str, Builder]] = {}
-"""Builders by row of the operation table (`Operation.key`)."""
+class _Kernels(Mapping[str, Builder]):
+    """Builders by row of the operation table (`Operation.key`). The module that has a row's builder is
+    imported when the row is first asked for: networks use few, and every start would wait for all.
+    """
+
+    def __init__(self) -> None:
+        self._modules = {row: module for module, rows in MODULES.items() for row in rows.split()}
+        self._registered: dict[str, Builder] = {}
+
+    def register(self, key: str, builder: Builder) -> None:
+        if key in self._registered:
+            raise ValueError(f"{key} has a builder already")
+        self._registered[key] = builder
+
+    def __getitem__(self, key: str) -> Builder:
+        if key not in self._registered:
+            import_module(f"{__package__}.{self._modules[key]}")
+        return self._registered[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+KERNELS: Final = _Kernels()
 
 
 def kernel(*keys: str) -> Callable[[Builder], Builder]:
-    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>)."""
+    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>), which `MODULES` lists
+    for its module.
+    """
 
     def register(builder: Builder) -> Builder:
         for key in keys:
-            if key in KERNELS:
-                raise ValueError(f"{key} has a builder already")
-            KERNELS[key] = builder
+            KERNELS.register(key, builder)
         return builder
 
     return register
