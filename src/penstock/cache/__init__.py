@@ -1,7 +1,7 @@
 """The compilation cache: what a compile left behind, found again, verified by its driver, explained.
 
 `CacheInfo` says where a compile's cache is, `Cache` looks after a directory. A driver never sees any of
-this: it gets open files (docs/cache-format.md).
+this: it gets open files. docs/cache-directory.md has the layout.
 """
 
 from importlib import import_module

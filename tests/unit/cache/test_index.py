@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hmac
 import json
+import re
 
 import pytest
 from hypothesis import given, strategies as st
@@ -29,6 +31,14 @@ def test_a_record_comes_back() -> None:
 
 def test_people_can_read_it() -> None:
     assert json.loads(PACKED)["record"]["device"] == "lab"
+
+
+def test_another_language_can_verify_it() -> None:
+    """By docs/cache-directory.md alone."""
+    whole = re.fullmatch(rb'{"record":(.*),"seal":"([0-9a-f]{64})"}\n', PACKED)
+    assert whole is not None
+    seal = hmac.digest(KEY, b"penstock cache index\0" + whole[1], "sha256")
+    assert seal.hex().encode() == whole[2]
 
 
 def test_another_key_or_token_has_another_index() -> None:
