@@ -1,0 +1,108 @@
+"""What happens on a miss: one process compiles and publishes, the others wait for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from msgspec.structs import replace
+
+from penstock import knobs
+from penstock.cache.index import IndexRecord
+from penstock.cache.lease import Lease
+from penstock.cache.opened import OpenFiles
+from penstock.compilation.caching import Entry, Obtained, compiled, report_of, with_files
+from penstock.compilation.calls import call_driver
+from penstock.compilation.misses import explained
+from penstock.compilation.receipt import CacheOutcome
+from penstock.errors import CacheError, DriverError, NotYetWritten
+from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
+
+log = logging.getLogger(__name__)
+
+
+def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
+    """*entry*, which *missed*, compiled and published, or loaded after somebody else did both."""
+    step, device = entry.step, entry.device
+    reason = explained(entry, missed)
+    log.info("step %d on %s: cache miss: %s", step.index, device.name, reason)
+    try:
+        lease = _lease(entry)
+    except CacheError as error:
+        return _compile_without_saving(entry, reason, str(error))
+    if lease is None:
+        held = f"another process has been compiling it for {knobs.lease_seconds():g} s"
+        return _compile_without_saving(entry, reason, held)
+    with lease:
+        if lease.waited:
+            loaded = entry.load()
+            if isinstance(loaded, Obtained):
+                return loaded
+            missed, reason = loaded, explained(entry, loaded)
+        if isinstance(missed, NotYetWritten) and (writer := lease.late_writer()) is not None:
+            return _compile_without_saving(entry, reason, f"{writer} is still to write it")
+        return _compile(entry, lease, reason)
+
+
+def _lease(entry: Entry) -> Lease | None:
+    config = entry.config
+    wait_ns = int(knobs.lease_seconds() * 1e9)
+    if config.deadline_ns is not None:
+        wait_ns = min(wait_ns, max(0, config.deadline_ns - time.monotonic_ns()))
+    if config.progress is not None:
+        config.progress(ProgressEvent("lease", entry.device.name, 0, 1))
+    return entry.directory.lease(entry.key.token, wait_ns=wait_ns, cancel=config.cancel)
+
+
+def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
+    try:
+        files = lease.create(entry.needed)
+    except CacheError as error:
+        return _compile_without_saving(entry, reason, str(error))
+    with files:
+        began = time.perf_counter_ns()
+        try:
+            prepared = call_driver(entry.device, entry.step, with_files(entry.config, files))
+        except BaseException:
+            lease.discard(files)
+            raise
+        spent = time.perf_counter_ns() - began
+        not_saved = _publish(entry, lease, files, report_of(prepared), spent)
+    if not_saved:
+        log.warning("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved)
+    outcome = CacheOutcome("miss", reason, saved=not not_saved, not_saved=not_saved)
+    return Obtained(prepared, outcome, True)
+
+
+def _publish(
+    entry: Entry, lease: Lease, files: OpenFiles, report: CacheReport, compile_ns: int
+) -> str:
+    """Why nothing was published; empty when the entry stands."""
+    written = all(os.fstat(h.fd).st_size for h in (*files.model, *files.data))
+    if report.save == "failed" or not (written or report.later):
+        lease.discard(files)
+        return report.reason or f"device {entry.device.name} wrote nothing"
+    record = IndexRecord(
+        token=entry.key.token.hex(),
+        binding=entry.key.binding.hex(),
+        device=entry.device.name,
+        version=entry.device.version,
+        ingredients=dict(entry.key.ingredients),
+        models=entry.needed[0],
+        datas=entry.needed[1],
+        created=time.time(),
+        compile_ns=compile_ns,
+    )
+    try:
+        lease.publish(files, record, late=not written)
+    except CacheError as error:
+        return str(error)
+    return ""
+
+
+def _compile_without_saving(entry: Entry, reason: str, why: str) -> Obtained:
+    log.info("step %d on %s: will not be saved: %s", entry.step.index, entry.device.name, why)
+    bare = replace(entry.config, token=NO_TOKEN, binding=NO_TOKEN)
+    outcome = CacheOutcome("miss", reason, not_saved=why)
+    return compiled(entry.device, entry.step, bare, outcome)

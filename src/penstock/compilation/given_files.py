@@ -1,0 +1,40 @@
+"""Caching in files that the caller opened himself (`CacheInfo.from_fds`)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.compilation.caching import Caching, Obtained, compiled, hit, report_of
+from penstock.compilation.calls import call_driver_from_cache
+from penstock.compilation.misses import named
+from penstock.compilation.receipt import CacheOutcome
+from penstock.errors import DriverError
+from penstock.hal import CacheHandle, Device, PrepareConfig
+from penstock.partitioning.plan import ExecutionStep
+
+
+def obtain_in_given_files(
+    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching
+) -> Obtained:
+    """*step* loaded from the caller's descriptors, else compiled and saved in place."""
+    if len(caching.plan.steps) > 1:
+        reason = "files given by descriptor serve plans of one step"
+        return compiled(device, step, config, CacheOutcome("off", reason))
+    key = caching.key(device, step, config)
+    config = replace(
+        config,
+        token=key.token,
+        binding=key.binding,
+        model_cache=tuple(map(CacheHandle, caching.info.model_cache)),
+        data_cache=tuple(map(CacheHandle, caching.info.data_cache)),
+    )
+    try:
+        prepared = call_driver_from_cache(device, config)
+    except DriverError as error:
+        made = compiled(device, step, config, CacheOutcome("miss", named(error)))
+    else:
+        return Obtained(prepared, hit(prepared), False)
+    report = report_of(made.prepared)
+    return made._replace(
+        outcome=replace(made.outcome, saved=report.save == "saved", not_saved=report.reason)
+    )
