@@ -17,6 +17,7 @@ from penstock.cli.cache.explaining import readable
 from penstock.cli.main import app
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
+from penstock.testing.lab import LabDevice
 
 Run = Callable[..., Result]
 
@@ -279,6 +280,16 @@ def test_verify_of_one_entry_leaves_the_others_alone(
     assert run("cache", "verify", broken.token.hex()).exit_code == 1
     flip(sound.data_cache[0], 257)
     assert one_line(run("cache", "verify"), 1).endswith("; and 1 more")
+
+
+def test_verify_takes_an_unwritten_entry_for_a_miss(run: Run, model: Path, directory: Path) -> None:
+    device = LabDevice(mode="first_run")
+    with penstock.compile(model, devices=[device], cache=directory):
+        pass
+    data = parsed(run("cache", "verify", "--json"))
+    assert (data["verified"], data["refused"]) == (1, 0)
+    assert data["entries"][0]["error"]["type"] == "NotYetWritten"
+    assert "NotYetWritten: " in run("cache", "verify").stdout
 
 
 def test_an_entry_without_its_index_is_still_listed(run: Run, warm: Path, directory: Path) -> None:

@@ -11,6 +11,7 @@ from penstock.cli.cache.directory import find, open_cache, owner, short
 from penstock.cli.cache.listing import counted
 from penstock.cli.failures import Unfinished
 from penstock.cli.output import output_of
+from penstock.errors import NotYetWritten
 
 if TYPE_CHECKING:
     from penstock.cache import CacheEntry
@@ -30,7 +31,7 @@ def verify(
     cache = open_cache(directory)
     wanted = None if token is None else find(cache.entries(), token).token
     results = [r for r in cache.verify() if wanted is None or r[0].token == wanted]
-    refused = [(entry, error) for entry, error in results if error is not None]
+    refused = [(entry, error) for entry, error in results if is_refused(error)]
     if results:
         output.table(
             ("token", "device", "verdict"),
@@ -50,6 +51,11 @@ def verify(
         entry, error = refused[0]
         more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
         raise Unfinished(f"entry {short(entry)} is refused: {error}{more}")
+
+
+def is_refused(error: CacheError | None) -> bool:
+    """An entry that its driver has not written is a miss, and nobody's defect."""
+    return error is not None and not isinstance(error, NotYetWritten)
 
 
 def describe(entry: CacheEntry, error: CacheError | None) -> dict[str, object]:
