@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -63,29 +65,28 @@ class _Run:
         outputs: Sequence[NDArray | None],
         config: ExecutionConfig,
     ) -> None:
-        later: list[tuple[NDArray, NDArray]] = []
+        given = [array if array.flags.aligned else array.copy() for array in inputs]
+        results = [
+            wanted if wanted is not None and wanted.flags.aligned else port.own()
+            for port, wanted in zip(self._outputs, outputs, strict=True)
+        ]
         try:
-            for index, (port, array) in enumerate(zip(self._inputs, inputs, strict=True)):
-                port.bind(index, array if array.flags.aligned else array.copy())
-            for index, (port, wanted) in enumerate(zip(self._outputs, outputs, strict=True)):
-                if wanted is None or not wanted.flags.aligned:
-                    own = port.own()
-                    port.bind(index, own)
-                    if wanted is not None:
-                        later.append((wanted, own))
-                else:
-                    port.bind(index, wanted)
-            self._request.start_async()
-            self._wait(config)
+            for index, (port, array) in enumerate(zip(self._inputs, given, strict=True)):
+                port.bind(index, array)
+            for index, (port, array) in enumerate(zip(self._outputs, results, strict=True)):
+                port.bind(index, array)
+            self._run(config)
         except RuntimeError as error:
             raise GeneralFailure(f"OpenVINO did not execute the model: {told(error)}") from error
-        for wanted, own in later:
-            wanted[...] = own
+        for wanted, result in zip(outputs, results, strict=True):
+            if wanted is not None and wanted is not result:
+                wanted[...] = result
 
-    def _wait(self, config: ExecutionConfig) -> None:
+    def _run(self, config: ExecutionConfig) -> None:
         if config.deadline_ns is None and config.cancel is None:
-            self._request.wait()
+            self._request.infer(share_outputs=True)
             return
+        self._request.start_async()
         while not self._request.wait_for(POLL_MS):
             late = config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns
             if late or (config.cancel is not None and config.cancel.is_set()):
@@ -104,25 +105,31 @@ class _Run:
 
 
 class _Port:
-    """One input or output of an infer request, and the address that it is bound to."""
+    """One input or output of an infer request, and the address that it is bound to.
+
+    What a tensor is made of lives as long as the request is bound to it, so tensors are made of addresses: the
+    caller's memory is his own again when a run is over, and each run binds every port anew.
+    """
 
     def __init__(self, port: Any, bind: Any) -> None:
-        self._tensor: Any = openvino().Tensor
-        self._bind, self._type = bind, port.element_type
-        self._shape = list(port.shape)
+        package = openvino()
+        self._tensor, self._bind = package.Tensor, bind
+        self._type, self._shape = port.element_type, package.Shape(list(port.shape))
         self._dtype = np.dtype(port.element_type.to_dtype())
+        self._memory = ctypes.c_char * (math.prod(port.shape) * self._dtype.itemsize)
         self._bound: int | None = None
         self._own: NDArray | None = None
 
     def bind(self, index: int, array: NDArray) -> None:
-        """Lets the request read or write *array*'s memory."""
+        """Lets the request read or write *array*'s memory, which the caller holds during the run."""
         address = array.ctypes.data
         if address != self._bound:
-            self._bind(index, self._tensor(array, self._shape, self._type))
+            memory = np.frombuffer(self._memory.from_address(address), np.uint8)
+            self._bind(index, self._tensor(memory, self._shape, self._type))
             self._bound = address
 
     def own(self) -> NDArray:
         """Memory for a value that cannot go where it is wanted."""
         if self._own is None:
-            self._own = np.empty(self._shape, self._dtype)
+            self._own = np.empty(list(self._shape), self._dtype)
         return self._own

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +18,13 @@ import pytest
 import penstock
 from penstock.drivers.openvino import OpenVinoDevice, create, installation
 from penstock.drivers.openvino.installation import Installation, Plugin
-from penstock.errors import DeviceUnavailable, PlacementError
-from penstock.hal import PrepareConfig
+from penstock.errors import (
+    Cancelled,
+    DeviceUnavailable,
+    MissedDeadlineTransient,
+    PlacementError,
+)
+from penstock.hal import CancelToken, ExecutionConfig, HostMemory, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder
 from tests.support_openvino import F32, cpu, needs_openvino
 
@@ -182,3 +191,39 @@ def test_it_computes_over_the_callers_memory() -> None:
         outputs = compiled.run([given], out=[out])
         assert np.array_equal(out, np.maximum(given, 0))
         assert outputs.receipt.copies == ()
+
+
+@needs_openvino
+def test_it_keeps_nothing_of_the_callers_memory() -> None:
+    device = cpu()
+    prepared = device.prepare_model(relu((1000,)), PrepareConfig())
+    given, out = np.zeros(1000, np.float32), np.empty(1000, np.float32)
+    request = Request((HostMemory(given),), (HostMemory(out),))
+    prepared.execute(request, ExecutionConfig())
+    watched = [weakref.ref(given), weakref.ref(out)]
+    del given, out, request
+    gc.collect()
+    assert [each() for each in watched] == [None, None]
+
+
+@needs_openvino
+def test_a_run_that_is_cancelled_or_late_ends_and_the_next_is_right() -> None:
+    """The network takes seconds on one thread."""
+    b = ModelBuilder()
+    x = b.input(F32, (1500, 1500), "x")
+    y = x
+    for _ in range(40):
+        (y,) = b.operation("BATCH_MATMUL", [y, x], [(F32, (1500, 1500))])
+    prepared = cpu().prepare_model(b.build([y]), PrepareConfig(num_threads=1))
+    given, out = np.zeros((1500, 1500), np.float32), np.ones((1500, 1500), np.float32)
+    request = Request((HostMemory(given),), (HostMemory(out),))
+    began = time.monotonic_ns()
+    with pytest.raises(MissedDeadlineTransient):
+        prepared.execute(request, ExecutionConfig(deadline_ns=began + 20_000_000))
+    token = CancelToken()
+    threading.Timer(0.02, token.set).start()
+    with pytest.raises(Cancelled):
+        prepared.execute(request, ExecutionConfig(cancel=token))
+    out.fill(1)
+    time.sleep(0.01)
+    assert out.all()
