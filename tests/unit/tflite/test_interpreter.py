@@ -404,7 +404,7 @@ class TestPlacement:
         assert program is not None
         assert program.compiled.plan.operations[0].device == device.name
         with pytest.raises(RuntimeError) as caught:
-            opened(models.chain(), policy=Policy(forbid={"NEG": ("*", "reference")}))
+            opened(models.chain(), devices=["reference"], policy=Policy(forbid={"NEG": "reference"}))
         assert isinstance(caught.value.__cause__, PlacementError)
 
     def test_cache_directories_are_still_to_come(self, tmp_path: Path) -> None:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.drivers.openvino.rules import (
-    convolution,
-    elementwise,
-    images,
-    matrices,
-    quantization,
-    reduction,
-    slicing,
-    structure,
-)
+from importlib import import_module
+from typing import Final
+
 from penstock.drivers.openvino.rules.rule import RULES, Rule
 
-__all__ = [
-    "RULES",
-    "Rule",
+FAMILIES: Final = (
     "convolution",
     "elementwise",
     "images",
@@ -25,4 +16,10 @@ __all__ = [
     "reduction",
     "slicing",
     "structure",
-]
+)
+"""Modules whose functions register themselves."""
+
+__all__ = ["RULES", "Rule"]
+
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")
