@@ -48,7 +48,10 @@ from penstock.sealed import Seal
 
 
 class SampleDevice(DeviceBase):
-    """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named."""
+    """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named.
+
+    What it prepares it keeps in a model file and a data file, sealed by *seal*.
+    """
 
     name = "sample"
     version = f"1 (numpy {np.__version__})"
@@ -66,6 +69,9 @@ class SampleDevice(DeviceBase):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         return [support(model.entry, operation) for operation in model.operations]
 
+    def cache_files_needed(self) -> tuple[int, int]:
+        return 1, 1
+
     def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
         validate_prepare(model, config)
         self._require_support(model)
@@ -73,9 +79,6 @@ class SampleDevice(DeviceBase):
         if config.model_cache or config.data_cache:
             prepared.cache_report = self._save(model, config)
         return prepared
-
-    def cache_files_needed(self) -> tuple[int, int]:
-        return 1, 1
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> SamplePreparedModel:
         validate_prepare_config(config)
@@ -145,7 +148,7 @@ class SamplePreparedModel(PreparedModelBase):
             inputs = [values[i] for i in operation.inputs if i in values]
             try:
                 result = KERNELS[operation.type](operation.attributes, inputs)
-            except ValueError as error:
+            except (ValueError, IndexError) as error:
                 raise GeneralFailure(f"operation {index} ({operation.type}): {error}") from error
             values[operation.outputs[0]] = result
 

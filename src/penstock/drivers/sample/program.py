@@ -95,5 +95,5 @@ def decode(program: memoryview, constants: memoryview) -> Model:
         )
         subgraph = Subgraph(operands, operations, read.inputs, read.outputs)
         return Model((subgraph,), (ConstantPool(constants),))
-    except (msgspec.MsgspecError, ModelError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, ModelError) as error:
         raise GeneralFailure(f"the cached program is malformed: {error}") from error
