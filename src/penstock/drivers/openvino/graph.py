@@ -101,22 +101,37 @@ class Graph:
         tensor = self.ov.Tensor(array, list(array.shape), self.ov.Type(array.dtype))
         return self.ov.op.Constant(tensor, shared_memory=True).output(0)
 
-    def weights(self, operand: Operand, value: NDArray, channels: Sequence[int]) -> Node:
-        """The constant *value* of a filter, real: quantised ones keep their integers, and the scales of
-        *operand*, one a channel laid out as the shape *channels*, are applied in the graph.
+    def weights(
+        self,
+        site: Site,
+        position: int,
+        order: Sequence[int],
+        shape: Sequence[int],
+        channels: Sequence[int],
+    ) -> Node:
+        """The filter at input *position*, real, its dimensions taken in *order* and then laid out as *shape*.
+
+        A constant one is laid out here; if it is quantised it keeps its integers, and its scales, one a channel
+        in the layout *channels*, are applied in the graph.
         """
-        node = self.constant(value)
+        operand = site.input(position)
+        if not operand.is_constant:
+            return self.reshape(
+                self.transpose(self.get(site.input_indexes[position]), order), shape
+            )
+        value = self.model.constant(operand).transpose(order).reshape(shape)
+        node, quantization = self.constant(value), operand.quantization
         if operand.dtype is DType.FLOAT32:
             return node
-        node, quantization = self.op.convert(node, "f32"), operand.quantization
+        node = self.op.convert(node, "f32")
         if quantization is None:
             return node
-        shape = tuple(channels) if quantization.per_channel else (1,) * value.ndim
+        places = tuple(channels) if quantization.per_channel else (1,) * value.ndim
         zeros = np.array(quantization.zero_points, np.float32)
         scales = np.array(quantization.scales, np.float32)
         if zeros.any():
-            node = self.op.subtract(node, self.op.constant(zeros.reshape(shape)))
-        return self.op.multiply(node, self.op.constant(scales.reshape(shape)))
+            node = self.op.subtract(node, self.op.constant(zeros.reshape(places)))
+        return self.op.multiply(node, self.op.constant(scales.reshape(places)))
 
     def reshape(self, node: Node, shape: Sequence[int]) -> Node:
         return self.op.reshape(node, self.whole(shape), special_zero=False)

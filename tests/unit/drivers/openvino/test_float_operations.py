@@ -45,11 +45,13 @@ def unary() -> list[OneOperation]:
         "EXP",
         "SQUARE",
         "ELU",
+        "SIN",
+        "COS",
     ]
     made = [operation(kind.lower(), kind, [(3, 17)], [(3, 17)]) for kind in kinds]
     positive = [
         operation(f"{kind.lower()}_of_squares", kind, [numbers(40) ** 2 + 0.01], [(40,)])
-        for kind in ("SQRT", "RSQRT")
+        for kind in ("SQRT", "RSQRT", "LOG")
     ]
     shapes: list[tuple[int, ...]] = [(), (1,), (2, 3, 4), IMAGE, (2, 1, 3, 2, 2)]
     ranks = [operation(f"relu_of_rank_{len(s)}", "RELU", [s], [s]) for s in shapes]
@@ -77,7 +79,8 @@ def binary() -> list[OneOperation]:
         for kind in ("ADD", "MUL")
         for a in ("RELU", "RELU6", "RELU_N1_TO_1")
     ]  # fmt: skip
-    return [*plain, *broadcast, *fused]
+    power = operation("pow", "POW", [numbers(3, 9) ** 2, (3, 9)], [(3, 9)])
+    return [*plain, *broadcast, *fused, power]
 
 
 def conv(
@@ -113,6 +116,18 @@ def convolutions() -> list[OneOperation]:
         conv("depthwise_stride_2", IMAGE, (1, 3, 3, 5), (1, 4, 3, 5), depthwise, stride_h=2, stride_w=2,
              fused_activation_function="RELU"),
         conv("depthwise_of_one_channel", (1, 7, 6, 1), (1, 3, 3, 4), (1, 7, 6, 4), depthwise, padding="SAME"),
+    ]  # fmt: skip
+
+
+def computed_filters() -> list[OneOperation]:
+    """Filters and biases that are inputs, as those that a network dequantises from float16."""
+    steps = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    return [
+        operation("conv_of_inputs", "CONV_2D", [IMAGE, (4, 3, 3, 5), (4,)], [(1, 7, 6, 4)], steps),
+        operation("depthwise_of_inputs", "DEPTHWISE_CONV_2D", [IMAGE, (1, 3, 3, 10), (10,)], [(1, 7, 6, 10)], steps),
+        operation("fully_connected_of_inputs", "FULLY_CONNECTED", [(3, 20), (7, 20), (7,)], [(3, 7)]),
+        operation("transpose_conv_of_inputs", "TRANSPOSE_CONV", [whole(1, 8, 10, 6), (6, 3, 3, 3), (1, 4, 5, 3), (6,)],
+                  [(1, 8, 10, 6)], {"stride_h": 2, "stride_w": 2, "padding": "SAME"}),
     ]  # fmt: skip
 
 
@@ -222,6 +237,7 @@ def structure() -> list[OneOperation]:
                   {"begin_mask": 1, "end_mask": 1}),
         operation("strided_slice_shrinks", "STRIDED_SLICE", [(4, 6), whole(-1, 0), whole(0, 6), whole(1, 1)], [(6,)],
                   {"shrink_axis_mask": 1}),
+        operation("gather", "GATHER", [IMAGE, np.array([[3, 0], [5, 5]], np.int32)], [(1, 7, 2, 2, 5)], {"axis": 2}),
         operation("dequantize_float16", "DEQUANTIZE", [numbers(5, 5).astype(np.float16)], [(5, 5)]),
     ]  # fmt: skip
 
@@ -230,6 +246,7 @@ CASES: Final = [
     *unary(),
     *binary(),
     *convolutions(),
+    *computed_filters(),
     *transposed(),
     *images(),
     *matrices(),

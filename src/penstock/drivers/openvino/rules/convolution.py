@@ -14,11 +14,8 @@ from penstock.ir import DType, NDArray
 
 
 def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
-    """The class of a layer of constant weights: all float32, or 8-bit data and weights with an int32 bias."""
+    """The class of a layer: all float32, or 8-bit data with constant 8-bit weights and a constant int32 bias."""
     activation(site, ACTIVATIONS)
-    site.constant(weights, "its filter")
-    if site.has(bias):
-        site.constant(bias, "its bias")
     accuracy = activations(site, [data])
     kind = site.input(weights).dtype
     if accuracy == "relaxed":
@@ -33,21 +30,35 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
 
 
 def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
+    site.constant(weights, "its quantised filter")
     operand = site.input(weights)
     if operand.dtype not in QUANTIZED:
         site.refuse_types()
     require(operand.quantization is not None, "quantised weights without a scale")
     one_scale(site.input(data))
     if site.has(bias):
+        site.constant(bias, "its quantised bias")
         require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
 
 
-def add_bias(graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, bias: int = 2, data: int = 0, weights: int = 1) -> Node:  # fmt: skip
+def add_bias(
+    graph: Graph,
+    site: Site,
+    node: Node,
+    shape: tuple[int, ...],
+    *,
+    bias: int = 2,
+    data: int = 0,
+    weights: int = 1,
+) -> Node:
     """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times weight scale."""
     if not site.has(bias):
         return node
+    operand = site.input(bias)
+    if not operand.is_constant:
+        return graph.op.add(node, graph.reshape(graph.get(site.input_indexes[bias]), shape))
     value = site.constant(bias, "its bias")
-    if site.input(bias).dtype is not F32:
+    if operand.dtype is not F32:
         value = value.astype(np.float32) * _bias_scales(site, data, weights)
     return graph.op.add(node, graph.constant(value.reshape(shape)))
 
@@ -76,18 +87,18 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [out, height, width, in]; of fewer `in` than the image has channels, a group each."""
     image, filters = site.shape(0), site.shape(1)
     w = windows(site, image[1:3], filters[1:3])
-    value = site.constant(1, "its filter").transpose(0, 3, 1, 2)
+    order, outer = (0, 3, 1, 2), (filters[3], *filters[1:3])
     x, outputs, groups = (
         graph.get(site.input_indexes[0], first=True),
         filters[0],
         image[3] // filters[3],
     )
     if groups == 1:
-        weights = graph.weights(site.input(1), value, (outputs, 1, 1, 1))
+        weights = graph.weights(site, 1, order, (outputs, *outer), (outputs, 1, 1, 1))
         node = graph.op.convolution(x, weights, w.strides, w.before, w.after, w.dilations)
     else:
-        grouped = value.reshape(groups, outputs // groups, *value.shape[1:])
-        weights = graph.weights(site.input(1), grouped, (groups, outputs // groups, 1, 1, 1))
+        split = (groups, outputs // groups)
+        weights = graph.weights(site, 1, order, (*split, *outer), (*split, 1, 1, 1))
         node = graph.op.group_convolution(x, weights, w.strides, w.before, w.after, w.dilations)
     finish(graph, site, node)
 
@@ -98,10 +109,7 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     image, filters = site.shape(0), site.shape(1)
     w = windows(site, image[1:3], filters[1:3])
     channels = (image[3], filters[3] // image[3], 1)
-    value = site.constant(1, "its filter")[0].transpose(2, 0, 1)
-    weights = graph.weights(
-        site.input(1), value.reshape(*channels, *filters[1:3]), (*channels, 1, 1)
-    )
+    weights = graph.weights(site, 1, (3, 0, 1, 2), (*channels, *filters[1:3]), (*channels, 1, 1))
     x = graph.get(site.input_indexes[0], first=True)
     node = graph.op.group_convolution(x, weights, w.strides, w.before, w.after, w.dilations)
     finish(graph, site, node)
@@ -127,8 +135,8 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
         behind = spread - w.before[axis] - output[axis + 1]
         after.append(max(0, behind))
         beyond.append(max(0, -behind))
-    value = site.constant(1, "its filter").transpose(3, 0, 1, 2)
-    weights = graph.weights(site.input(1), value, (1, filters[0], 1, 1))
+    shape = (filters[3], filters[0], *filters[1:3])
+    weights = graph.weights(site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
     node = graph.op.convolution_backprop_data(
         graph.get(site.input_indexes[2], first=True),
         weights,

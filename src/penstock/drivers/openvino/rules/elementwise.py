@@ -28,9 +28,12 @@ UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
     "SQRT": lambda g, x: g.op.sqrt(x),
     "RSQRT": lambda g, x: g.op.divide(g.number(1.0), g.op.sqrt(x)),
     "SQUARE": lambda g, x: g.op.multiply(x, x),
+    "LOG": lambda g, x: g.op.log(x),
+    "SIN": lambda g, x: g.op.sin(x),
+    "COS": lambda g, x: g.op.cos(x),
     "ELU": lambda g, x: g.op.elu(x, 1.0),
 }
-FLOAT_ONLY: Final = frozenset({"NEG", "SQUARE"})
+FLOAT_ONLY: Final = frozenset({"NEG", "SQUARE", "LOG", "SIN", "COS", "POW"})
 
 BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
     "ADD": lambda op, a, b: op.add(a, b),
@@ -39,6 +42,7 @@ BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
     "DIV": lambda op, a, b: op.divide(a, b),
     "MAXIMUM": lambda op, a, b: op.maximum(a, b),
     "MINIMUM": lambda op, a, b: op.minimum(a, b),
+    "POW": lambda op, a, b: op.power(a, b),
     "SQUARED_DIFFERENCE": lambda op, a, b: op.squared_difference(a, b),
 }
 
@@ -59,6 +63,8 @@ def emit_unary(graph: Graph, site: Site) -> None:
 
 def _check_binary(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
+    if site.operation.type in FLOAT_ONLY:
+        require(site.input().dtype is F32, "only float32 values are computed here")
     if "fused_activation_function" in site.operation.attributes:
         activation(site, ACTIVATIONS)
     return activations(site)

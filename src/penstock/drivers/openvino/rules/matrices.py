@@ -23,7 +23,7 @@ def _check_fully_connected(site: Site) -> AccuracyClass:
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
-    weights = graph.weights(site.input(1), site.constant(1, "its filter"), (units, 1))
+    weights = graph.weights(site, 1, (0, 1), (units, depth), (units, 1))
     x, rows = graph.get(site.input_indexes[0]), -1
     if len(site.shape()) != 2 or site.shape()[1] != depth:
         x = graph.reshape(x, (rows, depth))

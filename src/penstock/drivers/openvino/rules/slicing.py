@@ -82,3 +82,30 @@ def emit_slice(graph: Graph, site: Site) -> None:
     if len(site.output_shape()) != len(shape):
         node = graph.reshape(node, site.output_shape())
     graph.move(site, node)
+
+
+def _check_gather(site: Site) -> AccuracyClass:
+    attributes = site.operation.attributes
+    require(attributes.integer("batch_dims") == 0, "a gather by batches")
+    indices, axis = site.integers(1, "its indexes"), _gather_axis(site)
+    size = site.shape()[axis]
+    require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
+    site.output_shape()
+    return moves(site)
+
+
+def _gather_axis(site: Site) -> int:
+    axis, rank = site.operation.attributes.integer("axis"), len(site.shape())
+    require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
+    return axis % rank
+
+
+@rule("GATHER", check=_check_gather)
+def emit_gather(graph: Graph, site: Site) -> None:
+    """Constant indexes of any shape along one dimension."""
+    node = graph.op.gather(
+        graph.get(site.input_indexes[0]),
+        graph.whole(site.integers(1, "its indexes")),
+        graph.whole([_gather_axis(site)]),
+    )
+    graph.move(site, graph.reshape(node, site.output_shape()))
