@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -196,8 +197,10 @@ def test_closing_ends_a_wait_for_the_lock(old: Rig, new: Rig) -> None:
         thread = threading.Thread(target=lambda: reports.append(new.write(writer, timeout=60.0)))
         thread.start()
         assert waiting.wait(30)
+        began = time.monotonic()
         writer.close()
         thread.join(30)
+        assert time.monotonic() - began < 30
     assert dropped(reports[0], "Unreadable: the late writer was closed while it waited")
 
 

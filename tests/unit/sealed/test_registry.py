@@ -281,12 +281,32 @@ def test_a_change_among_tampered_rows_makes_the_registry_anew(tmp_path: Path, na
     registry = tampered(tmp_path / "registry", TAMPERING[name])
     with pytest.raises(SealBroken):
         registry.remove(bytes([FAR] * 32), bytes([2] * 16))
-    before = registry.open().registry
+    before, file = registry.open().registry, (tmp_path / "registry").stat().st_ino
     registry.begin(row(3, FAR))
     assert [found.entry[0] for found in registry.rows()] == [3]
     assert registry.open().registry != before
+    # Not by taking the file away from other processes.
+    assert (tmp_path / "registry").stat().st_ino == file
     registry.clear()
     assert registry.rows() == ()
+
+
+@pytest.mark.parametrize("name", TAMPERING)
+def test_digests_that_fit_tampered_rows_are_not_believed_without_the_key(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "registry"
+    registry = tampered(path, TAMPERING[name])
+    database = sqlite3.connect(path)
+    digests = [sqlite_registry._bucket(database, bucket)[0] for bucket in range(64)]
+    database.execute("UPDATE registry SET buckets = ?", (b"".join(digests),))
+    database.commit()
+    database.close()
+    with pytest.raises(SealBroken):
+        found_far(registry)
+    if name != "altered":
+        with pytest.raises(SealBroken, match="altered, or sealed with another key"):
+            registry.find(bytes(32), bytes([1] * 16))
 
 
 def test_tokens_of_every_beginning_are_told_apart(tmp_path: Path) -> None:
