@@ -1,0 +1,87 @@
+"""The corpus on OpenVINO: float networks under the rule of every driver, quantised ones by the answers they give."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.drivers.openvino import OpenVinoDevice
+from penstock.hal import AccuracyClass, Device
+from penstock.ir import NDArray
+from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.cases import Entry, Judge, check_labels, groups, load, rule, shapes
+from tests.golden.comparison import Case, compare
+from tests.support_openvino import cpu, needs_openvino
+
+pytestmark = needs_openvino
+
+MOST_MACS: Final = 120_000_000
+FLOAT: Final = frozenset({"float32", "float16-weights"})
+QUANTIZED: Final = frozenset({"int8", "uint8"})
+SHARE_OF_EQUAL_CLASSES: Final = 0.75
+"""Of the cases of one network, those whose top class must be LiteRT's: what `relaxed` keeps."""
+
+
+def small(schemes: frozenset[str]) -> list[Any]:
+    """Groups of cases of the networks of these schemes that run in a fraction of a second."""
+    return [
+        parameter
+        for parameter in groups("network", {})
+        if parameter.values[0]["dtype_scheme"] in schemes
+        and (parameter.values[0].get("macs") or 0) <= MOST_MACS
+    ]
+
+
+def run(
+    entry: Entry, cases: list[dict[str, Any]], device: OpenVinoDevice, accuracy: AccuracyClass
+) -> tuple[list[Case], list[list[NDArray]]]:
+    """What LiteRT recorded for each case, and what OpenVINO computes with the reference driver's help."""
+    if CORPUS is None:
+        raise FileNotFoundError(NO_CORPUS)
+    path = CORPUS / "models" / entry["file"]
+    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    model, signature = load(path), cases[0].get("signature")
+    sizes = shapes(model, signature, cases[0].get("resize_inputs"))
+    devices: list[str | Device] = [device, "reference"]
+    policy = penstock.Policy(accuracy=accuracy, allow_fallback=False)
+    recorded, computed = [], []
+    with penstock.compile(
+        model, devices=devices, signature=signature, shapes=sizes, policy=policy, cache=False
+    ) as net:
+        for position, case in enumerate(cases):
+            given = [arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]]
+            wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
+            outputs = net.run(dict(zip(case["inputs"], given, strict=True)) if signature else given)
+            computed.append([outputs[k if signature else int(k)] for k in case["outputs"]])
+            recorded.append(Case(wanted, Judge(path, arrays, cases[: position + 1])))
+    return recorded, computed
+
+
+@pytest.mark.parametrize(("entry", "cases"), small(FLOAT))
+def test_float_networks_are_right(entry: Entry, cases: list[dict[str, Any]]) -> None:
+    recorded, computed = run(entry, cases, cpu(), "faithful")
+    for case, wanted, got in zip(cases, recorded, computed, strict=True):
+        compare(got, wanted, rule(entry))
+        check_labels(case, got)
+
+
+@pytest.mark.parametrize(("entry", "cases"), small(QUANTIZED))
+def test_quantized_networks_keep_their_answers(entry: Entry, cases: list[dict[str, Any]]) -> None:
+    device = cpu()
+    recorded, computed = run(entry, cases, device, "relaxed")
+    assert device.compiles, "OpenVINO took no partition"
+    for case, got in zip(cases, computed, strict=True):
+        if "expected_top1" in case:
+            assert is_top(got[0], case["expected_top1"]), case["expected_label"]
+    if "classification" in entry["task"] or "keyword" in entry["task"]:
+        pairs = zip(recorded, computed, strict=True)
+        same = [is_top(got[0], int(np.argmax(case.out[0]))) for case, got in pairs]
+        assert np.mean(same) >= SHARE_OF_EQUAL_CLASSES, same
+
+
+def is_top(scores: NDArray, index: int) -> bool:
+    """Whether no class scores higher than *index*."""
+    return bool(scores.reshape(-1)[index] == scores.max())
