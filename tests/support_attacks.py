@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 from unittest import mock
 
 import numpy as np
+from msgspec import structs
 
 import penstock
 from penstock.cache.directory import CacheDirectory
+from penstock.cache.eviction import collect
 from penstock.cache.info import CacheInfo
 from penstock.compilation import caching
 from penstock.errors import CacheError, GeneralFailure, PenstockError
@@ -40,6 +44,7 @@ from penstock.sealed import (
     registry_path,
 )
 from penstock.testing.lab import LabDevice
+from penstock.testing.lab.prepared import LabPreparedModel
 from tests.support_sealed import BINDING, QUICK_FILES, TOKEN, QuickConnection, quick_connect
 
 F32 = DType.FLOAT32
@@ -105,6 +110,7 @@ class LabRig:
     keys: KeyStore | None = None
     version: str = "1"
     folder: str = "cache"
+    clock: Callable[[], float] = time.time
     device_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -149,7 +155,13 @@ class LabRig:
 
     @property
     def directory(self) -> Callable[..., CacheDirectory]:
-        return partial(CacheDirectory, files=self.files, keys=self.key_store, seals=self.seal)
+        return partial(
+            CacheDirectory,
+            files=self.files,
+            keys=self.key_store,
+            clock=self.clock,
+            seals=self.seal,
+        )
 
     @contextmanager
     def injected(self) -> Iterator[None]:
@@ -181,6 +193,18 @@ class LabRig:
                 return outcome, compiled.run([given(model)])[0].copy()
             except PenstockError as error:
                 return outcome, type(error)
+
+    def peek(self, config: PrepareConfig) -> str:
+        """What a reader finds under the token and binding of *config*, without a compile: "hit <artefact>", or why not."""
+        try:
+            with self.directory(self.path).open(config.token, NEEDED) as files:
+                asked = structs.replace(
+                    config, model_cache=files.model, data_cache=files.data, lock=files.lock
+                )
+                with closing(self.device().prepare_model_from_cache(asked)) as prepared:
+                    return f"hit {prepared.cache_report.artefact}"
+        except (CacheError, GeneralFailure) as error:
+            return str(error).partition(":")[0]
 
     def hits(self, model: Model, info: Any = None, **more: Any) -> bool:
         """Whether the entry hits with no compile, and the right answer."""
@@ -231,15 +255,36 @@ class LabRig:
         return self.entries()[new]
 
     def litter(self) -> list[str]:
-        """Names in the cache directory that are neither a published file nor an index or lock of one."""
+        """Names in the cache directory that are neither a published file nor an index or lock of one, once it
+        was swept.
+        """
         if not self.path.exists():
             return []
+        collect(self.directory(self.path).store, None)
         published = set(self.entries())
         return sorted(
             p.name
             for p in self.path.iterdir()
             if p.name[:64] not in published or p.name[64:] not in {*PLACES, ".json", ".lock"}
         )
+
+
+def config_of(model: Model, token: bytes | None = None) -> PrepareConfig:
+    """What a compile asks the lab device with, but for the files."""
+    asked: list[PrepareConfig] = []
+
+    class Recording(LabDevice):
+        def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
+            asked.append(config)
+            return super().prepare_model(model, config)
+
+    with TemporaryDirectory() as root:
+        rig = LabRig(Path(root))
+        device = Recording(registry=rig.registry(), keys=rig.key_store)
+        with rig.injected():
+            penstock.compile(model, devices=[device], cache=CacheInfo(rig.path, token)).close()
+    (config,) = asked
+    return structs.replace(config, model_cache=(), data_cache=(), lock=None)
 
 
 class KeptConnection(QuickConnection):

@@ -13,6 +13,7 @@ from penstock import knobs
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
 from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
+from penstock.cache.marks import mark
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
 from penstock.cache.store import LOCK_SECONDS, FileVersion, Store
@@ -95,6 +96,8 @@ class Lease:
             try:
                 with store.naming("written"):
                     self._replace(files, record)
+                awaited = late and empty
+                marked = awaited and mark(files.lock.fd)
             finally:
                 store.release(lock)
         except BaseException:
@@ -103,8 +106,8 @@ class Lease:
             raise
         files.temporaries = ()
         self._awaited = None
-        if late and empty:
-            self._leave_to_late_writer(record)
+        if awaited:
+            self._leave_to_late_writer(record, marked=marked)
         with suppress(OSError, Unreadable):
             limit = knobs.cache_limit_mib()
             collect(store, limit << 20 if limit > 0 else None, keep=self._token)
@@ -197,15 +200,10 @@ class Lease:
             store.write_record(token, record)
         store.forget(token, record, replaced - store.entry_ids(token, record))
 
-    def _leave_to_late_writer(self, record: IndexRecord) -> None:
+    def _leave_to_late_writer(self, record: IndexRecord, *, marked: bool) -> None:
         """Others may recompile an entry that is there and does not load, but not one that is still to be written."""
-        claim = Claim.of_this_process(
-            self._store.clock(),
-            knobs.late_write_seconds(),
-            late=True,
-            models=record.models,
-            datas=record.datas,
-        )
+        claim = Claim.of_this_process(self._store.clock(), knobs.late_write_seconds())
+        claim = claim.late_writers(record.models, record.datas, marked=marked)
         with suppress(OSError):
             self._write(claim)
             self._awaited = claim
@@ -240,10 +238,10 @@ def take_lease(
         if cancel is not None:
             cancel.check()
         return None
-    if seen is not None and store.version_of(seen[0]) != seen[1]:
-        waited = True
     lease = Lease(store, token, fd, waited=waited)
     try:
+        if seen is not None and store.version_of(seen[0]) != seen[1]:
+            lease.waited = True
         with store.naming("written"):
             lease.begin()
     except BaseException:
