@@ -7,9 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from penstock.blobcache import PersistentBlobCache
 from penstock.errors import CacheError, GeneralFailure, InputError
 from penstock.hal import (
     CacheHandle,
@@ -27,10 +26,13 @@ from penstock.hal import (
 from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
 from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
-from penstock.testing.lab.blobs import Artefacts
 from penstock.testing.lab.compiler import compile_model, optimise, support
 from penstock.testing.lab.prepared import LabPreparedModel, said
 from penstock.testing.lab.program import Bytes, Program, decode, encode, join, split
+
+if TYPE_CHECKING:
+    from penstock.blobcache import PersistentBlobCache
+    from penstock.testing.lab.blobs import Artefacts
 
 Mode: TypeAlias = Literal["now", "first_run", "staged"]
 
@@ -90,7 +92,11 @@ class LabDevice(DeviceBase):
         self.name, self.version, self.feature_level = name, version, feature_level
         self.mode, self.uses = mode, uses
         self._needed, self._trust = files, (registry, keys, file_system)
-        self._artefacts = None if blobs is None else Artefacts(blobs, name, version)
+        self._artefacts: Artefacts | None = None
+        if blobs is not None:
+            from penstock.testing.lab.blobs import Artefacts
+
+            self._artefacts = Artefacts(blobs, name, version)
         self._on_engine = on_engine
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from penstock.errors import GeneralFailure
@@ -56,8 +56,7 @@ class MalformedProgram(GeneralFailure):
     """Bytes are not a program of the lab device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """A value: a constant at *offset* of the weights, else an input or the result of an instruction."""
 
     dtype: DType
@@ -69,8 +68,7 @@ class Slot:
         return math.prod(self.shape) * self.dtype.numpy.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(msgspec.Struct, frozen=True):
     """One operation; *inputs* and *output* are numbers of slots."""
 
     opcode: str
@@ -81,8 +79,7 @@ class Instruction:
     beta: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """Everything that an execution needs."""
 
     artefact: str
