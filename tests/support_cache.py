@@ -18,6 +18,7 @@ from penstock.errors import CacheError
 from penstock.sealed import (
     FileKeyStore,
     KeyStore,
+    LateWriter,
     Owner,
     RegistryState,
     Row,
@@ -148,26 +149,44 @@ class Bench:
             created=self.clock(),
         )
 
-    def compile_under(
-        self, lease: Lease, token: bytes, text: str, *, late: bool = False, **ingredients: str
-    ) -> None:
+    def compile_under(self, lease: Lease, token: bytes, text: str, **ingredients: str) -> None:
         with lease.create(NEEDED) as files:
-            if not late:
-                *model, data = payloads_of(text)
-                report = self.seal().save(
-                    files.model, files.data, token, self.binding, model=model, data=[data]
-                )
-                if not report.saved:
-                    lease.discard(files)
-                    raise Unsaved(report.reason)
-            lease.publish(files, self.record(token, **ingredients), late=late)
+            *model, data = payloads_of(text)
+            report = self.seal().save(
+                files.model, files.data, token, self.binding, model=model, data=[data]
+            )
+            if not report.saved:
+                lease.discard(files)
+                raise Unsaved(report.reason)
+            lease.publish(files, self.record(token, **ingredients))
 
-    def compile(self, token: bytes, text: str, *, late: bool = False, **ingredients: str) -> None:
+    def compile(self, token: bytes, text: str, **ingredients: str) -> None:
         """Leases, saves the payloads of *text* and publishes them."""
         lease = self.directory.lease(token, wait_ns=0)
         assert lease is not None
         with lease:
-            self.compile_under(lease, token, text, late=late, **ingredients)
+            self.compile_under(lease, token, text, **ingredients)
+
+    def compile_later(self, token: bytes) -> LateWriter:
+        """Publishes an entry that the writer is going to write, as a driver that compiles at first execution."""
+        lease = self.directory.lease(token, wait_ns=0)
+        assert lease is not None
+        with lease, lease.create(NEEDED) as files:
+            writer = LateWriter(
+                self.seal(),
+                files.model,
+                files.data,
+                token,
+                self.binding,
+                lock=files.lock,
+                expected=None,
+            )
+            try:
+                lease.publish(files, self.record(token), late=True)
+            except BaseException:
+                writer.close()
+                raise
+        return writer
 
     def load(self, token: bytes, texts: Sequence[str]) -> str | type[CacheError]:
         """Which of *texts* the entry holds, or the class of the refusal."""

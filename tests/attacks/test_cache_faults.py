@@ -26,7 +26,7 @@ def publish(bench: Bench) -> None:
 
 
 def publish_for_later(bench: Bench) -> None:
-    bench.compile(TOKEN, "", late=True)
+    bench.compile_later(TOKEN).close()
 
 
 def compile_in_vain(bench: Bench) -> None:

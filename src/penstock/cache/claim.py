@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+from msgspec import structs
 
 from penstock.cache.index import Count
 
@@ -20,7 +21,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     The process *pid* that *started* at this tick of the system *boot*, in the process *namespace* (each
     empty where the platform does not tell), claims the entry for *seconds*, *until* this second since the
-    epoch. With *late* its driver will write the *models* and *datas* files some time before then.
+    epoch. With *late* its driver will write the *models* and *datas* files some time before then; where it is
+    also *marked* it has given that up once no opening of the entry's lock is (`penstock.cache.marks`).
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
@@ -32,11 +34,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     late: bool = False
     models: Count = 0
     datas: Count = 0
+    marked: bool = False
 
     @classmethod
-    def of_this_process(
-        cls, now: float, seconds: float, *, late: bool = False, models: int = 0, datas: int = 0
-    ) -> Claim:
+    def of_this_process(cls, now: float, seconds: float) -> Claim:
         pid = os.getpid()
         return cls(
             pid=pid,
@@ -45,10 +46,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             namespace=namespace(),
             until=now + seconds,
             seconds=seconds,
-            late=late,
-            models=models,
-            datas=datas,
         )
+
+    def late_writers(self, models: int, datas: int, *, marked: bool) -> Claim:
+        """The same process's claim while its driver is still to write the files."""
+        return structs.replace(self, late=True, models=models, datas=datas, marked=marked)
 
     def pack(self) -> bytes:
         return msgspec.json.encode(self)

@@ -149,8 +149,8 @@ class CacheDirectory:
         return held
 
     def _who_writes(self, token: bytes) -> str:
-        from penstock.cache.eviction import late_claim
+        from penstock.cache.eviction import awaited_claim
 
-        if (claim := late_claim(self.store, token)) is None:
+        if (claim := awaited_claim(self.store, token)) is None:
             return "the entry is empty, and nobody is going to write it any more"
         return f"the driver of process {claim.pid} has not written the entry yet"

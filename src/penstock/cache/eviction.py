@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
+from penstock.cache.marks import is_marked
 from penstock.cache.naming import (
     Role,
     file_names,
@@ -16,7 +17,7 @@ from penstock.cache.naming import (
     parse_name,
 )
 from penstock.cache.store import Store
-from penstock.errors import CacheError, InputError
+from penstock.errors import CacheError
 from penstock.sealed.files import FileStatus, open_cache_file
 
 
@@ -112,7 +113,7 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
     with _exclusively(store, token) as held:
         if not held or not _unchanged(store, group):
             return False
-        if only_if_dead and late_claim(store, token):
+        if only_if_dead and awaited_claim(store, token):
             return False
         if (record := store.read_record(token)) is not None:
             entries = store.entry_ids(token, record)
@@ -175,25 +176,29 @@ def _remove_lease(store: Store, token: bytes) -> None:
         store.unlink_quietly([lease_name(token)])
 
 
-def late_claim(store: Store, token: bytes) -> Claim | None:
-    """The claim of a late writer of the entry, if it lives and has time left."""
+def awaited_claim(store: Store, token: bytes) -> Claim | None:
+    """The claim of the late writer that the entry waits for: it is there and empty, and the writer has it open,
+    lives as far as can be told, and has time left.
+    """
     with suppress(OSError, CacheError):
         fd = open_cache_file(store.path / lease_name(token), files=store.files)
         try:
             claim = Claim.unpack(store.read_small(fd, MOST_CLAIM_BYTES))
         finally:
             store.close(fd)
-        if claim and claim.late and not claim.expired(store.clock()) and not claim.dead():
-            return claim
-    return None
-
-
-def awaited_claim(store: Store, token: bytes) -> Claim | None:
-    """As `late_claim`, while the entry is there and still empty."""
-    if (claim := late_claim(store, token)) is None:
-        return None
-    with suppress(OSError, InputError):
+        if claim is None or not claim.late or claim.expired(store.clock()) or claim.dead():
+            return None
         names = [n for names in file_names(token, claim.models, claim.datas) for n in names]
-        if not any(store.files.status_of(store.path / name).size for name in names):
+        if any(store.files.status_of(store.path / name).size for name in names):
+            return None
+        if not claim.marked or _is_marked(store, token):
             return claim
     return None
+
+
+def _is_marked(store: Store, token: bytes) -> bool:
+    fd = open_cache_file(store.path / lock_name(token), files=store.files)
+    try:
+        return is_marked(fd)
+    finally:
+        store.close(fd)

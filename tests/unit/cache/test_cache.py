@@ -153,7 +153,7 @@ def test_a_lost_registry_is_named(bench: Bench) -> None:
 
 def test_an_entry_that_is_not_yet_written_is_named(tmp_path: Path) -> None:
     bench = Bench(tmp_path, clock=time.time)
-    bench.compile(TOKENS[0], "", late=True)
+    bench.compile_later(TOKENS[0]).close()
     ((_, error),) = cache_of(bench).verify()
     assert type(error) is NotYetWritten
 

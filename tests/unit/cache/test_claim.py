@@ -19,7 +19,7 @@ NOW = 1_000_000.0
 
 
 def own(**changes: Any) -> Claim:
-    claim = Claim.of_this_process(NOW, 60.0, late=True, models=2, datas=1)
+    claim = Claim.of_this_process(NOW, 60.0).late_writers(2, 1, marked=False)
     return msgspec.structs.replace(claim, **changes)
 
 

@@ -238,16 +238,18 @@ def test_one_empty_file_is_for_the_driver_to_refuse(bench: Bench) -> None:
 
 
 def test_an_entry_that_is_to_be_written_later_is_not_yet_written(bench: Bench) -> None:
-    bench.compile(TOKEN, "", late=True)
+    writer = bench.compile_later(TOKEN)
     with pytest.raises(NotYetWritten, match=f"process {os.getpid()} has not written"):
         opens(bench)
+    writer.close()
 
 
 def test_an_empty_entry_that_nobody_will_write_says_so(bench: Bench) -> None:
-    bench.compile(TOKEN, "", late=True)
+    writer = bench.compile_later(TOKEN)
     bench.clock.now += knobs.late_write_seconds()
     with pytest.raises(NotYetWritten, match="nobody is going to"):
         opens(bench)
+    writer.close()
 
 
 def test_a_driver_that_wrote_nothing_is_not_published(bench: Bench) -> None:

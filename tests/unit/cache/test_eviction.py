@@ -157,13 +157,14 @@ def test_files_of_others_stay(bench: Bench) -> None:
 
 def test_entries_that_nobody_will_write_go(tmp_path: Path) -> None:
     bench = Bench(tmp_path, clock=time.time)
-    bench.compile(TOKENS[0], "", late=True)
+    writer = bench.compile_later(TOKENS[0])
     assert collect(bench.directory.store, None) == []
     assert bench.load(TOKENS[0], []) is NotYetWritten
     bench.clock = lambda: time.time() + knobs.late_write_seconds()
     assert collect(bench.directory.store, None) == [TOKENS[0]]
     assert bench.load(TOKENS[0], []) is NoEntry
     assert bench.names() == []
+    writer.close()
 
 
 def test_an_entry_without_an_index_goes_by_the_age_of_its_files(bench: Bench) -> None:

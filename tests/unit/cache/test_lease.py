@@ -253,30 +253,13 @@ def test_bytes_that_are_no_claim_are_no_obstacle(bench: Bench) -> None:
         assert lease.late_writer() is None
 
 
-def late(bench: Bench) -> tuple[LateWriter, Lease]:
-    """What a driver that compiles at first execution leaves behind: a writer."""
-    lease = leased(bench.directory)
-    with lease, lease.create(NEEDED) as files:
-        writer = LateWriter(
-            bench.seal(),
-            files.model,
-            files.data,
-            TOKEN,
-            bench.binding,
-            lock=files.lock,
-            expected=None,
-        )
-        lease.publish(files, bench.record(TOKEN), late=True)
-    return writer, lease
-
-
 def write(writer: LateWriter) -> str | None:
     *model, data = payloads_of("late")
     return writer.write(model=model, data=[data]).reason
 
 
 def test_a_late_writer_keeps_its_entry_until_it_has_written(bench: Bench) -> None:
-    writer, _ = late(bench)
+    writer = bench.compile_later(TOKEN)
     assert bench.load(TOKEN, TEXTS) is NotYetWritten
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() == f"process {os.getpid()}"
@@ -291,7 +274,7 @@ def test_a_late_writer_keeps_its_entry_until_it_has_written(bench: Bench) -> Non
 
 
 def test_the_claim_of_a_late_writer_that_has_written_is_swept(bench: Bench) -> None:
-    writer, _ = late(bench)
+    writer = bench.compile_later(TOKEN)
     bench.compile(token_of(2), "old")
     assert ".lease" in bench.names()
     assert write(writer) is None
@@ -302,7 +285,7 @@ def test_the_claim_of_a_late_writer_that_has_written_is_swept(bench: Bench) -> N
 
 def test_a_late_writer_has_a_deadline(bench: Bench) -> None:
     with knobs.override(late_write_seconds=0.05):
-        writer, _ = late(bench)
+        writer = bench.compile_later(TOKEN)
     time.sleep(0.06)
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is None
@@ -313,7 +296,7 @@ def test_a_late_writer_has_a_deadline(bench: Bench) -> None:
 
 
 def test_a_dead_late_writer_is_not_waited_for(bench: Bench) -> None:
-    writer, _ = late(bench)
+    writer = bench.compile_later(TOKEN)
     path = bench.path / lease_name(TOKEN)
     path.write_bytes(path.read_bytes().replace(b'"pid":', b'"pid":9999'))
     with leased(bench.directory, 0) as lease:
@@ -321,8 +304,30 @@ def test_a_dead_late_writer_is_not_waited_for(bench: Bench) -> None:
     writer.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the platform has no marks on open files")
+def test_a_late_writer_that_is_closed_is_not_waited_for(bench: Bench) -> None:
+    """Nor one of a process that lives on, whose time has not come."""
+    writer = bench.compile_later(TOKEN)
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is not None
+    writer.close()
+    with pytest.raises(NotYetWritten, match="nobody is going to"):
+        bench.directory.open(TOKEN, NEEDED)
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
+
+
+def test_where_openings_cannot_be_marked_a_living_process_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cache.marks._SUPPORTED", False)
+    bench.compile_later(TOKEN).close()
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is not None
+
+
 def test_an_awaited_entry_can_be_replaced_all_the_same(bench: Bench) -> None:
-    writer, _ = late(bench)
+    writer = bench.compile_later(TOKEN)
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is not None
         bench.compile_under(lease, TOKEN, "new")
@@ -332,7 +337,7 @@ def test_an_awaited_entry_can_be_replaced_all_the_same(bench: Bench) -> None:
 
 
 def test_an_awaited_entry_that_is_removed_is_nobodys(bench: Bench) -> None:
-    writer, _ = late(bench)
+    writer = bench.compile_later(TOKEN)
     for path in bench.path.glob("*[12][01]"):
         path.unlink()
     assert bench.load(TOKEN, TEXTS) is NoEntry
