@@ -31,7 +31,7 @@ LARGE = 64 << 20
 MANY_ROWS = 4000
 LIMIT_RATIO = 1.2
 LIMIT_LOAD_MS = 1.5
-LIMIT_IMPORT_MS = 8.0
+LIMIT_IMPORT_MS = 10.0
 
 IMPORT = """
 import sys, time, numpy, penstock
