@@ -147,18 +147,18 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]
 def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
     """Where large constants stand in *part* as they are: (offset, number of the constant), ascending, apart."""
     found: list[tuple[int, int]] = []
+    end = 0
     for index, value in enumerate(constants):
         if value.nbytes < SMALLEST_CONSTANT:
             continue
         content = _bytes_of(value)
-        start = part.find(content[:NEEDLE])
-        for _ in range(MAX_TRIES):
-            if start < 0:
-                break
-            if part[start : start + content.nbytes] == content:
-                found.append((start, index))
-                break
-            start = part.find(content[:NEEDLE], start + 1)
+        # OpenVINO writes them in the graph's order: each is looked for behind the one before it first.
+        offset = _find(part, content, end)
+        if offset < 0:
+            offset = _find(part, content, 0)
+        if offset >= 0:
+            found.append((offset, index))
+            end = offset + value.nbytes
     apart: list[tuple[int, int]] = []
     end = 0
     for offset, index in sorted(found):
@@ -166,6 +166,16 @@ def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int,
             apart.append((offset, index))
             end = offset + constants[index].nbytes
     return apart
+
+
+def _find(part: bytes, content: memoryview, start: int) -> int:
+    """Where *content* stands in *part* from *start* on; -1 where it does not, or cannot be found soon."""
+    for _ in range(MAX_TRIES):
+        start = part.find(content[:NEEDLE], start)
+        if start < 0 or part[start : start + content.nbytes] == content:
+            return start
+        start += 1
+    return -1
 
 
 def _check(manifest: Manifest, model_bytes: int, data_bytes: int) -> None:
@@ -186,7 +196,8 @@ def _check(manifest: Manifest, model_bytes: int, data_bytes: int) -> None:
         end = offset + length
         moved += length
     total = sum(manifest.parts)
-    if end > total or total - moved != model_bytes:
+    # Each constant stands at most once in each part.
+    if moved > len(manifest.parts) * data_bytes or end > total or total - moved != model_bytes:
         raise GeneralFailure("the artefact's files are not of the lengths that its manifest says")
 
 
