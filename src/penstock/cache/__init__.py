@@ -8,27 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from penstock.cache import engine
     from penstock.cache.cache import Cache, CacheEntry, Explanation
     from penstock.cache.info import CacheInfo
 
-__all__ = ["Cache", "CacheEntry", "CacheInfo", "Explanation", "engine"]
+__all__ = ["Cache", "CacheEntry", "CacheInfo", "Explanation"]
 
 _HOMES: Final = {
     "Cache": "cache",
     "CacheEntry": "cache",
     "CacheInfo": "info",
     "Explanation": "cache",
-    "engine": "",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Each name when it is first asked for: a compile that hits loads only what a hit needs."""
+    """Each name, and `engine`, when first asked for: a compile that hits loads only what a hit needs."""
+    if name == "engine":
+        return import_module(f"{__name__}.engine")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    if not home:
-        return import_module(f"{__name__}.{name}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     return found

@@ -11,6 +11,4 @@ def default_directory() -> Path:
     """The cache directory that `cache=True` uses: the knob `cache_dir`, else the platform's for the user."""
     if chosen := knobs.cache_dir():
         return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("penstock", appauthor=False)) / "compiled"
+    return knobs.user_directory("cache") / "compiled"

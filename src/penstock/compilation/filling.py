@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,6 +22,8 @@ from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
 
 log = logging.getLogger(__name__)
 
+TO_BE_WRITTEN: Final = str(NotYetWritten("the driver writes it when it has compiled"))
+
 
 def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     """*entry*, which *missed*, compiled and published, or loaded after somebody else did both."""
@@ -28,14 +31,14 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     reason = explained(entry, missed)
     log.info("step %d on %s: cache miss: %s", step.index, device.name, reason)
     try:
-        lease = _lease(entry)
+        lease, waited = _lease(entry)
     except CacheError as error:
         return _compile_without_saving(entry, reason, str(error))
     if lease is None:
         held = f"another process has been compiling it for {knobs.lease_seconds():g} s"
         return _compile_without_saving(entry, reason, held)
     with lease:
-        if lease.waited:
+        if waited:
             loaded = entry.load()
             if isinstance(loaded, Obtained):
                 return loaded
@@ -45,14 +48,22 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
         return _compile(entry, lease, reason)
 
 
-def _lease(entry: Entry) -> Lease | None:
-    config = entry.config
+def _lease(entry: Entry) -> tuple[Lease | None, bool]:
+    """The lease, None where somebody else keeps it for too long; and whether it had to be waited for."""
+    config, token = entry.config, entry.key.token
+    lease = entry.directory.lease(token, wait_ns=0, cancel=config.cancel)
+    if lease is not None:
+        return lease, lease.waited
     wait_ns = int(knobs.lease_seconds() * 1e9)
     if config.deadline_ns is not None:
         wait_ns = min(wait_ns, max(0, config.deadline_ns - time.monotonic_ns()))
+    log.info("step %d on %s: another process compiles it", entry.step.index, entry.device.name)
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 0, 1))
-    return entry.directory.lease(entry.key.token, wait_ns=wait_ns, cancel=config.cancel)
+    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=config.cancel)
+    if config.progress is not None:
+        config.progress(ProgressEvent("lease", entry.device.name, 1, 1))
+    return lease, True
 
 
 def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
@@ -70,7 +81,9 @@ def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
         spent = time.perf_counter_ns() - began
         not_saved = _publish(entry, lease, files, report_of(prepared), spent)
     if not_saved:
-        log.warning("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved)
+        level = logging.INFO if not_saved == TO_BE_WRITTEN else logging.WARNING
+        place = entry.step.index, entry.device.name
+        log.log(level, "step %d on %s: not saved: %s", *place, not_saved)
     outcome = CacheOutcome("miss", reason, saved=not not_saved, not_saved=not_saved)
     return Obtained(prepared, outcome, True)
 
@@ -78,7 +91,7 @@ def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
 def _publish(
     entry: Entry, lease: Lease, files: OpenFiles, report: CacheReport, compile_ns: int
 ) -> str:
-    """Why nothing was published; empty when the entry stands."""
+    """Why nothing that loads was published; empty when the entry stands."""
     written = all(os.fstat(h.fd).st_size for h in (*files.model, *files.data))
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
@@ -98,7 +111,7 @@ def _publish(
         lease.publish(files, record, late=not written)
     except CacheError as error:
         return str(error)
-    return ""
+    return "" if written else TO_BE_WRITTEN
 
 
 def _compile_without_saving(entry: Entry, reason: str, why: str) -> Obtained:

@@ -24,12 +24,17 @@ def explained(entry: Entry, error: CacheError | DriverError) -> str:
         nearest = entry.directory.nearest(now)
         if nearest is None:
             return text
+        if changed_ingredients(nearest.ingredients, now) == ["partition"]:
+            return str(NoEntry("this part of the model is not cached"))
         return str(NoEntry(f"the nearest entry differs in {_changes(nearest.ingredients, now)}"))
     if not text.startswith(f"{TokenCollision.__name__}:"):
         return text
     record = entry.directory.record(entry.key.token)
     if record is None:
         return text
+    if ("structure" in now) != ("structure" in record.ingredients):
+        other = "with" if "structure" in record.ingredients else "without"
+        return str(IngredientChanged(f"the token's entry was sealed {other} the model in its key"))
     changes = _changes(record.ingredients, now)
     if MODEL_INGREDIENTS.isdisjoint(changed_ingredients(record.ingredients, now)):
         return str(IngredientChanged(f"the token's entry differs in {changes}"))

@@ -26,10 +26,18 @@ from penstock.errors import (
     InputError,
     InvalidArgument,
 )
-from penstock.hal import NO_TOKEN, CacheReport, CancelToken, Capabilities, PrepareConfig
+from penstock.hal import (
+    NO_TOKEN,
+    CacheReport,
+    CancelToken,
+    Capabilities,
+    PrepareConfig,
+    ProgressEvent,
+)
 from penstock.ir import DType, Model
 from penstock.partitioning import Policy
 from penstock.runtime.discovery import Manager
+from penstock.testing.lab import LabDevice
 from tests.support_caching import PAYLOAD, CachingDevice
 from tests.support_devices import NumpyDevice
 from tests.unit.ir_core.samples import branching
@@ -281,6 +289,11 @@ class TestTheDerivedToken:
         _, reason = outcome(CachingDevice(version="2"), tmp_path / "c")
         assert reason == "NoEntry: the nearest entry differs in version (1 -> 2)"
 
+    def test_another_part_of_the_model_is_no_cause(self, tmp_path: Path) -> None:
+        with compiled(two(), tmp_path / "c", chain(("ADD", "RELU", "ADD"))) as made:
+            reasons = [s.cache.reason for s in made.receipt.steps]
+        assert reasons[2] == "NoEntry: this part of the model is not cached"
+
     def test_an_empty_cache_says_so(self, tmp_path: Path) -> None:
         assert outcome(CachingDevice(), tmp_path / "c")[1].startswith("NoEntry: ")
 
@@ -335,6 +348,30 @@ class TestACallersToken:
             compiled(device, trusting, model).close()
         assert len({c.binding for c in device.calls}) == 1
         assert device.methods == ["prepare_model with caching", "prepare_model_from_cache"]
+
+    @pytest.mark.parametrize("trusted", [False, True])
+    def test_trust_is_an_ingredient(self, tmp_path: Path, trusted: bool) -> None:
+        device = LabDevice()
+        cache = tmp_path / "cache"
+        compiled(device, CacheInfo(cache, TOKEN, trust_token=trusted)).close()
+        what, reason = outcome(device, CacheInfo(cache, TOKEN, trust_token=not trusted))
+        assert what == "miss"
+        word = "without" if trusted else "with"
+        assert reason == (
+            f"IngredientChanged: the token's entry was sealed {word} the model in its key"
+        )
+
+
+class TestLateWriting:
+    def test_what_is_not_written_yet_is_not_called_saved(self, tmp_path: Path) -> None:
+        with compiled(LabDevice(mode="first_run"), tmp_path / "c") as made:
+            found = made.receipt.steps[0].cache
+            assert (found.saved, found.not_saved) == (
+                False,
+                "NotYetWritten: the driver writes it when it has compiled",
+            )
+            made.run([X])
+        assert outcome(LabDevice(mode="first_run"), tmp_path / "c") == ("hit", "optimised")
 
 
 class TestDriversThatGetNothing:
@@ -474,6 +511,7 @@ class TestTogether:
 
     def test_a_wait_can_be_cancelled(self, tmp_path: Path) -> None:
         begun, go_on, cancel = threading.Event(), threading.Event(), CancelToken()
+        seen: list[ProgressEvent] = []
 
         def hold(_: PrepareConfig) -> None:
             begun.set()
@@ -487,10 +525,11 @@ class TestTogether:
         threading.Timer(0.05, cancel.set).start()
         try:
             with pytest.raises(Cancelled):
-                compiled(CachingDevice(), tmp_path / "c", cancel=cancel)
+                compiled(CachingDevice(), tmp_path / "c", cancel=cancel, progress=seen.append)
         finally:
             go_on.set()
             first.join()
+        assert [e.stage for e in seen] == ["compile", "lease"]
 
     def test_a_wait_ends_with_the_lease(self, tmp_path: Path) -> None:
         begun, go_on = threading.Event(), threading.Event()
