@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="only these: reference, networks, operations, import, load, overhead, sealed",
+        help="only these: reference, networks, operations, import, load, overhead, sealed, cache",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
@@ -37,9 +37,18 @@ def use_one_core() -> None:
 
 
 def run(names: list[str], *, quick: bool, target: Path | None) -> int:
-    from benchmarks import importing, loading, networks, operations, overhead, reference, sealed
+    from benchmarks import (
+        cache,
+        importing,
+        loading,
+        networks,
+        operations,
+        overhead,
+        reference,
+        sealed,
+    )
 
-    modules = (reference, networks, operations, importing, loading, overhead, sealed)
+    modules = (reference, networks, operations, importing, loading, overhead, sealed, cache)
     every = {m.NAME: m.rows for m in modules}
     if unknown := set(names) - set(every):
         print(

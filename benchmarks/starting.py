@@ -1,0 +1,184 @@
+"""What a process does that `benchmarks.cache` starts: one function a program, each printing one line of JSON.
+
+`start_ms` is the processor time of the process until its first output, `phases` are its parts by name: processor
+time, so that what else the machine does does not count. Nothing is imported here that bare Python has not imported,
+but for JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+
+class Phases:
+    """Milliseconds by name; a phase inside another is taken off the outer one."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._open: list[str] = []
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        began = time.process_time()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            took = (time.process_time() - began) * 1000
+            self._open.pop()
+            self.spent[name] = self.spent.get(name, 0.0) + took
+            if self._open:
+                self.spent[self._open[-1]] = self.spent.get(self._open[-1], 0.0) - took
+
+    def around(self, owner: Any, method: str, name: str) -> None:
+        """Counts the calls of *owner*'s method under *name*."""
+        inner: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            with self.of(name):
+                return inner(*arguments, **keywords)
+
+        setattr(owner, method, timed)
+
+
+def finish(**told: object) -> None:
+    """Prints what was measured. With `hold` on the command line the process then waits for the end of its input."""
+    start_ms = time.process_time() * 1000
+    print(json.dumps({"start_ms": start_ms, **told}), flush=True)
+    if "hold" in sys.argv:
+        sys.stdin.read()
+
+
+def bare() -> None:
+    """NumPy alone."""
+    import numpy as np
+
+    finish(shape=np.zeros(1).shape)
+
+
+def hashed(model: str) -> None:
+    """NumPy, and the model read and hashed."""
+    import numpy as np
+
+    from hashlib import sha256
+
+    with open(model, "rb") as file:  # noqa: PTH123  # paths take longer to import than this takes to run
+        digest = sha256(file.read()).hexdigest()
+    finish(digest=digest, shape=np.zeros(1).shape)
+
+
+def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithful") -> None:
+    """Penstock, from its import to the first output."""
+    import numpy as np
+    import penstock
+
+    loaded = penstock.load(model)
+    before = time.process_time()
+    compiled = penstock.compile(
+        loaded,
+        devices=[device],
+        cache=cache or False,
+        policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]  # told on the command line
+    )
+    compiling = time.process_time() - before
+    (x,) = compiled.inputs
+    outputs = compiled(np.zeros([d or 1 for d in x.shape or ()], x.dtype.numpy))
+    step, receipt = outputs.receipt.steps[0], compiled.receipt
+    finish(
+        compile_ms=compiling * 1000,
+        execution_ms=(step.driver_ns or 0) / 1e6,
+        compiles=receipt.compiles,
+        cache=[str(s.cache) for s in receipt.steps],
+    )
+
+
+WRAPPED: Final = (
+    ("penstock.runtime.discovery", "Manager", "choose", "finding the device"),
+    ("penstock.runtime.session", "", "place", "placing"),
+    ("penstock.ir.digest", "", "digest_model", "hashing the model"),
+    ("penstock.sealed.seal", "Seal", "load", "reading and verifying the entry"),
+    ("penstock.sealed.seal", "Seal", "_trust", "opening the registry"),
+    ("penstock.sealed.sqlite_registry", "SqliteRegistry", "find", "looking into the registry"),
+    ("penstock.sealed.keys", "FileKeyStore", "key", "key file"),
+    ("penstock.sealed.keyring_store", "KeyringStore", "key", "key store"),
+    ("penstock.cache.directory", "CacheDirectory", "open", "opening the entry"),
+)
+"""Where the time of a warm start goes: functions by module and class, and what they are counted as."""
+
+
+def penstock_phases(model: str, device: str, cache: str) -> None:
+    """As `penstock_start`, with everything imported first, and the time of each part."""
+    import numpy as np
+
+    phases = Phases()
+    with phases.of("imports"):
+        from importlib import import_module
+
+        for name in json.loads(sys.stdin.readline()):
+            import_module(name)
+    import penstock
+
+    for module, kind, function, name in WRAPPED:
+        owner = sys.modules.get(module)
+        if kind:
+            owner = getattr(owner, kind, None)
+        if owner is not None and hasattr(owner, function):
+            phases.around(owner, function, name)
+    with phases.of("loading the model"):
+        loaded = penstock.load(model)
+    with phases.of("compiling, the rest of it"):
+        compiled = penstock.compile(loaded, devices=[device], cache=cache or False)
+    (x,) = compiled.inputs
+    zeros = np.zeros([d or 1 for d in x.shape or ()], x.dtype.numpy)
+    with phases.of("first run"):
+        compiled(zeros)
+    finish(phases=phases.spent, compiles=compiled.receipt.compiles)
+
+
+def penstock_modules(model: str, device: str, cache: str) -> None:
+    """The modules that such a start imports after NumPy's, in order."""
+    import numpy as np
+
+    before = set(sys.modules)
+    import penstock
+
+    compiled = penstock.compile(model, devices=[device], cache=cache or False)
+    (x,) = compiled.inputs
+    compiled(np.zeros([d or 1 for d in x.shape or ()], x.dtype.numpy))
+    finish(modules=[name for name in sys.modules if name not in before])
+
+
+def openvino_start(model: str, cache: str) -> None:
+    """OpenVINO's own start, its `CACHE_DIR` at *cache* ("" for none)."""
+    import numpy as np
+    import openvino  # type: ignore[import-untyped]  # it is published without types
+
+    core = openvino.Core()
+    core.set_property({"INFERENCE_NUM_THREADS": 1} | ({"CACHE_DIR": cache} if cache else {}))
+    before = time.process_time()
+    compiled = core.compile_model(model, "CPU")
+    compiling = time.process_time() - before
+    x = compiled.inputs[0]
+    compiled([np.zeros(list(x.shape), x.element_type.to_dtype())])
+    finish(compile_ms=compiling * 1000)
+
+
+def litert_start(model: str) -> None:
+    """LiteRT's start: import, load, first run."""
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    before = time.process_time()
+    interpreter = Interpreter(model, num_threads=1)
+    interpreter.allocate_tensors()
+    compiling = time.process_time() - before
+    x, y = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+    interpreter.set_tensor(x["index"], np.zeros(x["shape"], x["dtype"]))
+    interpreter.invoke()
+    interpreter.get_tensor(y["index"])
+    finish(compile_ms=compiling * 1000)
