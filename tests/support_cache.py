@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,21 +172,20 @@ class Bench:
         """Publishes an entry that the writer is going to write, as a driver that compiles at first execution."""
         lease = self.directory.lease(token, wait_ns=0)
         assert lease is not None
-        with lease, lease.create(NEEDED) as files:
-            writer = LateWriter(
-                self.seal(),
-                files.model,
-                files.data,
-                token,
-                self.binding,
-                lock=files.lock,
-                expected=None,
-            )
-            try:
+        with ExitStack() as stack:
+            with lease, lease.create(NEEDED) as files:
+                writer = LateWriter(
+                    self.seal(),
+                    files.model,
+                    files.data,
+                    token,
+                    self.binding,
+                    lock=files.lock,
+                    expected=None,
+                )
+                stack.callback(writer.close)
                 lease.publish(files, self.record(token), late=True)
-            except BaseException:
-                writer.close()
-                raise
+            stack.pop_all()
         return writer
 
     def load(self, token: bytes, texts: Sequence[str]) -> str | type[CacheError]:
