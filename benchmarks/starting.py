@@ -63,9 +63,9 @@ def bare() -> None:
 
 def hashed(model: str) -> None:
     """NumPy, and the model read and hashed."""
-    import numpy as np
-
     from hashlib import sha256
+
+    import numpy as np
 
     with open(model, "rb") as file:  # noqa: PTH123  # paths take longer to import than this takes to run
         digest = sha256(file.read()).hexdigest()
@@ -75,6 +75,7 @@ def hashed(model: str) -> None:
 def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithful") -> None:
     """Penstock, from its import to the first output."""
     import numpy as np
+
     import penstock
 
     loaded = penstock.load(model)
