@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ PACKAGE: Final = "openvino"
 INSTALL: Final = "pip install 'penstock[openvino]'"
 ADAPTER_VERSION: Final = 1
 """Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
+
+ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
+"""The engine's own variables that limit the instructions it compiles for."""
 
 DIGEST_DIGITS: Final = 16
 CPUINFO_BYTES: Final = 1 << 14
@@ -51,14 +55,18 @@ class Installation:
 
     def version_of(self, plugin: Plugin) -> str:
         """Everything that an artefact of *plugin* depends on besides the model: adapter, engine, the
-        installed libraries of engine and plugin, and the processor's features.
+        installed libraries of engine and plugin, the processor's features, and what keeps the engine from
+        using them.
         """
         if not self.version:
             return f"{ADAPTER_VERSION} (openvino missing)"
         digest = library_digest(plugin.library)
+        limits = "".join(
+            f"; {name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ
+        )
         return (
             f"{ADAPTER_VERSION} (openvino {self.version}; {plugin.name} plugin {digest}; "
-            f"{platform.machine()} {cpu_features()})"
+            f"{platform.machine()} {cpu_features()}{limits})"
         )
 
 

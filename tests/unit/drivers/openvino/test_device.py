@@ -96,6 +96,13 @@ def test_another_library_makes_another_version(tmp_path: Path) -> None:
 
 
 @needs_openvino
+def test_a_limit_on_instructions_makes_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cpu().version
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert cpu().version == before.removesuffix(")") + "; ONEDNN_MAX_CPU_ISA=AVX2)"
+
+
+@needs_openvino
 def test_listing_and_planning_do_not_load_the_engine() -> None:
     program = (
         "import sys, penstock\n"
