@@ -42,6 +42,8 @@ class CacheInfo:
             path = None if directory is None else Path(directory).expanduser().absolute()
         except (TypeError, RuntimeError) as error:
             raise InputError(f"a cache directory must be a path: {error}") from None
+        if path is not None and "\0" in str(path):
+            raise InputError(f"a cache directory must be a path, and {str(path)!r} is none")
         self._set(path, _checked_token(token), trust_token, (), ())
         if trust_token and token is None:
             raise InputError("trust_token needs a token")
@@ -57,8 +59,8 @@ class CacheInfo:
         """Files that the caller has opened, read-write, as many as the one device of the plan needs.
 
         They are read, or written in place, by the compile they are given to, and stay the caller's, who may
-        close them after it: nothing is named, locked, renamed or evicted, and shapes that are compiled later
-        are not cached. Another number than the device needs only means
+        close them after it: nothing is named, locked, renamed or evicted, no compile goes on in the
+        background, and shapes that are compiled later are not cached. Another number than the device needs only means
         that nothing is loaded or saved (NNAPI section 2.4, `setCachingFromFds`), and so does a plan in which
         several steps cache. Raises `InputError` for a descriptor that is not open, or too many.
         """

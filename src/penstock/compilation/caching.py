@@ -60,6 +60,11 @@ class Caching(Struct, frozen=True):
     shapes: Mapping[int, Sequence[int]]
     plan: ExecutionPlan
 
+    @property
+    def in_given_files(self) -> bool:
+        """Whether the caller opened the files, who may close them when his call returns."""
+        return self.info.directory is None
+
     def key(self, device: Device, step: ExecutionStep, config: PrepareConfig) -> Key:
         """The key of *step*."""
         ingredients = ingredients_of(

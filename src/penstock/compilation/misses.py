@@ -24,7 +24,10 @@ def explained(entry: Entry, error: CacheError | DriverError) -> str:
         nearest = entry.directory.nearest(now)
         if nearest is None:
             return text
-        if changed_ingredients(nearest.ingredients, now) == ["partition"]:
+        changed = changed_ingredients(nearest.ingredients, now)
+        if not changed:
+            return text
+        if changed == ["partition"]:
             return str(NoEntry("this part of the model is not cached"))
         return str(NoEntry(f"the nearest entry differs in {_changes(nearest.ingredients, now)}"))
     if not text.startswith(f"{TokenCollision.__name__}:"):

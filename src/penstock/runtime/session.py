@@ -166,10 +166,12 @@ class _Session:
         fallback = manager.by_name(FALLBACK_DEVICE) if self.arguments.devices is None else None
         if allow and fallback is not None:
             devices.setdefault(FALLBACK_DEVICE, fallback)
+        caching = self._caching(shapes, plan)
         meanwhile = None
-        if policy.while_compiling == "reference":
+        # A background compile would outlive the call that descriptors are lent for.
+        if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
-        means = Means(allow, self._caching(shapes, plan), meanwhile)
+        means = Means(allow, caching, meanwhile)
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
         return Variant(compilation, devices, _for_later(config), allow)
 

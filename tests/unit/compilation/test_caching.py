@@ -294,6 +294,15 @@ class TestTheDerivedToken:
             reasons = [s.cache.reason for s in made.receipt.steps]
         assert reasons[2] == "NoEntry: this part of the model is not cached"
 
+    def test_an_entry_that_lost_a_file_says_so(self, tmp_path: Path) -> None:
+        device = CachingDevice()
+        outcome(device, tmp_path / "c")
+        next((tmp_path / "c").glob("*20")).unlink()
+        assert outcome(device, tmp_path / "c") == (
+            "miss",
+            "NoEntry: the entry lacks 20 of its 2 files",
+        )
+
     def test_an_empty_cache_says_so(self, tmp_path: Path) -> None:
         assert outcome(CachingDevice(), tmp_path / "c")[1].startswith("NoEntry: ")
 
@@ -481,6 +490,19 @@ class TestGivenFiles:
             made.run([np.ones((4, 3), np.float32)])
         assert device.methods == ["prepare_model without caching"]
 
+    def test_no_compile_outlives_the_call(self, tmp_path: Path) -> None:
+        device = CachingDevice(status=GeneralFailure)
+        fds = self.files(tmp_path, 2)
+        try:
+            for fd in fds:
+                os.write(fd, PAYLOAD)
+            given = CacheInfo.from_fds(fds[:1], fds[1:], token=TOKEN)
+            with compiled(device, given, policy=Policy(while_compiling="reference")) as made:
+                assert made.receipt.steps[0].device == "caching"
+        finally:
+            for fd in fds:
+                os.close(fd)
+
     def test_several_steps_get_none(self, tmp_path: Path) -> None:
         fds = self.files(tmp_path, 2)
         try:
@@ -617,9 +639,9 @@ class TestWhileCompiling:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("cache", [3, 1.5, b"x", ""])
+    @pytest.mark.parametrize("cache", [3, 1.5, b"x", "", "a\0b"])
     def test_what_is_no_cache(self, cache: Any) -> None:
-        with pytest.raises(InputError, match="cache must be"):
+        with pytest.raises(InputError, match="must be"):
             compiled(NumpyDevice("reference"), cache)
 
     def test_a_directory_as_text(self, tmp_path: Path) -> None:
