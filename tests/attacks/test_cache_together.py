@@ -1,0 +1,104 @@
+"""Processes that compile through one cache directory at once, with the lab device: one compile a machine, right answers."""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+
+import pytest
+
+from penstock.cache import Cache
+from tests.support_together import Child, children, compiles, hammer
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+PROCESSES = 8
+SECONDS = 10.0
+
+
+def begin(started: list[Child]) -> tuple[Child, list[Child]]:
+    """Lets all start cold; who compiles and waits in the middle of it, and the others, who wait for the lease."""
+    for child in started:
+        child.send("compile", hold=["lease", "compile"])
+    events = [(child.hear()["event"], child) for child in started]
+    (compiler,) = [child for event, child in events if event == "compile"]
+    others = [child for event, child in events if event == "lease"]
+    assert len(others) == len(started) - 1
+    return compiler, others
+
+
+def next_compiler(waiting: list[Child]) -> tuple[Child, list[Child]]:
+    """The one process of those that has begun to compile."""
+    outputs = {child.process.stdout: child for child in waiting if child.process.stdout is not None}
+    ready, _, _ = select.select(list(outputs), [], [], 60)
+    assert len(ready) == 1
+    compiler = outputs[ready[0]]
+    assert compiler.hear() == {"event": "compile"}
+    return compiler, [child for child in waiting if child is not compiler]
+
+
+def finish(root: Path, compiler: Child, others: list[Child]) -> None:
+    """Lets the compile end: one miss, and hits for all others."""
+    compiler.send()
+    made = compiler.hear()
+    assert (made["outcome"], made["compiles"], made["right"]) == ("miss", 1, True)
+    assert made["not_saved"] == ""
+    for child in others:
+        found = child.hear()
+        assert (found["outcome"], found["compiles"], found["right"]) == ("hit", 0, True), found
+    assert compiles(root)[-1] == compiler.pid
+
+
+def test_eight_that_start_cold_compile_once(tmp_path: Path) -> None:
+    with children(tmp_path, PROCESSES) as started:
+        compiler, others = begin(started)
+        finish(tmp_path, compiler, others)
+        assert len(compiles(tmp_path)) == 1
+        for child in started:
+            assert child.compiled() == ("hit", "baseline", 0)
+    assert len(compiles(tmp_path)) == 1
+
+
+def test_eight_that_are_not_held_compile_once(tmp_path: Path) -> None:
+    with children(tmp_path, PROCESSES) as started:
+        for child in started:
+            child.send("compile", model=7)
+        heard = [child.hear() for child in started]
+    assert all(found["right"] for found in heard)
+    assert sorted(found["outcome"] for found in heard) == ["hit"] * (PROCESSES - 1) + ["miss"]
+    assert len(compiles(tmp_path)) == 1
+
+
+def test_one_takes_over_from_each_that_is_killed(tmp_path: Path) -> None:
+    """The first three die in the middle of their compiles."""
+    with children(tmp_path, PROCESSES) as started:
+        compiler, others = begin(started)
+        for deaths in range(1, 4):
+            assert len(compiles(tmp_path)) == deaths
+            compiler.kill()
+            compiler, others = next_compiler(others)
+        finish(tmp_path, compiler, others)
+        assert len(set(compiles(tmp_path))) == len(compiles(tmp_path)) == 4
+    cache = tmp_path / "cache"
+    assert [p for p in cache.iterdir() if p.name.endswith(".tmp")]
+    Cache(cache).gc()
+    left = sorted(p.name[64:] for p in cache.iterdir())
+    assert left == [".json", ".lock", "10", "11", "20"]
+
+
+def test_eight_hammer_one_directory(tmp_path: Path) -> None:
+    """Writers, late writers, readers, an evictor and a verifier: no wrong answer, no exception."""
+    seen = hammer(tmp_path, SECONDS)
+    assert seen["wrong"] == 0
+    assert seen["hit baseline"] > 0
+    assert seen["hit optimised"] > 0
+    assert seen["NoEntry"] > 0
+    assert seen["TokenCollision"] > 0
+    assert seen["evicted"] > 0
+    assert seen["verified"] > 0
+    known = {"SealBroken", "WrongLength", "OtherVersion", "RegistryMissing", "NotRegularFile"}
+    assert not known & set(seen), seen
+    cache = Cache(tmp_path / "cache")
+    cache.clear()
+    assert cache.entries() == []
+    assert list((tmp_path / "cache").iterdir()) == []
