@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,18 +45,21 @@ class CacheDirectory:
         # By token: the first file's name and what stood there when this object looked last.
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
 
-    def open(self, token: bytes, needed: tuple[int, int]) -> OpenFiles:
+    def open(
+        self, token: bytes, needed: tuple[int, int], *, cancel: CancelToken | None = None
+    ) -> OpenFiles:
         """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
 
         *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
-        files are empty or somebody is writing them, `NotRegularFile` for a link in place of one, `Unreadable`.
+        files are empty or somebody is writing them, `NotRegularFile` for a link in place of one, `Unreadable`,
+        `Cancelled` within 50 ms while it waits for who is writing them.
         """
         store, names = self.store, file_names(token, *needed)
         if not any(names):
             raise NoEntry("the device has no cache files")
         first = (*names[0], *names[1])[0]
         self._seen[token] = first, store.version_of(first)
-        held = self._lock_to_read(token, (*names[0], *names[1]))
+        held = self._lock_to_read(token, (*names[0], *names[1]), cancel)
         with ExitStack() as stack, store.naming("read"):
             stack.callback(store.release, held)
             handles: list[CacheHandle] = []
@@ -132,19 +136,30 @@ class CacheDirectory:
         with suppress(OSError):
             self.store.touch(index_name(token))
 
-    def _lock_to_read(self, token: bytes, names: tuple[str, ...]) -> int:
+    def _lock_to_read(
+        self, token: bytes, names: tuple[str, ...], cancel: CancelToken | None = None
+    ) -> int:
         store, name = self.store, lock_name(token)
+        take = partial(
+            store.take,
+            name,
+            exclusive=False,
+            timeout=LOCK_SECONDS,
+            should_stop=None if cancel is None else cancel.is_set,
+        )
         with store.naming("read"):
             try:
                 try:
-                    held = store.take(name, exclusive=False, create=False, timeout=LOCK_SECONDS)
+                    held = take(create=False)
                 except FileNotFoundError:
                     if not store.exists(names[0]):
                         raise NoEntry("nothing is cached here") from None
-                    held = store.take(name, exclusive=False, create=True, timeout=LOCK_SECONDS)
+                    held = take(create=True)
             except FileNotFoundError:
                 raise NoEntry("nothing is cached here") from None
         if held is None:
+            if cancel is not None:
+                cancel.check()
             raise NotYetWritten("the entry is being written at this moment")
         return held
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from penstock.cache.directory import CacheDirectory
 from penstock.cache.naming import file_names, letters_of
 from penstock.errors import (
     CacheError,
+    Cancelled,
     ForeignEntry,
     InputError,
     NoEntry,
@@ -26,7 +29,7 @@ from penstock.errors import (
     Unreadable,
     WrongLength,
 )
-from penstock.hal import CacheHandle
+from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.locks import lock, unlock
 from tests.support_cache import NEEDED, OWNER, Bench, payloads_of, token_of
 from tests.support_sealed import FaultyFiles, failing
@@ -145,6 +148,23 @@ def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
         opens(bench)
     finally:
         os.close(kept)
+
+
+def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    writing = os.open(bench.path / (letters_of(TOKEN) + ".lock"), os.O_RDWR)
+    try:
+        assert lock(writing, exclusive=True, timeout=0)
+        cancel = CancelToken()
+        timer = threading.Timer(0.05, cancel.set)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            bench.directory.open(TOKEN, NEEDED, cancel=cancel)
+        assert time.monotonic() - began < 5
+        timer.join()
+    finally:
+        os.close(writing)
 
 
 def test_readers_do_not_exclude_each_other(bench: Bench) -> None:
