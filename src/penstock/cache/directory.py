@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.opened import OpenFiles
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.cache.lease import Lease
     from penstock.sealed.keys import KeyStore
     from penstock.sealed.seal import Seal
+
+_NEAREST_AMONG: Final = 256
 
 
 class CacheDirectory:
@@ -111,25 +114,28 @@ class CacheDirectory:
 
     def records(self) -> list[IndexRecord]:
         """What every entry was compiled from, the one used last first; empty without a directory."""
-        from penstock.cache.eviction import scan
-
-        try:
-            found = sorted(scan(self.store), key=lambda group: group.used_ns, reverse=True)
-        except OSError:
-            return []
-        records = (self.record(group.token) for group in found if group.is_entry)
-        return [record for record in records if record is not None]
+        return list(self._records())
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
-        """The record that differs in the fewest of *ingredients*; of several the one used last."""
+        """The record that differs in the fewest of *ingredients*, of the 256 used last; of several the last."""
         return min(
-            self.records(),
+            islice(self._records(), _NEAREST_AMONG),
             key=lambda r: sum(
                 r.ingredients.get(name) != ingredients.get(name)
                 for name in {*r.ingredients, *ingredients}
             ),
             default=None,
         )
+
+    def _records(self) -> Iterator[IndexRecord]:
+        from penstock.cache.eviction import scan
+
+        try:
+            found = sorted(scan(self.store), key=lambda group: group.used_ns, reverse=True)
+        except OSError:
+            return
+        records = (self.record(group.token) for group in found if group.is_entry)
+        yield from (record for record in records if record is not None)
 
     def touch(self, token: bytes) -> None:
         """Notes that the entry was used now. Never raises: a directory may be read-only."""

@@ -11,7 +11,11 @@ from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
 
 Role: TypeAlias = Literal["model", "data", "index", "lock", "lease"]
 
-_FIRST: Final = ord("A")
+_DIGITS: Final = "0123456789abcdef"
+_LETTERS: Final = "ABCDEFGHIJKLMNOP"
+_TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)
+_TO_DIGITS: Final = str.maketrans(_LETTERS, _DIGITS)
+_SWAPPED_HALVES: Final = bytes((byte & 15) << 4 | byte >> 4 for byte in range(256))
 _ROLES: Final[dict[str, Role]] = {
     "1": "model",
     "2": "data",
@@ -39,7 +43,7 @@ def letters_of(token: bytes) -> str:
     """
     if len(token) != BYTE_SIZE_OF_CACHE_TOKEN:
         raise InputError(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(token)}")
-    return "".join(chr(_FIRST + half) for byte in token for half in (byte & 15, byte >> 4))
+    return token.translate(_SWAPPED_HALVES).hex().translate(_TO_LETTERS)
 
 
 def file_names(token: bytes, models: int, datas: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -79,6 +83,5 @@ def parse_name(name: str) -> ParsedName | None:
     number = int(digits or 0)
     if number >= MAX_NUMBER_OF_CACHE_FILES:
         return None
-    halves = [ord(letter) - _FIRST for letter in letters]
-    token = bytes(low | high << 4 for low, high in zip(halves[::2], halves[1::2], strict=True))
+    token = bytes.fromhex(letters.translate(_TO_DIGITS)).translate(_SWAPPED_HALVES)
     return ParsedName(token, _ROLES[kind or suffix], number, temporary is not None)
