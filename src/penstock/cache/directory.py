@@ -134,7 +134,7 @@ class CacheDirectory:
             found = sorted(scan(self.store), key=lambda group: group.used_ns, reverse=True)
         except OSError:
             return
-        records = (self.record(group.token) for group in found if group.is_entry)
+        records = (self.store.read_record(group.token) for group in found if group.is_entry)
         yield from (record for record in records if record is not None)
 
     def touch(self, token: bytes) -> None:
