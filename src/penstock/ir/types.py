@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from penstock.errors import InvalidQuantization, ShapeOverflow
@@ -17,7 +16,7 @@ from penstock.errors import InvalidQuantization, ShapeOverflow
 Shape: TypeAlias = "tuple[int | None, ...] | None"
 """Dimensions; None in a place is an unknown dimension (0 is a real one), None as a whole unknown rank."""
 
-NDArray: TypeAlias = npt.NDArray[Any]
+NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 MAX_BYTES: Final = 2**63 - 1
 

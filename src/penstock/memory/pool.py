@@ -8,15 +8,17 @@ import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import ClosedError, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.mapping import map_shared
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MAX_POOL_BYTES: Final = 2**40
 """No pool is larger: sizes beyond it are mistakes in the caller's arithmetic."""

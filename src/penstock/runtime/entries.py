@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 ENTRY_POINT_GROUP: Final = "penstock.drivers"
@@ -36,44 +35,48 @@ class Entry(NamedTuple):
     value: str
 
     def load(self) -> Any:
-        found = _VALUE.match(self.value)
-        if found is None:
+        # The entry points specification of the Python Packaging User Guide; what is asked for in brackets is old.
+        place = self.value.partition("[")[0]
+        module, colon, attributes = map(str.strip, place.partition(":"))
+        path = attributes.split(".") if colon else []
+        if not all(map(str.isidentifier, (*module.split("."), *path))):
             raise ValueError(f"{self.value!r} does not name an object as module:attribute")
-        attributes = filter(None, (found["attributes"] or "").split("."))
-        return reduce(getattr, attributes, import_module(found["module"]))
-
-
-_VALUE: Final = re.compile(
-    r"(?P<module>[\w.]+)\s*(:\s*(?P<attributes>[\w.]+)\s*)?(\[.*\]\s*)?$"
-)  # the entry points specification of the Python Packaging User Guide
+        return reduce(getattr, path, import_module(module))
 
 
 def installed_entries() -> Sequence[DriverEntry]:
     """The entry points of the group `penstock.drivers`, of the first distribution of each name on `sys.path`."""
-    if not _only_directories():
-        from importlib.metadata import entry_points
+    try:
+        if _is_ordinary():
+            return tuple(e for text in _texts() for e in _entries(text))
+    except NotADirectoryError:  # a zip file
+        pass
+    from importlib.metadata import entry_points
 
-        return tuple(entry_points(group=ENTRY_POINT_GROUP))
-    return tuple(e for text in _texts() for e in _entries(text))
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _only_directories() -> bool:
-    """Whether distributions lie in directories of `sys.path` alone, and none in zip files, eggs or places
-    that only a finder of somebody else's knows.
-    """
+def _is_ordinary() -> bool:
+    """Whether distributions lie on `sys.path` alone, none in eggs, and nobody else finds them elsewhere."""
     finders = [f for f in sys.meta_path if hasattr(f, "find_distributions")]
-    return all(getattr(f, "__name__", "") == "PathFinder" for f in finders) and all(
-        not str(place).endswith(".egg") and not Path(place).is_file() for place in sys.path
+    return all(getattr(f, "__name__", "") == "PathFinder" for f in finders) and not any(
+        str(place).endswith(".egg") for place in sys.path
     )
 
 
 def _texts() -> Iterator[str]:
-    """The content of every distribution's entry_points.txt that has the group in it."""
+    """The content of every distribution's entry_points.txt that has the group in it.
+
+    Raises `NotADirectoryError` where `sys.path` has a file.
+    """
     seen: set[str] = set()
-    for directory in sys.path:
+    for place in sys.path:
+        directory = place or "."
         try:
-            with os.scandir(directory or ".") as found:
+            with os.scandir(directory) as found:
                 names = [entry.name for entry in found]
+        except NotADirectoryError:
+            raise
         except OSError:
             continue
         for name in names:
@@ -83,12 +86,23 @@ def _texts() -> Iterator[str]:
             if distribution in seen:
                 continue
             seen.add(distribution)
-            try:
-                content = Path(directory, name, "entry_points.txt").read_bytes()
-            except OSError:
-                continue
+            content = _read(f"{directory}/{name}/entry_points.txt")
             if ENTRY_POINT_GROUP.encode() in content:
                 yield content.decode("utf-8", "replace")
+
+
+def _read(path: str) -> bytes:
+    """A small file; nothing where there is none, or none that may be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, os.fstat(fd).st_size)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _entries(text: str) -> Iterator[Entry]:

@@ -53,7 +53,6 @@ from penstock.loaders.tflite.calls import (
     value_of,
 )
 from penstock.loaders.tflite.operators import RawOperator
-from penstock.loaders.tflite.tables import lower_tables
 
 RESOURCE_OPERATORS: Final = frozenset(
     {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
@@ -79,6 +78,8 @@ def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
     order = call_order(raw)
     if any(o.type in RESOURCE_OPERATORS for s in raw for o in s.operators):
         resolve_handles(raw, order)
+        from penstock.loaders.tflite.tables import lower_tables
+
         lower_tables(raw)
     return _Lowering(raw, data, find_state(raw, order), zero_limit).run()
 

@@ -22,7 +22,6 @@ from penstock.loaders.tflite.file import File, integers, tensor_place
 from penstock.loaders.tflite.lowering import Lowered, lower
 from penstock.loaders.tflite.metadata import read_metadata
 from penstock.loaders.tflite.operators import OperatorCode, RawOperator, read_codes, read_operator
-from penstock.loaders.tflite.sparsity import dense_size, densify
 from penstock.loaders.tflite.tensors import read_operand
 
 MIB = 1 << 20
@@ -78,6 +77,8 @@ class _Dense:
 
     def add(self, file: File, operand: Operand, tensor: Values, where: str) -> Operand:
         """The constant operand for a sparse tensor."""
+        from penstock.loaders.tflite.sparsity import dense_size, densify
+
         place = file.buffer(tensor["buffer"], where)
         shape = integers(tensor["shape"])
         try:
