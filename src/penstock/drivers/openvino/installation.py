@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -48,10 +48,13 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An installed OpenVINO, or none: then *version* is empty and the only plugin says so."""
+    """An installed OpenVINO, or none: then *version* is empty and the only plugin says so. *recorded* has the
+    installer's hashes of its libraries, by file name.
+    """
 
     version: str
     plugins: tuple[Plugin, ...]
+    recorded: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def version_of(self, plugin: Plugin) -> str:
         """Everything that an artefact of *plugin* depends on besides the model: adapter, engine, the
@@ -60,7 +63,7 @@ class Installation:
         """
         if not self.version:
             return f"{ADAPTER_VERSION} (openvino missing)"
-        digest = library_digest(plugin.library)
+        digest = library_digest(plugin.library, self.recorded)
         limits = "".join(
             f"; {name}={os.environ[name]}" for name in ISA_LIMITS if name in os.environ
         )
@@ -77,9 +80,8 @@ def find_installation() -> Installation:
     if folder is None:
         missing = f"OpenVINO is not installed: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
-    try:
-        version = importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
+    version, recorded = _metadata()
+    if not version:
         missing = f"{folder} has no package metadata: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
     libraries = folder / "libs"
@@ -94,16 +96,15 @@ def find_installation() -> Installation:
     ]
     if not plugins:
         plugins = [Plugin("CPU", None, f"openvino {version} has no plugin in {libraries}")]
-    return Installation(version, tuple(plugins))
+    return Installation(version, tuple(plugins), recorded)
 
 
-def library_digest(library: Path | None) -> str:
+def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
     """Of a plugin's library and of the engine's own beside it: what the installer recorded, else their hash."""
     if library is None:
         return "missing"
     engine = sorted(library.parent.glob("*openvino.*"))
     digest = hashlib.sha256()
-    recorded = _recorded(path.name for path in (library, *engine))
     for path in (library, *engine):
         digest.update((recorded.get(path.name) or _hash_of(path)).encode() + b"\0")
     return digest.hexdigest()[:DIGEST_DIGITS]
@@ -165,19 +166,16 @@ def _missing_hardware(name: str) -> str:
     return f"no {name} here: /dev/{pattern} does not exist"
 
 
-def _recorded(names: Iterable[str]) -> dict[str, str]:
-    """File name -> hash, from the installed package's RECORD."""
-    wanted = set(names)
+def _metadata() -> tuple[str, Mapping[str, str]]:
+    """The installed package's version ("" where nothing tells), and the hashes of its libraries in RECORD."""
     try:
-        text = importlib.metadata.distribution(PACKAGE).read_text("RECORD") or ""
+        distribution = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        return {}
-    lines = [line for line in text.splitlines() if any(name in line for name in wanted)]
-    return {
-        Path(row[0]).name: row[1]
-        for row in csv.reader(lines)
-        if len(row) > 1 and row[1] and Path(row[0]).name in wanted
-    }
+        return "", {}
+    # Distribution.version parses all of the metadata, a page of prose included.
+    version = re.search(r"(?m)^Version: *(\S+)", distribution.read_text("METADATA") or "")
+    lines = re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", distribution.read_text("RECORD") or "")
+    return (version.group(1) if version else ""), dict(lines)
 
 
 def _hash_of(path: Path) -> str:
