@@ -114,7 +114,7 @@ class LabRig:
     device_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.state.mkdir(mode=0o700, exist_ok=True)
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def state(self) -> Path:

@@ -102,6 +102,28 @@ def children(root: Path, count: int, **environment: str) -> Iterator[list[Child]
         yield started
 
 
+class Pool:
+    """Children that several tests use, each below its own root; whoever died is replaced."""
+
+    def __init__(self, count: int) -> None:
+        self._children: list[Child] = []
+        self._count = count
+
+    def at(self, root: Path) -> list[Child]:
+        alive = [child for child in self._children if child.process.poll() is None]
+        new = [Child(root) for _ in range(self._count - len(alive))]
+        for child in new:
+            assert child.hear() == {"event": "ready"}
+        self._children = [*alive, *new]
+        for child in self._children:
+            child.ask("move", root=str(root))
+        return self._children
+
+    def kill(self) -> None:
+        for child in self._children:
+            child.kill()
+
+
 class Worker:
     """The child's end. One model may stay open between commands."""
 
@@ -179,6 +201,13 @@ class Worker:
 
     def close(self) -> dict[str, object]:
         self.stack.close()
+        return {}
+
+    def move(self, root: str) -> dict[str, object]:
+        """Closes what is open, and goes on below another root."""
+        self.close()
+        self.root = Path(root)
+        os.environ["PENSTOCK_STATE_DIR"] = str(self.root / "state")
         return {}
 
     def hammer(self, role: str, seed: int, seconds: float) -> dict[str, object]:
