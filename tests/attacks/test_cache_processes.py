@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from penstock.cache.eviction import collect
+from penstock.errors import ForeignEntry, NoEntry, NotYetWritten
+from tests.support_cache import ProcessBench, token_of
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -149,3 +155,21 @@ def test_nobody_ever_reads_anything_but_what_was_written(tmp_path: Path) -> None
         "verified",
         "NoEntry",
     }, seen
+
+
+def test_processes_that_are_killed_leave_nothing_that_lasts(tmp_path: Path) -> None:
+    """Four writers die at any moment; who comes later finds whole entries or named misses, and cleans up."""
+    draw = random.Random(5)
+    with workers(tmp_path, ["write"] * 4, 60.0) as started:
+        for process in started:
+            time.sleep(draw.uniform(0.1, 0.4))
+            process.kill()
+    bench = ProcessBench(tmp_path)
+    texts = [f"by {n}" for n in range(8)]
+    for token in map(token_of, range(4)):
+        found = bench.load(token, texts)
+        assert found in texts or found in {NoEntry, ForeignEntry, NotYetWritten}
+        bench.compile(token, "by 0")
+        assert bench.load(token, texts) == "by 0"
+    collect(bench.directory.store, None)
+    assert bench.names() == sorted([".json", ".lock", "10", "11", "20"] * 4)
