@@ -18,15 +18,15 @@ from tests.support_openvino import cpu, needs_openvino
 
 pytestmark = needs_openvino
 
-MOST_MACS: Final = 120_000_000
+MOST_MACS: Final = 1_000_000_000
 FLOAT: Final = frozenset({"float32", "float16-weights"})
 QUANTIZED: Final = frozenset({"int8", "uint8"})
-SHARE_OF_EQUAL_CLASSES: Final = 0.75
-"""Of the cases of one network, those whose top class must be LiteRT's: what `relaxed` keeps."""
+BEST: Final = 5
+"""Among so many best classes LiteRT's must be, also of noise, where a step more or less decides."""
 
 
 def small(schemes: frozenset[str]) -> list[Any]:
-    """Groups of cases of the networks of these schemes that run in a fraction of a second."""
+    """Groups of cases of the networks of these schemes, save the largest."""
     return [
         parameter
         for parameter in groups("network", {})
@@ -75,13 +75,12 @@ def test_quantized_networks_keep_their_answers(entry: Entry, cases: list[dict[st
     assert device.compiles, "OpenVINO took no partition"
     for case, got in zip(cases, computed, strict=True):
         if "expected_top1" in case:
-            assert is_top(got[0], case["expected_top1"]), case["expected_label"]
+            assert rank(got[0], case["expected_top1"]) == 0, case["expected_label"]
     if "classification" in entry["task"] or "keyword" in entry["task"]:
-        pairs = zip(recorded, computed, strict=True)
-        same = [is_top(got[0], int(np.argmax(case.out[0]))) for case, got in pairs]
-        assert np.mean(same) >= SHARE_OF_EQUAL_CLASSES, same
+        for wanted, got in zip(recorded, computed, strict=True):
+            assert rank(got[0], int(np.argmax(wanted.out[0]))) < BEST
 
 
-def is_top(scores: NDArray, index: int) -> bool:
-    """Whether no class scores higher than *index*."""
-    return bool(scores.reshape(-1)[index] == scores.max())
+def rank(scores: NDArray, index: int) -> int:
+    """How many classes score higher than *index*."""
+    return int(np.sum(scores.reshape(-1) > scores.reshape(-1)[index]))

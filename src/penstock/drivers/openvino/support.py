@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.drivers.openvino.rules import RULES
 from penstock.drivers.openvino.site import Refused, Site, make_sites
@@ -14,9 +15,30 @@ MAX_RANK = 5
 """Dimensions of an operand: what every plugin computes with."""
 
 
+UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
+"""Operations that turn the last bit of a float into a position."""
+
+
 def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
-    """One answer an operation. No class is better than *best*: what a plugin was measured to meet."""
-    return [_answer(site, best) for site in make_sites(model)]
+    """One answer an operation. No class is better than *best*: what a plugin was measured to meet.
+
+    What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole values later on.
+    """
+    sites = make_sites(model)
+    unsteady = _read_by_unsteady(model)
+    return [
+        _answer(site, "relaxed" if unsteady.intersection(site.output_indexes) else best)
+        for site in sites
+    ]
+
+
+def _read_by_unsteady(model: Model) -> set[int]:
+    """The operands of the entry subgraph from which an unsteady operation computes."""
+    reached: set[int] = set()
+    for operation in reversed(model.operations):
+        if operation.key in UNSTEADY or reached.intersection(operation.outputs):
+            reached.update(operation.inputs)
+    return reached
 
 
 def _answer(site: Site, best: AccuracyClass) -> Support:

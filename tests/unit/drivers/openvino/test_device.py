@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -234,3 +235,17 @@ def test_a_run_that_is_cancelled_or_late_ends_and_the_next_is_right() -> None:
     out.fill(1)
     time.sleep(0.01)
     assert out.all()
+
+
+def test_what_the_position_of_a_maximum_depends_on_is_relaxed() -> None:
+    """Float32 rounding would move whole values there."""
+    b = ModelBuilder()
+    shape = (1, 4, 4, 2)
+    (x,) = b.operation("RELU", [b.input(F32, shape, "x")], [(F32, shape)])
+    pooled, positions = b.operation(
+        "CUSTOM", [x], [(F32, (1, 2, 2, 2)), (F32, (1, 2, 2, 2))],
+        {"custom_code": "MaxPoolingWithArgmax2D", "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2)},
+    )  # fmt: skip
+    (y,) = b.operation("RELU", [pooled], [(F32, (1, 2, 2, 2))])
+    answers = cpu().supported_operations(b.build([y, positions]))
+    assert [a.accuracy for a in answers if a.supported] == ["relaxed", "faithful"]
