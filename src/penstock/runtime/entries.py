@@ -12,7 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 ENTRY_POINT_GROUP: Final = "penstock.drivers"
 
@@ -28,7 +30,7 @@ class DriverEntry(Protocol):
         ...
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True):
     """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted."""
 
     name: str

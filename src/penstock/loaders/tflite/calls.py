@@ -7,7 +7,7 @@ finds out who reads and writes what, through control flow; `lowering` then makes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from penstock.ir.types import Shape
 from penstock.loaders.tflite.operators import RawOperator
 
 
-class Key(NamedTuple):
+class Key(Struct, frozen=True):
     """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
     *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether CALL_ONCE has
     entered *subgraph*, or where the generator of the random operator *number* of *subgraph* stands.
@@ -161,7 +161,7 @@ def random_state(subgraph: int, operator: RawOperator) -> Key:
 
 def table_state(table: Key) -> tuple[Key, Key, Key]:
     """Keys, values and whether they are there, of a table whose content is known at run time only."""
-    return table._replace(kind="keys"), table._replace(kind="values"), table._replace(kind="filled")
+    return replace(table, kind="keys"), replace(table, kind="values"), replace(table, kind="filled")
 
 
 class StateUse(Struct):
