@@ -7,6 +7,7 @@ directory), which beats the default.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,15 +32,20 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 
 
 class Knob(Struct, Generic[T], frozen=True):
-    """One setting: its name, type, default and what it does. Call it to read it."""
+    """One setting: its name, type, default and what it does. Call it to read it.
+
+    A value is one of *choices*, where there are any, and finite and no less than *least*, where that is given.
+    """
 
     name: str
     kind: type[T]
     default: T
     doc: str
+    choices: tuple[T, ...] = ()
+    least: float | None = None
 
     def __call__(self, argument: T | None = None) -> T:
-        """The value in force, *argument* first. Raises `InputError` for a value of the wrong type."""
+        """The value in force, *argument* first. Raises `InputError` for a value that it cannot have."""
         if argument is not None:
             return argument
         return self._parse(*self.source())
@@ -61,12 +67,18 @@ class Knob(Struct, Generic[T], frozen=True):
 
     def _parse(self, raw: object, source: str) -> T:
         convert: Callable[[object], T] = _CONVERT[self.kind]  # type: ignore[assignment]  # keyed by kind
+        wanted = self.kind.__name__
         try:
-            return convert(raw)
+            value = convert(raw)
+            if self.choices and value not in self.choices:
+                wanted = f"one of {', '.join(map(str, self.choices))}"
+                raise ValueError(value)
+            if self.least is not None and not self.least <= float(value) < math.inf:
+                wanted = f"{wanted}, {self.least} or more"
+                raise ValueError(value)
         except ValueError:
-            raise InputError(
-                f"knob {self.name} ({source}) must be {self.kind.__name__}, not {raw!r}"
-            ) from None
+            raise InputError(f"knob {self.name} ({source}) must be {wanted}, not {raw!r}") from None
+        return value
 
 
 def _to_bool(raw: object) -> bool:
@@ -199,6 +211,7 @@ key_store: Final = Knob(
     str,
     "auto",
     "Where the key of the cache's seals lies: auto (the system's key store where it answers, else a file) or file.",
+    choices=("auto", "file"),
 )
 
 cache_dir: Final = Knob(
@@ -212,18 +225,21 @@ cache_limit_mib: Final = Knob(
     int,
     4096,
     "Most MiB in one cache directory; the entries unused for longest go first. 0 means no limit.",
+    least=0,
 )
 lease_seconds: Final = Knob(
     "lease_seconds",
     float,
     600.0,
     "Longest that others wait for the process that compiles what they need, in seconds.",
+    least=0.0,
 )
 late_write_seconds: Final = Knob(
     "late_write_seconds",
     float,
     600.0,
     "How long a driver that writes its cache files later keeps others from writing them, in seconds.",
+    least=0.0,
 )
 
 openvino_compilation: Final = Knob(
@@ -232,6 +248,7 @@ openvino_compilation: Final = Knob(
     "now",
     "When the OpenVINO devices compile: now, first_run (when a model is first run), or staged (a baseline now, the "
     "optimised form after some runs).",
+    choices=("now", "first_run", "staged"),
 )
 
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(

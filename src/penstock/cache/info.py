@@ -33,16 +33,16 @@ class CacheInfo:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | None,
+        directory: str | os.PathLike[str],
         token: bytes | None = None,
         *,
         trust_token: bool = False,
     ) -> None:
         try:
-            path = None if directory is None else Path(directory).expanduser().absolute()
+            path = Path(directory).expanduser().absolute()
         except (TypeError, RuntimeError) as error:
             raise InputError(f"a cache directory must be a path: {error}") from None
-        if path is not None and "\0" in str(path):
+        if "\0" in str(path):
             raise InputError(f"a cache directory must be a path, and {str(path)!r} is none")
         self._set(path, _checked_token(token), trust_token, (), ())
         if trust_token and token is None:
@@ -62,20 +62,18 @@ class CacheInfo:
         close them after it: nothing is named, locked, renamed or evicted, no compile goes on in the
         background, and shapes that are compiled later are not cached. Another number than the device needs only means
         that nothing is loaded or saved (NNAPI section 2.4, `setCachingFromFds`), and so does a plan in which
-        several steps cache. Raises `InputError` for a descriptor that is not open, or too many.
+        several steps cache. Raises `InputError` for a descriptor that is not open, for two of one file, or
+        for too many.
         """
-        made = cls(None, token)
-        files = [tuple(fds) for fds in (model_cache, data_cache)]
-        for fd in (*files[0], *files[1]):
-            try:
-                os.fstat(fd)
-            except (OSError, TypeError, OverflowError) as error:
-                raise InputError(f"cache file descriptor {fd!r} is not open: {error}") from None
-        if max(map(len, files)) > MAX_NUMBER_OF_CACHE_FILES:
-            raise InputError(
-                f"at most {MAX_NUMBER_OF_CACHE_FILES} cache files of each kind, not {max(map(len, files))}"
-            )
-        made._set(None, made.token, False, files[0], files[1])
+        checked = _checked_token(token)
+        if checked is None:
+            raise InputError("files given by descriptor need a token")
+        files = _checked_descriptors(model_cache), _checked_descriptors(data_cache)
+        every = [os.fstat(fd) for fd in (*files[0], *files[1])]
+        if len({(status.st_dev, status.st_ino) for status in every}) < len(every):
+            raise InputError("two of the cache file descriptors are of one file")
+        made = object.__new__(cls)
+        made._set(None, checked, False, *files)
         return made
 
     def _set(
@@ -103,6 +101,21 @@ class CacheInfo:
 
 def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInfo:
     return CacheInfo(directory, token, trust_token=trust_token)
+
+
+def _checked_descriptors(given: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise InputError(f"cache files must be lists of descriptors, not {given!r}")
+    if len(given) > MAX_NUMBER_OF_CACHE_FILES:
+        raise InputError(
+            f"at most {MAX_NUMBER_OF_CACHE_FILES} cache files of each kind, not {len(given)}"
+        )
+    for fd in given:
+        try:
+            os.fstat(fd)
+        except (OSError, TypeError, OverflowError) as error:
+            raise InputError(f"cache file descriptor {fd!r} is not open: {error}") from None
+    return tuple(given)
 
 
 def _checked_token(token: object) -> bytes | None:

@@ -13,7 +13,7 @@ import typer
 from penstock.cli import options
 from penstock.cli.output import Output, milliseconds, output_of, size
 from penstock.cli.progress import compile_bar
-from penstock.cli.receipts import show_cache
+from penstock.cli.receipts import show_cache, show_fallbacks
 from penstock.errors import NotAvailable
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def bench(
     output.notes(fed.notes)
     output.line(f"plan: {summary}", "dim")
     show_cache(output, receipt)
+    show_fallbacks(output, receipt)
     output.json(
         {
             **data,

@@ -31,6 +31,15 @@ def show_cache(output: Output, receipt: Receipt) -> None:
         output.line(f"cache: {device} {in_words(first, outcomes.total())}{more}", style)
 
 
+def show_fallbacks(output: Output, receipt: Receipt) -> None:
+    """A line for each device that failed to compile what it had said it could, with its reason."""
+    for device, error in dict.fromkeys((s.fallback_from, s.error) for s in receipt.steps):
+        if device is not None:
+            steps = sum((s.fallback_from, s.error) == (device, error) for s in receipt.steps)
+            many = f" ({steps} steps)" if steps > 1 else ""
+            output.line(f"fall-back: {device} failed to compile{many}: {error}", "yellow")
+
+
 def in_words(outcome: CacheOutcome, steps: int = 1) -> str:
     """`miss (2 steps): NoEntry: ...; saved`."""
     many = f"{outcome.outcome} ({steps} steps)" if steps > 1 else outcome.outcome

@@ -14,7 +14,7 @@ from penstock.cli.failures import OutputError, Unfinished, UsageError
 from penstock.cli.labels import model_labels, read_labels
 from penstock.cli.output import Output, milliseconds, output_of
 from penstock.cli.progress import compile_bar
-from penstock.cli.receipts import show_cache
+from penstock.cli.receipts import show_cache, show_fallbacks
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, ExecutionPlan, Outputs
@@ -151,6 +151,7 @@ def report(
     output.notes(notes)
     output.line(f"plan: {compiled.plan.summary()}", "dim")
     show_cache(output, compiled.receipt)
+    show_fallbacks(output, compiled.receipt)
     output.line(
         "time: " + ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items()), "dim"
     )

@@ -234,6 +234,10 @@ def _cache_info(cache: object) -> CacheInfo | None:
         return None
     from penstock.cache.info import CacheInfo
 
+    # A setting that makes no sense is told at once, not only where a miss comes to need it.
+    for setting in (knobs.cache_limit_mib, knobs.lease_seconds, knobs.late_write_seconds):
+        setting()
+    knobs.key_store()
     if isinstance(cache, CacheInfo):
         return cache
     if cache is True:

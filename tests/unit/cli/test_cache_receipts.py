@@ -9,7 +9,7 @@ from rich.console import Console
 
 from penstock.cli.output import Output
 from penstock.cli.progress import compile_bar, words
-from penstock.cli.receipts import in_words, refused, show_cache
+from penstock.cli.receipts import in_words, refused, show_cache, show_fallbacks
 from penstock.compilation import CacheOutcome, Receipt, StepReceipt
 from penstock.hal import ProgressEvent
 
@@ -78,3 +78,16 @@ def test_events_in_words() -> None:
     assert words(ProgressEvent("compile", "", 2, 2)) == "compiling"
     assert "waiting" in words(ProgressEvent("lease", "fast", 0, 1))
     assert words(ProgressEvent("tiling", "fast", 0, 1)) == "tiling fast"
+
+
+def test_a_device_that_failed_to_compile_is_named_with_its_reason() -> None:
+    stream = io.StringIO()
+    steps = (
+        StepReceipt("reference", (0,), 1, fallback_from="fast", error="GeneralFailure: no room"),
+        StepReceipt("slow", (1,), 1),
+        StepReceipt("reference", (2,), 1, fallback_from="fast", error="GeneralFailure: no room"),
+    )
+    show_fallbacks(Output(console=Console(file=stream, width=200)), Receipt(steps))
+    assert stream.getvalue() == (
+        "fall-back: fast failed to compile (2 steps): GeneralFailure: no room\n"
+    )

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -503,6 +503,23 @@ class TestGivenFiles:
             for fd in fds:
                 os.close(fd)
 
+    def test_two_of_one_file(self, tmp_path: Path) -> None:
+        (fd,) = self.files(tmp_path, 1)
+        try:
+            with pytest.raises(InputError, match="of one file"):
+                CacheInfo.from_fds([fd], [fd], token=TOKEN)
+        finally:
+            os.close(fd)
+
+    @pytest.mark.parametrize("given", [None, 3, "34", b"34", [None], ["3"], list(range(33))])
+    def test_what_is_no_list_of_descriptors(self, given: Any) -> None:
+        with pytest.raises(InputError, match="cache file"):
+            CacheInfo.from_fds(given, token=TOKEN)
+
+    def test_no_token(self) -> None:
+        with pytest.raises(InputError, match="need a token"):
+            CacheInfo.from_fds(token=cast("bytes", None))
+
     def test_several_steps_get_none(self, tmp_path: Path) -> None:
         fds = self.files(tmp_path, 2)
         try:
@@ -655,6 +672,22 @@ class TestArguments:
             assert outcome(device, True)[0] == "miss"
             assert outcome(device, True)[0] == "hit"
         assert (tmp_path / "own").is_dir()
+
+    def test_a_setting_that_makes_no_sense_is_told_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        outcome(CachingDevice(), tmp_path / "c")
+        for name, value in (
+            ("CACHE_LIMIT_MIB", "abc"),
+            ("CACHE_LIMIT_MIB", "-5"),
+            ("LEASE_SECONDS", "nan"),
+            ("LATE_WRITE_SECONDS", "-1"),
+            ("KEY_STORE", "foo"),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setenv(f"PENSTOCK_{name}", value)
+                with pytest.raises(InputError, match=f"knob {name.lower()}"):
+                    outcome(CachingDevice(), tmp_path / "c")
 
     def test_a_trusted_token_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="needs a token"):

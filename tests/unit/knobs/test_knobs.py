@@ -168,3 +168,20 @@ def test_directories_are_where_platformdirs_has_them(
         monkeypatch.setenv(name.format(kind.upper()), value)
     expected = getattr(platformdirs, f"user_{kind}_dir")("penstock", appauthor=False)
     assert knobs.user_directory(kind) == Path(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"key_store": "foo"}, "must be one of auto, file, not 'foo'"),
+        ({"openvino_compilation": "Now"}, "must be one of now, first_run, staged, not 'Now'"),
+        ({"cache_limit_mib": -1}, "must be int, 0 or more, not -1"),
+        ({"lease_seconds": float("nan")}, "must be float, 0.0 or more, not nan"),
+        ({"lease_seconds": "inf"}, "must be float, 0.0 or more, not 'inf'"),
+        ({"late_write_seconds": "soon"}, "must be float, not 'soon'"),
+    ],
+)
+def test_a_value_that_a_knob_cannot_have(values: dict[str, object], wanted: str) -> None:
+    (name,) = values
+    with override(**values), pytest.raises(InputError, match=re.escape(wanted)):
+        KNOBS[name]()

@@ -98,6 +98,10 @@ class Warmed:
             f"{self.model}: step {index} on {step.device} was not saved: {step.cache.not_saved}"
             for index, step in enumerate(self.steps)
             if step.cache.not_saved
+        ] + [
+            f"{self.model}: step {index} fell back from {step.fallback_from}: {step.error}"
+            for index, step in enumerate(self.steps)
+            if step.fallback_from is not None
         ]
 
     def describe(self) -> dict[str, Any]:
