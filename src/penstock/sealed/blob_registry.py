@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.locks import locked
+from penstock.sealed.measure import Measure, Measures
 from penstock.sealed.registry import (
     Owner,
     RegistryState,
@@ -37,6 +38,13 @@ _MAC_BYTES: Final = 32
 _LOCK_SECONDS: Final = 10.0
 
 
+class _Books(NamedTuple):
+    """A registry that *key* authenticates."""
+
+    key: bytes
+    state: RegistryState
+
+
 class BlobRegistry:
     """`Registry` in the `PersistentBlobCache` file *path*, each blob authenticated by *keys*, and their list too.
 
@@ -49,30 +57,30 @@ class BlobRegistry:
         self, path: Path, owner: Owner, keys: KeyStore, *, most_bytes: int = 1 << 20
     ) -> None:
         self._limits = Limits(key=64, value=4096, total=most_bytes)
-        self.path, self.owner, self._keys = path, owner, keys
-        self._name = f"{owner.digits}-blobs"
+        self.path, self.owner = path, owner
+        self._measures = Measures(keys, f"{owner.digits}-blobs")
         self._lock = threading.Lock()
-        self._highest = 0
 
     def state(self) -> RegistryState | None:
-        floor = self._floor()
-        return self._state(self._blobs(), floor)
+        measure = self._measures.now()
+        books = self._verified(self._blobs(), measure)
+        return None if books is None else books.state
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
-        floor = self._floor()
+        measure = self._measures.now()
         blobs = self._blobs()
-        if (state := self._state(blobs, floor)) is None:
+        if (books := self._verified(blobs, measure)) is None:
             return None
         blob = blobs.get(_ROW_KEY + token + entry)
-        return None if blob is None else self._row(token, entry, blob, state)
+        return None if blob is None else self._row(token, entry, blob, books)
 
     def rows(self) -> tuple[Row, ...]:
-        floor = self._floor()
+        measure = self._measures.now()
         blobs = self._blobs()
-        if (state := self._state(blobs, floor)) is None:
+        if (books := self._verified(blobs, measure)) is None:
             return ()
         found = (
-            self._row(key[4:36], key[36:], blob, state)
+            self._row(key[4:36], key[36:], blob, books)
             for key, blob in blobs.items()
             if key.startswith(_ROW_KEY)
         )
@@ -85,10 +93,11 @@ class BlobRegistry:
         return state
 
     def begin(self, row: Row) -> None:
-        def insert(cache: PersistentBlobCache, state: RegistryState) -> bool:
+        def insert(cache: PersistentBlobCache, books: _Books) -> bool:
+            state = books.state
             placed = Row(row.token, row.entry, row.models, row.datas, state.changes + 1)
             head = _ROW.pack(state.registry, placed.sequence, len(row.models))
-            mac = row_mac(self._keys.key(), self.owner, state.registry, placed)
+            mac = row_mac(books.key, self.owner, state.registry, placed)
             return cache.set(key, head + mac + pack_records(row))
 
         key = _ROW_KEY + row.token + row.entry
@@ -102,13 +111,13 @@ class BlobRegistry:
         self._delete(token, [entry])
 
     def clear(self) -> None:
-        def everything(cache: PersistentBlobCache, _: RegistryState) -> bool:
+        def everything(cache: PersistentBlobCache, _: _Books) -> bool:
             return sum(cache.delete(k) for k, _ in cache.items() if k.startswith(_ROW_KEY)) > 0
 
         self._change(everything, repair=True)
 
     def _delete(self, token: bytes, entries: Sequence[bytes]) -> None:
-        def these(cache: PersistentBlobCache, _: RegistryState) -> bool:
+        def these(cache: PersistentBlobCache, _: _Books) -> bool:
             return sum(cache.delete(_ROW_KEY + token + old) for old in entries) > 0
 
         if entries and self.path.exists():
@@ -116,7 +125,7 @@ class BlobRegistry:
 
     def _change(
         self,
-        act: Callable[[PersistentBlobCache, RegistryState], bool],
+        act: Callable[[PersistentBlobCache, _Books], bool],
         *,
         repair: bool = False,
         kept: bytes = _STATE_KEY,
@@ -124,44 +133,44 @@ class BlobRegistry:
         """Runs *act* and writes what it changed; whether the key *kept* is there afterwards. With *repair* a
         registry is made where none is to be trusted.
         """
-        floor = self._floor()
+        measure = self._measures.now()
         if repair:
             make_private_directory(self.path.parent)
         with self._lock, self._alone():
             cache = PersistentBlobCache.open(self.path, self._limits, _POLICY)
-            count = 0
+            changed: _Books | None = None
             try:
                 if (
-                    state := self._state_to_change(cache, floor, repair=repair)
-                ) is not None and act(cache, state):
-                    count = state.changes + 1
-                    self._set_state(cache, RegistryState(state.registry, count))
+                    books := self._books_to_change(cache, measure, repair=repair)
+                ) is not None and act(cache, books):
+                    state = RegistryState(books.state.registry, books.state.changes + 1)
+                    changed = _Books(books.key, state)
+                    self._set_state(cache, changed)
                 there = kept in cache
             finally:
                 written = cache.terminate()
             if not written:
                 raise Unreadable(f"the registry cannot be used: {cache.problem}")
-            if count:
-                self._highest = max(self._highest, count)
-        if count:
-            self._keys.store_count(self._name, count)
+        if changed is not None:
+            self._measures.store(changed.key, changed.state.changes)
         return there
 
-    def _state_to_change(
-        self, cache: PersistentBlobCache, floor: int, *, repair: bool
-    ) -> RegistryState | None:
+    def _books_to_change(
+        self, cache: PersistentBlobCache, measure: Measure, *, repair: bool
+    ) -> _Books | None:
         try:
-            state = self._state(dict(cache.items()), floor, locked=True)
+            books = self._verified(dict(cache.items()), measure)
         except (SealBroken, OtherVersion, RolledBack):
             if not repair:
                 raise
-            state = None
-        if state is None and repair:
+            books = None
+        if books is None and repair:
+            newest = self._measures.renewed()
             for key in sorted(cache.keys()):
                 cache.delete(key)
-            state = RegistryState(os.urandom(16), floor)
-            self._set_state(cache, state)
-        return state
+            books = _Books(newest.key, RegistryState(os.urandom(16), newest.least))
+            self._set_state(cache, books)
+        return books
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -180,10 +189,10 @@ class BlobRegistry:
         finally:
             os.close(fd)
 
-    def _set_state(self, cache: PersistentBlobCache, state: RegistryState) -> None:
+    def _set_state(self, cache: PersistentBlobCache, books: _Books) -> None:
         """Sets the state, which lists the rows that are left, and is the last to be evicted."""
         packed = b""
-        while packed != (now := self._pack(state, dict(cache.items()))):
+        while packed != (now := self._pack(books, dict(cache.items()))):
             packed = now
             if not cache.set(_STATE_KEY, packed):
                 raise Unreadable("the registry has no room for its state")
@@ -197,13 +206,23 @@ class BlobRegistry:
         finally:
             cache.terminate()
 
-    def _state(
-        self, blobs: Mapping[bytes, bytes], floor: int, *, locked: bool = False
-    ) -> RegistryState | None:
+    def _verified(self, blobs: Mapping[bytes, bytes], measure: Measure) -> _Books | None:
+        """The registry, if it is authentic and the newest known; None where there is none.
+
+        One that is not may be sealed with a key that has taken the place of the known one meanwhile.
+        """
+        try:
+            return self._measured(blobs, measure)
+        except SealBroken:
+            if (newer := self._measures.other_than(measure)) is None:
+                raise
+            return self._measured(blobs, newer)
+
+    def _measured(self, blobs: Mapping[bytes, bytes], measure: Measure) -> _Books | None:
         if (blob := blobs.get(_STATE_KEY)) is None:
             return None
         if len(blob) != _STATE.size + _MAC_BYTES or not hmac.compare_digest(
-            blob[_STATE.size :], self._state_mac(blob[: _STATE.size])
+            blob[_STATE.size :], _state_mac(measure.key, blob[: _STATE.size])
         ):
             raise SealBroken("the registry was altered, or sealed with another key")
         format_, driver, version, registry, count, rows = _STATE.unpack(blob[: _STATE.size])
@@ -213,32 +232,25 @@ class BlobRegistry:
             raise OtherVersion("the registry was written by another version of the driver")
         if not hmac.compare_digest(rows, _list_digest(blobs)):
             raise SealBroken("a row of the registry was altered, added or removed")
-        if count < floor:
+        if count < measure.least:
             raise RolledBack(
-                f"the registry stands at change {count}, and change {floor} was seen before"
+                f"the registry stands at change {count}, and change {measure.least} was seen before"
             )
-        if locked:
-            self._highest = max(self._highest, count)
-        else:
-            with self._lock:
-                self._highest = max(self._highest, count)
-        return RegistryState(registry, count)
+        self._measures.seen(measure.key, count)
+        return _Books(measure.key, RegistryState(registry, count))
 
-    def _pack(self, state: RegistryState, blobs: Mapping[bytes, bytes]) -> bytes:
+    def _pack(self, books: _Books, blobs: Mapping[bytes, bytes]) -> bytes:
         fields = _STATE.pack(
             _FORMAT,
             self.owner.driver_digest,
             self.owner.version_digest,
-            state.registry,
-            state.changes,
+            books.state.registry,
+            books.state.changes,
             _list_digest(blobs),
         )
-        return fields + self._state_mac(fields)
+        return fields + _state_mac(books.key, fields)
 
-    def _state_mac(self, fields: bytes) -> bytes:
-        return hmac.digest(self._keys.key(), _STATE_DOMAIN + fields, "sha256")
-
-    def _row(self, token: bytes, entry: bytes, blob: bytes, state: RegistryState) -> Row | None:
+    def _row(self, token: bytes, entry: bytes, blob: bytes, books: _Books) -> Row | None:
         """The row, verified; None for one of a registry that is gone."""
         head, mac = blob[: _ROW.size], blob[_ROW.size : _ROW.size + _MAC_BYTES]
         try:
@@ -248,16 +260,13 @@ class BlobRegistry:
             )
         except (ValueError, struct.error):
             raise SealBroken("a row of the registry has no possible value") from None
-        if not hmac.compare_digest(mac, row_mac(self._keys.key(), self.owner, registry, row)):
+        if not hmac.compare_digest(mac, row_mac(books.key, self.owner, registry, row)):
             raise SealBroken("a row of the registry was altered")
-        return row if registry == state.registry else None
+        return row if registry == books.state.registry else None
 
-    def _floor(self) -> int:
-        """The highest count known; asked for before the registry is read, so that it cannot be too high."""
-        stored = self._keys.count(self._name) or 0
-        with self._lock:
-            self._highest = max(self._highest, stored)
-            return self._highest
+
+def _state_mac(key: bytes, fields: bytes) -> bytes:
+    return hmac.digest(key, _STATE_DOMAIN + fields, "sha256")
 
 
 def _list_digest(blobs: Mapping[bytes, bytes]) -> bytes:

@@ -55,6 +55,9 @@ class KeyringStore:
     def key(self) -> bytes:
         return self._key
 
+    def refresh(self) -> bytes:
+        return self._key
+
     def count(self, registry: str) -> int | None:
         with self._lock:
             if registry not in self._counts:

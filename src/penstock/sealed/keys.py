@@ -49,6 +49,13 @@ class KeyStore(Protocol):
         """The key; made at the first call of a user. Raises `Unreadable` when there can be none."""
         ...
 
+    def refresh(self) -> bytes:
+        """The key as it is stored now, which `key` gives from then on; one that is gone is stored again.
+
+        Raises `Unreadable`; `key` then stays as it was. A store that is asked once a process gives `key`.
+        """
+        ...
+
     def count(self, registry: str) -> int | None:
         """The highest count stored for *registry*: 0 where none was, None when this store holds none."""
         ...
@@ -70,6 +77,9 @@ class MemoryKeyStore:
     def key(self) -> bytes:
         return self._key
 
+    def refresh(self) -> bytes:
+        return self._key
+
     def count(self, registry: str) -> int | None:
         return self.counts.get(registry, 0)
 
@@ -81,7 +91,7 @@ class FileKeyStore:
     """A `KeyStore` in one 0600 file, *path*; holds no counts.
 
     A file that others can read or write, that is a link, or that is not 32 bytes long is not trusted: a new
-    key takes its place, and whatever the old one sealed is refused from then on.
+    key takes its place, and whatever the old one sealed is refused from then on. Read once, and at each `refresh`.
     """
 
     name = "file"
@@ -91,9 +101,13 @@ class FileKeyStore:
         self._known: bytes | None = None
 
     def key(self) -> bytes:
-        if self._known is None:
-            self._known = self._read_or_create()
-        return self._known
+        return self.refresh() if self._known is None else self._known
+
+    def refresh(self) -> bytes:
+        # Without a lock, which a child that is forked meanwhile would wait for in vain: of two threads that
+        # find different keys, the next one to ask settles it.
+        self._known = key = self._read_or_create()
+        return key
 
     def count(self, registry: str) -> int | None:
         return None
@@ -105,7 +119,9 @@ class FileKeyStore:
         try:
             found = self._read()
             if not isinstance(found, bytes):
-                self._create(instead=found is _No.UNTRUSTED)
+                untrusted = found is _No.UNTRUSTED
+                known = None if untrusted else self._known
+                self._create(known or os.urandom(KEY_BYTES), instead=untrusted)
                 found = self._read()
         except OSError as error:
             raise Unreadable(
@@ -134,8 +150,8 @@ class FileKeyStore:
         finally:
             self._files.close(fd)
 
-    def _create(self, *, instead: bool) -> None:
-        """Makes a key under a name of its own, then gives it the file's name if nobody was faster; with
+    def _create(self, key: bytes, *, instead: bool) -> None:
+        """Writes *key* under a name of its own, then gives it the file's name if nobody was faster; with
         *instead*, in place of the file that is there.
         """
         self._sweep()
@@ -143,7 +159,7 @@ class FileKeyStore:
         fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
-                write_all(self._files, fd, os.urandom(KEY_BYTES), 0)
+                write_all(self._files, fd, key, 0)
                 self._files.sync(fd)
             finally:
                 self._files.close(fd)

@@ -31,7 +31,7 @@ from penstock.sealed.files import (
     require_regular,
     write_all,
 )
-from penstock.sealed.header import FORMAT, HEADER_BYTES, Header, Kind, file_digest, is_sealed
+from penstock.sealed.header import FORMAT, HEADER_BYTES, MAGIC, Header, Kind, file_digest, is_sealed
 from penstock.sealed.keys import KeyStore, default_key_store
 from penstock.sealed.merkle import merkle_root
 from penstock.sealed.private import private_copy
@@ -211,12 +211,12 @@ class Seal:
         """
         files = self._checked(model_cache, data_cache, token, binding)
         registry, keys = self._trust()
-        key = keys.key()
         try:
             headers = [self._header(file) for file in files]
         except WrongLength:
             self._check_written(files)
             raise
+        key = key_of(headers[0][0], keys) or keys.key()
         parsed = [
             self._trusted(file, content, key, registry, token)
             for file, (content, _) in zip(files, headers, strict=True)
@@ -335,9 +335,10 @@ class Seal:
     ) -> bytes:
         """Writes the files and changes the registry with them; the new entry's id."""
         registry, keys = self._trust()
-        key = keys.key()
         lengths = [memoryview(payload).nbytes for payload in payloads]
         state = registry.open()
+        # After the registry, which takes a key that somebody else has stored meanwhile.
+        key = keys.key()
         common = Header(
             kind=0,
             number=0,
@@ -407,10 +408,10 @@ class Seal:
 
     def _entry(self, file: _File, token: bytes) -> bytes | None:
         found = self._header(file, whole=False)[0]
-        if not is_sealed(found, self._trust()[1].key()):
-            return None
         header = Header.unpack(found)
-        return header.entry if header and header.token == token else None
+        if header is None or header.token != token or key_of(found, self._trust()[1]) is None:
+            return None
+        return header.entry
 
     def _header(self, file: _File, *, whole: bool = True) -> tuple[bytes, int]:
         """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be a
@@ -530,6 +531,20 @@ def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> He
     with memoryview(content) as view:
         read_exactly(file_system, handle.fd, view, 0)
     return Header.unpack(bytes(content))
+
+
+def key_of(header: bytes, keys: KeyStore) -> bytes | None:
+    """The user's key that *header* is sealed with, even if another process stored it meanwhile; None for no key of his.
+
+    Raises `Unreadable` where there can be no key.
+    """
+    if is_sealed(header, key := keys.key()):
+        return key
+    if header.startswith(MAGIC):
+        with suppress(Unreadable):
+            if is_sealed(header, key := keys.refresh()):
+                return key
+    return None
 
 
 def _check_unchanged(

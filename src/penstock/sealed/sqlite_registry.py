@@ -9,7 +9,6 @@ import sqlite3
 import stat
 import struct
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.keys import KeyStore
+from penstock.sealed.measure import Measure, Measures
 from penstock.sealed.registry import (
     MOST_ROWS,
     Owner,
@@ -73,16 +73,20 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class _Books:
-    """An authentic registry within a transaction: its *state* and the digest of each bucket's rows.
+    """A registry that *key* authenticates, within a transaction: its *state* and the digest of each bucket's rows.
 
     A bucket are the rows whose tokens start alike, so that a find need not look at all rows. What was not
     compared with its digest is not to be believed, nor changed: that would make it authentic.
     """
 
     def __init__(
-        self, database: sqlite3.Connection, state: RegistryState, digests: list[bytes]
+        self,
+        database: sqlite3.Connection,
+        key: bytes,
+        state: RegistryState,
+        digests: list[bytes],
     ) -> None:
-        self._database, self.state, self.digests = database, state, digests
+        self._database, self.key, self.state, self.digests = database, key, state, digests
         self._trusted: set[int] = set()
 
     def rows(self, bucket: int) -> list[tuple[Any, ...]]:
@@ -129,34 +133,32 @@ class SqliteRegistry:
     def __init__(
         self, path: Path, owner: Owner, keys: KeyStore, *, connect: Connect = connect
     ) -> None:
-        self.path, self.owner, self._keys, self._connect = path, owner, keys, connect
-        self._name = owner.digits
-        self._lock = threading.Lock()
-        self._highest = 0
+        self.path, self.owner, self._connect = path, owner, connect
+        self._measures = Measures(keys, owner.digits)
 
     def state(self) -> RegistryState | None:
-        floor = self._floor()
+        measure = self._measures.now()
         with self._reading() as database:
-            books = None if database is None else self._verified(database, floor)
+            books = None if database is None else self._verified(database, measure)
             return None if books is None else books.state
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
-        floor = self._floor()
+        measure = self._measures.now()
         with self._reading() as database:
-            if database is None or (books := self._verified(database, floor)) is None:
+            if database is None or (books := self._verified(database, measure)) is None:
                 return None
             for fields in books.rows(_bucket_of(token)):
                 if fields[:2] == (token, entry):
-                    return self._row(fields, books.state.registry)
+                    return self._row(fields, books)
             return None
 
     def rows(self) -> tuple[Row, ...]:
-        floor = self._floor()
+        measure = self._measures.now()
         with self._reading() as database:
-            if database is None or (books := self._verified(database, floor)) is None:
+            if database is None or (books := self._verified(database, measure)) is None:
                 return ()
             return tuple(
-                self._row(fields, books.state.registry)
+                self._row(fields, books)
                 for bucket in range(_BUCKETS)
                 for fields in books.rows(bucket)
             )
@@ -190,7 +192,7 @@ class SqliteRegistry:
         books.trust(row.token)
         # One more than the changes so far: the change that is under way.
         placed = Row(row.token, row.entry, row.models, row.datas, books.state.changes + 1)
-        mac = row_mac(self._keys.key(), self.owner, books.state.registry, placed)
+        mac = row_mac(books.key, self.owner, books.state.registry, placed)
         database.execute(
             "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?)",
             (row.token, row.entry, placed.sequence, len(row.models), pack_records(row), mac),
@@ -207,20 +209,21 @@ class SqliteRegistry:
 
         Without *repair* nothing is done to a registry that is missing.
         """
-        floor = self._floor()
+        measure = self._measures.now()
         if not repair and not self.path.exists():
             return
         try:
-            count = self._write(act, floor, repair=repair)
+            changed = self._write(act, measure, repair=repair)
         except SealBroken:
             if not repair:
                 raise
             self._discard()
-            count = self._write(act, floor, repair=True)
-        if count:
-            self._store_count(count)
+            changed = self._write(act, measure, repair=True)
+        if changed is not None:
+            self._measures.store(changed.key, changed.state.changes)
 
-    def _write(self, act: Act, floor: int, *, repair: bool) -> int:
+    def _write(self, act: Act, measure: Measure, *, repair: bool) -> _Books | None:
+        """Runs *act*; what stands in the registry then, None where nothing was changed."""
         if repair:
             make_private_directory(self.path.parent)
             self._create()
@@ -231,39 +234,40 @@ class SqliteRegistry:
                 if repair:
                     for statement in _SCHEMA.split(";")[:-1]:
                         database.execute(statement)
-                books = self._books_to_change(database, floor, repair=repair)
+                books = self._books_to_change(database, measure, repair=repair)
                 if books is None:
-                    return 0
+                    return None
                 try:
                     touched = act(database, books)
                 except SealBroken:
                     if not repair:
                         raise
-                    books = self._made_anew(database, floor)
+                    books = self._made_anew(database)
                     touched = act(database, books)
                 if not touched:
-                    return 0
+                    return None
                 books.balance()
                 books.state = RegistryState(books.state.registry, books.state.changes + 1)
                 database.execute(
                     "UPDATE registry SET count = ?, buckets = ?, mac = ?",
                     (books.state.changes, b"".join(books.digests), self._whole_mac(books)),
                 )
-                return books.state.changes
+                return books
 
     def _books_to_change(
-        self, database: sqlite3.Connection, floor: int, *, repair: bool
+        self, database: sqlite3.Connection, measure: Measure, *, repair: bool
     ) -> _Books | None:
         try:
-            books = self._verified(database, floor)
+            books = self._verified(database, measure)
         except (SealBroken, OtherVersion, RolledBack):
             if not repair:
                 raise
             books = None
-        return self._made_anew(database, floor) if books is None and repair else books
+        return self._made_anew(database) if books is None and repair else books
 
-    def _made_anew(self, database: sqlite3.Connection, floor: int) -> _Books:
-        books = _Books(database, RegistryState(os.urandom(16), floor), [_NO_ROWS] * _BUCKETS)
+    def _made_anew(self, database: sqlite3.Connection) -> _Books:
+        key, least = self._measures.renewed()
+        books = _Books(database, key, RegistryState(os.urandom(16), least), [_NO_ROWS] * _BUCKETS)
         database.execute("DELETE FROM entry")
         database.execute("DELETE FROM registry")
         owner = self.owner
@@ -283,8 +287,19 @@ class SqliteRegistry:
         )
         return books
 
-    def _verified(self, database: sqlite3.Connection, floor: int) -> _Books | None:
-        """The registry, if it is authentic and the newest known; None for a database without one."""
+    def _verified(self, database: sqlite3.Connection, measure: Measure) -> _Books | None:
+        """The registry, if it is authentic and the newest known; None for a database without one.
+
+        One that is not may be sealed with a key that has taken the place of the known one meanwhile.
+        """
+        try:
+            return self._measured(database, measure)
+        except SealBroken:
+            if (newer := self._measures.other_than(measure)) is None:
+                raise
+            return self._measured(database, newer)
+
+    def _measured(self, database: sqlite3.Connection, measure: Measure) -> _Books | None:
         if not database.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
             return None
         found = database.execute(
@@ -302,15 +317,14 @@ class SqliteRegistry:
         if len(registry) != 16 or not 0 <= count < 1 << 63 or len(buckets) != 32 * _BUCKETS:
             raise SealBroken("the registry's state has no possible value")
         digests = [buckets[at : at + 32] for at in range(0, len(buckets), 32)]
-        books = _Books(database, RegistryState(registry, count), digests)
+        books = _Books(database, measure.key, RegistryState(registry, count), digests)
         if not hmac.compare_digest(mac, self._whole_mac(books)):
             raise SealBroken("the registry was altered, or sealed with another key")
-        if count < floor:
+        if count < measure.least:
             raise RolledBack(
-                f"the registry stands at change {count}, and change {floor} was seen before"
+                f"the registry stands at change {count}, and change {measure.least} was seen before"
             )
-        with self._lock:
-            self._highest = max(self._highest, count)
+        self._measures.seen(measure.key, count)
         return books
 
     def _whole_mac(self, books: _Books) -> bytes:
@@ -318,30 +332,18 @@ class SqliteRegistry:
         owner = self.owner
         fields = (owner.driver_digest, owner.version_digest, books.state.registry)
         whole = b"".join((*fields, books.state.changes.to_bytes(8, "little"), *books.digests))
-        return hmac.digest(self._keys.key(), _WHOLE_DOMAIN + whole, "sha256")
+        return hmac.digest(books.key, _WHOLE_DOMAIN + whole, "sha256")
 
-    def _row(self, found: Sequence[object], registry: bytes) -> Row:
+    def _row(self, found: Sequence[object], books: _Books) -> Row:
         token, entry, sequence, models, files, mac = _typed(found, _ROW_TYPES)
         try:
             row = Row(token, entry, *unpack_records(files, models), sequence)
-            expected = row_mac(self._keys.key(), self.owner, registry, row)
+            expected = row_mac(books.key, self.owner, books.state.registry, row)
         except (ValueError, struct.error):
             raise SealBroken("a row of the registry has no possible value") from None
         if not hmac.compare_digest(mac, expected):
             raise SealBroken("a row of the registry was altered")
         return row
-
-    def _floor(self) -> int:
-        """The highest count known; asked for before the registry is read, so that it cannot be too high."""
-        stored = self._keys.count(self._name) or 0
-        with self._lock:
-            self._highest = max(self._highest, stored)
-            return self._highest
-
-    def _store_count(self, count: int) -> None:
-        with self._lock:
-            self._highest = max(self._highest, count)
-        self._keys.store_count(self._name, count)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
