@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class PendingStep:
-    """A compile under way. Any thread may ask for its result; `close` cancels it and waits."""
+    """A compile under way. Any thread may ask for its result; `close` cancels it and waits.
+
+    A program that ends without closing waits for it: an engine is not to be stopped within a compile, and
+    the next start finds the entry.
+    """
 
     def __init__(
         self, make: Callable[[PrepareConfig], PreparedStep], config: PrepareConfig, name: str
@@ -33,7 +37,7 @@ class PendingStep:
         self._done = threading.Event()
         context = contextvars.copy_context()
         self._thread = threading.Thread(
-            target=context.run, args=(self._run,), name=f"penstock-compile-{name}", daemon=True
+            target=context.run, args=(self._run,), name=f"penstock-compile-{name}"
         )
         self._thread.start()
 

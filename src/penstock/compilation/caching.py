@@ -18,10 +18,10 @@ from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
 from penstock.cache.opened import OpenFiles
-from penstock.compilation.calls import call_driver, call_driver_from_cache
+from penstock.compilation.calls import call_driver, call_driver_from_cache, report_of
 from penstock.compilation.receipt import CacheOutcome
 from penstock.errors import CacheError, DriverError
-from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
+from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 
@@ -155,12 +155,6 @@ def compiled(
 def hit(prepared: PreparedModel) -> CacheOutcome:
     """The outcome of a load; it names the artefact where the driver has several."""
     return CacheOutcome("hit", report_of(prepared).artefact)
-
-
-def report_of(prepared: PreparedModel) -> CacheReport:
-    """What the driver says of its cache files; a driver written without the member says nothing."""
-    report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
-    return report if isinstance(report, CacheReport) else NO_CACHE_REPORT
 
 
 def with_files(config: PrepareConfig, files: OpenFiles) -> PrepareConfig:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
-from penstock.hal import Device, PrepareConfig, PreparedModel
+from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.partitioning.plan import ExecutionStep
 
 
@@ -38,6 +38,12 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
             "which is no prepared model"
         )
     return prepared  # type: ignore[no-any-return]  # as far as can be known of a driver's object
+
+
+def report_of(prepared: PreparedModel) -> CacheReport:
+    """What the driver says of its cache files; a driver written without the member says nothing."""
+    report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
+    return report if isinstance(report, CacheReport) else NO_CACHE_REPORT
 
 
 def check_interrupts(config: PrepareConfig) -> None:

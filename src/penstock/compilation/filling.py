@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,16 +12,14 @@ from penstock import knobs
 from penstock.cache.index import IndexRecord
 from penstock.cache.lease import Lease
 from penstock.cache.opened import OpenFiles
-from penstock.compilation.caching import Entry, Obtained, compiled, report_of, with_files
-from penstock.compilation.calls import call_driver
+from penstock.compilation.caching import Entry, Obtained, compiled, with_files
+from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
-from penstock.compilation.receipt import CacheOutcome
+from penstock.compilation.receipt import TO_BE_WRITTEN, CacheOutcome
 from penstock.errors import CacheError, DriverError, NotYetWritten
 from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
 
 log = logging.getLogger(__name__)
-
-TO_BE_WRITTEN: Final = str(NotYetWritten("the driver writes it when it has compiled"))
 
 
 def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from penstock.compilation.caching import Caching, Obtained, compiled, hit, report_of
-from penstock.compilation.calls import call_driver_from_cache
+from penstock.compilation.caching import Caching, Obtained, compiled, hit
+from penstock.compilation.calls import call_driver_from_cache, report_of
 from penstock.compilation.misses import named
 from penstock.compilation.receipt import CacheOutcome
 from penstock.errors import DriverError

@@ -7,6 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from penstock.errors import NotYetWritten
+
 
 class CacheOutcome(msgspec.Struct, frozen=True):
     """What the compilation cache did for one step, and why.
@@ -25,6 +27,9 @@ class CacheOutcome(msgspec.Struct, frozen=True):
         text = f"{self.outcome}: {self.reason}" if self.reason else self.outcome
         return f"{text}; not saved: {self.not_saved}" if self.not_saved else text
 
+
+TO_BE_WRITTEN: Final = str(NotYetWritten("the driver writes it when it has compiled"))
+"""`CacheOutcome.not_saved` of a step whose driver has kept the files to write them later."""
 
 CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 

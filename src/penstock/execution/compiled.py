@@ -11,9 +11,17 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 import numpy as np
+from msgspec.structs import replace
 
+from penstock.compilation.calls import report_of
 from penstock.compilation.compilation import PreparedStep
-from penstock.compilation.receipt import CopyReceipt, Receipt, StepReceipt
+from penstock.compilation.receipt import (
+    TO_BE_WRITTEN,
+    CacheOutcome,
+    CopyReceipt,
+    Receipt,
+    StepReceipt,
+)
 from penstock.errors import ClosedError, InputError, NotAvailable, StateError
 from penstock.execution.gate import Gate
 from penstock.execution.inputs import arrange, as_array, dequantize, in_order, to_stored
@@ -316,7 +324,15 @@ def _step_receipt(
         prepared.step.operations,
         wall_ns,
         driver_ns,
-        prepared.receipt.cache,
+        _cache_outcome(prepared),
         fallback_from,
         error,
     )
+
+
+def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
+    """What the cache did for the step's compile, with what has become of a late write by now."""
+    told = prepared.receipt.cache
+    if told.not_saved != TO_BE_WRITTEN or (report := report_of(prepared.prepared)).later:
+        return told
+    return replace(told, saved=report.save != "failed", not_saved=report.reason)

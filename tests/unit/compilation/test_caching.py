@@ -8,6 +8,8 @@ import itertools
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +47,7 @@ from tests.unit.partitioning.models import Net, chain
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
+ROOT = Path(__file__).resolve().parents[3]
 SIZES = (0, 1, 32)
 STATUSES = (None, GeneralFailure, DeviceUnavailable, InvalidArgument)
 TOKEN = bytes(range(32))
@@ -379,8 +382,17 @@ class TestLateWriting:
                 False,
                 "NotYetWritten: the driver writes it when it has compiled",
             )
-            made.run([X])
+            run = made.run([X]).receipt.steps[0].cache
+            assert (run.outcome, run.saved, run.not_saved) == ("miss", True, "")
         assert outcome(LabDevice(mode="first_run"), tmp_path / "c") == ("hit", "optimised")
+
+    def test_a_late_write_that_fails_stands_in_the_runs_receipt(self, tmp_path: Path) -> None:
+        with compiled(LabDevice(mode="first_run"), tmp_path / "c") as made:
+            for path in (tmp_path / "c").iterdir():
+                path.unlink()
+            run = made.run([X]).receipt.steps[0].cache
+        assert not run.saved
+        assert run.not_saved.startswith("NoEntry: ")
 
 
 class TestDriversThatGetNothing:
@@ -640,6 +652,21 @@ class TestWhileCompiling:
         assert seen.wait(30)
         made.close()
         assert not [t for t in threading.enumerate() if t.name.startswith("penstock-compile")]
+
+    def test_a_program_that_ends_waits_and_saves(self, tmp_path: Path) -> None:
+        program = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import penstock
+from tests.support_caching import CachingDevice
+from tests.unit.partitioning.models import chain
+device = CachingDevice(on_prepare=lambda config: time.sleep(0.3))
+policy = penstock.Policy(while_compiling="reference")
+made = penstock.compile(chain(("ADD",)), devices=[device], cache={str(tmp_path / "c")!r}, policy=policy)
+"""
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+        assert len(CacheDirectory(tmp_path / "c").records()) == 1
+        assert not list((tmp_path / "c").glob("*.tmp"))
 
     def test_a_failure_leaves_the_reference_device(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
