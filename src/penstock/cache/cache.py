@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock import knobs
 from penstock.cache.directory import CacheDirectory
@@ -27,6 +27,12 @@ from penstock.ir import Model
 
 if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
+
+_MOST_LOOKS: Final = 20
+
+
+class _Gone:
+    """An entry that is not there any more, or another at each look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +95,11 @@ class Cache:
     def verify(self) -> list[tuple[CacheEntry, CacheError | None]]:
         """Each entry, with None where a driver would accept it, else the error that it would be refused with.
 
-        Entries that others remove meanwhile are left out. Reads every file and compares it with what its driver's registry lists. Raises `Unreadable` for a
+        Entries that others remove meanwhile, or replace at every look, are left out. Reads every file and compares it with what its driver's registry lists. Raises `Unreadable` for a
         directory that cannot be listed.
         """
         verdicts = [(entry, self._verified(entry)) for entry in self.entries()]
-        return [(entry, defect) for entry, defect in verdicts if not self._is_gone(entry, defect)]
+        return [(entry, defect) for entry, defect in verdicts if not isinstance(defect, _Gone)]
 
     def explain(
         self,
@@ -200,12 +206,23 @@ class Cache:
             record.compile_ns,
         )
 
-    def _is_gone(self, entry: CacheEntry, defect: CacheError | None) -> bool:
-        files = (*entry.model_cache, *entry.data_cache)
-        return defect is not None and not any(self._cache.store.exists(p.name) for p in files)
+    def _verified(self, entry: CacheEntry) -> CacheError | _Gone | None:
+        """The defect of what stands there; others may replace it, or remove it, while it is looked at."""
+        store = self._cache.store
+        names = [path.name for path in (*entry.model_cache, *entry.data_cache)]
+        for _ in range(_MOST_LOOKS):
+            before = [store.version_of(name) for name in names]
+            defect = self._verified_once(entry.token)
+            if defect is None:
+                return None
+            if not any(before):
+                return _Gone()
+            if before == [store.version_of(name) for name in names]:
+                return defect
+        return _Gone()
 
-    def _verified(self, entry: CacheEntry) -> CacheError | None:
-        record = self._cache.record(entry.token)
+    def _verified_once(self, token: bytes) -> CacheError | None:
+        record = self._cache.record(token)
         if record is None:
             return Unreadable(
                 "the entry's index is missing or altered, so nothing says whose it is"
@@ -213,7 +230,7 @@ class Cache:
         seal = self._cache.store.seal(
             record.device, record.version, needed := (record.models, record.datas)
         )
-        return self._defect(seal, entry.token, bytes.fromhex(record.binding), needed)
+        return self._defect(seal, token, bytes.fromhex(record.binding), needed)
 
     def _defect(
         self, seal: Seal, token: bytes, binding: bytes, needed: tuple[int, int]

@@ -117,7 +117,7 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
             return False
         if (record := store.read_record(token)) is not None:
             entries = store.entry_ids(token, record)
-        for name in (*group.names("index", "model", "data"), lock_name(token), lease_name(token)):
+        for name in (*group.names("index", "model", "data"), lock_name(token)):
             store.unlink(name)
     if record is not None:
         store.forget(token, record, entries)
@@ -151,7 +151,8 @@ def _unchanged(store: Store, group: Found) -> bool:
 def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
     """Holds lease and lock for the block, which is entered with whether nobody else had either.
 
-    The lease file goes at the end, unless a late writer's claim stands there.
+    The lease file goes at the end, unless a late writer's claim stands there. Only who holds a lock may remove
+    its file, and only once: the name is free for another's from then on.
     """
     with ExitStack() as stack:
         for name in (lease_name(token), lock_name(token)):

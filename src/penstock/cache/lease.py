@@ -125,8 +125,10 @@ class Lease:
         try:
             for files in self._pending:
                 self.discard(files)
-            if self._awaited is None:
-                self._store.unlink_quietly([lease_name(self._token)])
+            name = lease_name(self._token)
+            with suppress(OSError):
+                if self._awaited is None and self._store.is_current(fd, name):
+                    self._store.unlink(name)
         finally:
             self._store.release(fd)
 

@@ -154,7 +154,9 @@ class Store:
         except NotRegularFile:
             if not create:
                 raise
-        self.files.unlink(path)
+        status = self.files.status_of(path)
+        if not status.regular or status.links > 1:
+            self.files.unlink(path)
         return open_cache_file(path, create=True, files=self.files)
 
     def driver_lock(self, name: str, *, create: bool) -> CacheHandle:

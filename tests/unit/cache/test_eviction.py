@@ -15,7 +15,7 @@ from penstock.cache.naming import file_names, lease_name, letters_of, lock_name,
 from penstock.errors import NoEntry, NotYetWritten, RolledBack
 from penstock.sealed import Owner
 from tests.support_cache import NEEDED, Bench, token_of
-from tests.support_sealed import FaultyFiles, failing
+from tests.support_sealed import FaultyFiles, QuickFiles, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -126,6 +126,27 @@ def test_an_entry_used_since_it_was_looked_at_stays(
     monkeypatch.setattr(directory.store, "take", load_first)
     assert collect(directory.store, 0) == TOKENS[1:]
     assert there(bench) == [0]
+
+
+class Unlinking(QuickFiles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unlinked: list[str] = []
+
+    def unlink(self, path: Path) -> None:
+        self.unlinked.append(path.name)
+        super().unlink(path)
+
+
+def test_a_lock_file_is_removed_once(bench: Bench) -> None:
+    """A second time it could be that of somebody who made it anew, and then two would hold the lease."""
+    files = bench.files = Unlinking()
+    (bench.path / lease_name(token_of(7))).write_bytes(b"")
+    assert collect(bench.directory.store, 0) == TOKENS
+    bench.compile(TOKENS[0], "old")
+    names = [n for n in files.unlinked if n.endswith((".lock", ".lease"))]
+    assert len(names) == 2 * 5 + 1
+    assert len(set(names)) == 2 * 5
 
 
 def test_orphans_go(bench: Bench) -> None:

@@ -234,6 +234,16 @@ def test_a_child_that_inherits_a_lease_does_not_keep_it(bench: Bench) -> None:
         os.waitpid(child, 0)
 
 
+def test_a_lease_that_somebody_removed_takes_no_other_with_it(bench: Bench) -> None:
+    """`rm` while a process compiles: the next one makes a lease file of its own."""
+    path = bench.path / lease_name(TOKEN)
+    first = leased(bench.directory)
+    path.unlink()
+    with leased(bench.directory, 0):
+        first.close()
+        assert bench.directory.lease(TOKEN, wait_ns=0) is None
+
+
 def test_a_claim_left_by_a_dead_process_is_no_obstacle(bench: Bench) -> None:
     with leased(bench.directory):
         path = bench.path / lease_name(TOKEN)
