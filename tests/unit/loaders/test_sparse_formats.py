@@ -21,6 +21,9 @@ KINDS = ("Int32Vector", "Uint16Vector", "Uint8Vector")
 
 
 def vector(name: str, values: Sequence[int], kind: str) -> dict[str, Any]:
+    """A vector of that *kind*, or of 16 bits where bytes are too small for the values."""
+    if kind == "Uint8Vector" and max(values, default=0) > 255:
+        kind = "Uint16Vector"
     content = bytes(values) if kind == "Uint8Vector" else np.array(values)
     number = TFLITE.unions["SparseIndexVector"].index(kind)
     return {f"{name}_type": number, name: {"values": content}}
