@@ -7,6 +7,7 @@ docs/cache-format.md, what this stops and what not in docs/threat-model.md.
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.sealed.entry import CacheConfig, LoadedEntry, SaveReport, read_header
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileStatus,
@@ -19,15 +20,7 @@ from penstock.sealed.header import HEADER_BYTES, Header, Kind
 from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
 from penstock.sealed.merkle import LEAF_BYTES, merkle_root
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
-from penstock.sealed.seal import (
-    CacheConfig,
-    LoadedEntry,
-    SaveReport,
-    Seal,
-    read_header,
-    registry_path,
-    state_directory,
-)
+from penstock.sealed.seal import Seal, registry_path, state_directory
 
 if TYPE_CHECKING:
     from penstock.sealed.blob_registry import BlobRegistry

@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unreadable
+from penstock.sealed.entry import LoadedEntry, Payload, SaveReport, reason_of
 from penstock.sealed.files import FileSystem, Handle
 from penstock.sealed.locks import locked
-from penstock.sealed.seal import LoadedEntry, Payload, SaveReport, Seal, reason_of
+from penstock.sealed.seal import Seal
 
 LOCK_SECONDS: Final = 10.0
 

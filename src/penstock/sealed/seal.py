@@ -1,106 +1,33 @@
-"""Saving and loading an entry: what a driver calls."""
+"""What a driver calls: the seal of one driver version."""
 
 from __future__ import annotations
 
-import hmac
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from penstock.errors import (
-    CacheError,
-    ForeignEntry,
-    InputError,
-    InvalidArgument,
-    NotYetWritten,
-    OtherVersion,
-    RegistryMissing,
-    RolledBack,
-    SealBroken,
-    TokenCollision,
-    Unreadable,
-    WrongLength,
+from penstock.errors import InputError
+from penstock.sealed.entry import (
+    CacheConfig,
+    CacheFile,
+    Lent,
+    LoadedEntry,
+    Payload,
+    SaveReport,
+    Trust,
+    entry_of,
+    reason_of,
 )
-from penstock.sealed.files import (
-    SYSTEM_FILES,
-    FileStatus,
-    FileSystem,
-    Handle,
-    read_exactly,
-    require_regular,
-    write_all,
-)
-from penstock.sealed.header import FORMAT, HEADER_BYTES, MAGIC, Header, Kind, file_digest, is_sealed
+from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
+from penstock.sealed.header import Kind
 from penstock.sealed.keys import KeyStore, default_key_store
-from penstock.sealed.merkle import merkle_root
-from penstock.sealed.private import private_copy
-from penstock.sealed.registry import MOST_FILES, FileRecord, Owner, Registry, Row
+from penstock.sealed.registry import MOST_FILES, Owner, Registry
+from penstock.sealed.verifying import load_entry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.sealed.late import LateWriter
-
-Payload: TypeAlias = bytes | bytearray | memoryview
-
-TOKEN_BYTES: Final = 32
-ENTRY_BYTES: Final = 16
-
-
-class SaveReport(NamedTuple):
-    """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
-
-    *emptied*: it failed after the first byte was written, so that the files are empty and what they held
-    is forgotten.
-    """
-
-    entry: bytes | None = None
-    reason: str | None = None
-    emptied: bool = False
-
-    @property
-    def saved(self) -> bool:
-        return self.entry is not None
-
-
-class LoadedEntry(NamedTuple):
-    """A verified entry: read-only payloads in memory that no other process can write."""
-
-    entry: bytes
-    model: tuple[memoryview, ...]
-    data: tuple[memoryview, ...]
-
-
-class CacheConfig(Protocol):
-    """What a preparation says of its cache files: `hal.PrepareConfig` is one."""
-
-    @property
-    def model_cache(self) -> Sequence[Handle]: ...
-    @property
-    def data_cache(self) -> Sequence[Handle]: ...
-    @property
-    def token(self) -> bytes: ...
-    @property
-    def binding(self) -> bytes: ...
-    @property
-    def lock(self) -> Handle | None: ...
-
-
-class _Emptied(Exception):
-    """A save failed, for its cause, and the files were emptied."""
-
-
-class _File(NamedTuple):
-    """One open cache file and its place in the entry."""
-
-    fd: int
-    kind: Kind
-    number: int
-
-    @property
-    def place(self) -> str:
-        return f"{self.kind.word} file {self.number}"
 
 
 class Seal:
@@ -129,7 +56,7 @@ class Seal:
             raise InputError(f"a driver has 0 to {MOST_FILES} files of each kind, not {files}")
         self.owner, self._needed, self._files = Owner(driver, version), files, file_system
         self._given_registry, self._given_keys = registry, keys
-        self._found: tuple[Registry, KeyStore] | None = None
+        self._found: Trust | None = None
 
     @property
     def file_system(self) -> FileSystem:
@@ -138,7 +65,7 @@ class Seal:
     @property
     def registry(self) -> Registry:
         """The driver version's registry. Raises `Unreadable` when it can have none."""
-        return self._trust()[0]
+        return self._trust().registry
 
     def save(
         self,
@@ -156,7 +83,7 @@ class Seal:
         else meanwhile. After a failure they are empty, or as they were. An entry that the files held
         before, of the same token, is forgotten once the new one stands.
         """
-        return self._save(model_cache, data_cache, token, binding, model, data)
+        return self._save(Lent(model_cache, data_cache, token, binding), (model, data))
 
     def replace(
         self,
@@ -176,7 +103,8 @@ class Seal:
         keeps readers and other writers out. If entering it raises, nothing is written. `LateWriter` passes
         the entry's lock.
         """
-        return self._save(model_cache, data_cache, token, binding, model, data, (expected,), guard)
+        lent = Lent(model_cache, data_cache, token, binding)
+        return self._save(lent, (model, data), (expected,), guard)
 
     def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
         """A writer into the cache files of *config* for after the preparation; None where it has none, or no lock.
@@ -209,287 +137,37 @@ class Seal:
         Raises `InvalidArgument` for a wrong number of handles or length of token, and for anything else a
         subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
         """
-        files = self._checked(model_cache, data_cache, token, binding)
-        registry, keys = self._trust()
-        try:
-            headers = [self._header(file) for file in files]
-        except WrongLength:
-            self._check_written(files)
-            raise
-        key = key_of(headers[0][0], keys) or keys.key()
-        parsed = [
-            self._trusted(file, content, key, registry, token)
-            for file, (content, _) in zip(files, headers, strict=True)
-        ]
-        self._same_entry(parsed, binding)
-        row = self._row(registry, parsed[0])
-        records = (*row.models, *row.datas)
-        if len(records) != len(files):
-            raise ForeignEntry("the registry lists another number of files for this entry")
-        copies: list[memoryview] = []
-        try:
-            for file, (content, size), header, record in zip(
-                files, headers, parsed, records, strict=True
-            ):
-                self._check_record(file, content, size, record)
-                with _naming(file, "read"):
-                    copy, root = private_copy(
-                        self._files, file.fd, HEADER_BYTES, record.length, file.place
-                    )
-                copies.append(copy)
-                if not hmac.compare_digest(header.root, root):
-                    raise SealBroken(f"the payload of {file.place} was altered")
-        except BaseException:
-            # The traceback would keep the memory, and its descriptors, for as long as the error lives.
-            for copy in copies:
-                copy.release()
-            raise
-        models = self._needed[0]
-        return LoadedEntry(row.entry, tuple(copies[:models]), tuple(copies[models:]))
+        lent = Lent(model_cache, data_cache, token, binding)
+        files = lent.cache_files(self._needed)
+        return load_entry(self._trust(), files, lent)
 
     def entry_of(self, handle: Handle, token: bytes) -> bytes | None:
         """The id of the entry of *token* that an open file was sealed as part of; None if of none.
 
         Says nothing of the payload. Raises `Unreadable`.
         """
-        return self._entry(_File(handle.fd, Kind.MODEL, 0), token)
+        return entry_of(self._trust(), CacheFile(handle.fd, Kind.MODEL, 0), token)
 
     def forget(self, token: bytes, entry: bytes) -> None:
         """Drops an entry that was replaced or removed: its files are refused from then on."""
         self.registry.remove(token, entry)
 
-    def _checked(
-        self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
-    ) -> list[_File]:
-        if (len(model_cache), len(data_cache)) != self._needed:
-            raise InvalidArgument(
-                f"{len(model_cache)} model and {len(data_cache)} data cache files were given, "
-                f"and {self._needed[0]} and {self._needed[1]} are needed"
-            )
-        if not any(self._needed):
-            raise InvalidArgument("the driver has no cache files")
-        if len(token) != TOKEN_BYTES or len(binding) != TOKEN_BYTES:
-            raise InvalidArgument(
-                f"token and binding have {len(token)} and {len(binding)} bytes, not 32 each"
-            )
-        return [
-            *(_File(handle.fd, Kind.MODEL, i) for i, handle in enumerate(model_cache)),
-            *(_File(handle.fd, Kind.DATA, i) for i, handle in enumerate(data_cache)),
-        ]
-
     def _save(
         self,
-        model_cache: Sequence[Handle],
-        data_cache: Sequence[Handle],
-        token: bytes,
-        binding: bytes,
-        model: Sequence[Payload],
-        data: Sequence[Payload],
+        lent: Lent,
+        payloads: tuple[Sequence[Payload], Sequence[Payload]],
         expected: tuple[bytes | None] | None = None,
         guard: AbstractContextManager[object] | None = None,
     ) -> SaveReport:
-        """Whatever happens, a report. Without *expected* the files may hold anything."""
         try:
-            files = self._checked(model_cache, data_cache, token, binding)
-            if (len(model), len(data)) != self._needed:
-                raise InvalidArgument(
-                    f"{len(model)} model and {len(data)} data payloads for {self._needed} files"
-                )
-            payloads = (*model, *data)
-            roots = [merkle_root(payload) for payload in payloads]
-            with guard or nullcontext():
-                replaced = self._replaced(files, token, expected)
-                return SaveReport(self._seal(files, token, binding, payloads, roots, replaced))
-        except _Emptied as emptied:
-            return SaveReport(reason=reason_of(emptied.__cause__), emptied=True)
+            # What only saving needs; without a free descriptor it cannot be imported.
+            from penstock.sealed.writing import save_entry
         except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
             return SaveReport(reason=reason_of(error))
+        return save_entry(self._trust, self._needed, lent, payloads, expected, guard)
 
-    def _replaced(
-        self, files: Sequence[_File], token: bytes, expected: tuple[bytes | None] | None
-    ) -> set[bytes]:
-        """The entries of *token* that *files* hold, if they may be written."""
-        replaced: set[bytes] = set()
-        for file in files:
-            with _naming(file, "read"):
-                status = require_regular(self._files, file.fd, file.place)
-            old = self._entry(file, token)
-            if expected is not None:
-                _check_unchanged(file, status, old, expected[0])
-            if old is not None:
-                replaced.add(old)
-        return replaced
-
-    def _seal(
-        self,
-        files: Sequence[_File],
-        token: bytes,
-        binding: bytes,
-        payloads: Sequence[Payload],
-        roots: Sequence[bytes],
-        replaced: set[bytes],
-    ) -> bytes:
-        """Writes the files and changes the registry with them; the new entry's id."""
-        registry, keys = self._trust()
-        lengths = [memoryview(payload).nbytes for payload in payloads]
-        state = registry.open()
-        # After the registry, which takes a key that somebody else has stored meanwhile.
-        key = keys.key()
-        common = Header(
-            kind=0,
-            number=0,
-            models=self._needed[0],
-            datas=self._needed[1],
-            sequence=state.changes + 1,
-            length=0,
-            entry=os.urandom(ENTRY_BYTES),
-            registry=state.registry,
-            token=token,
-            binding=binding,
-            driver=self.owner.driver_digest,
-            version=self.owner.version_digest,
-            root=b"",
-        )
-        headers = [
-            common._replace(kind=file.kind, number=file.number, length=length, root=root).pack(key)
-            for file, length, root in zip(files, lengths, roots, strict=True)
-        ]
-        records = [
-            FileRecord(file_digest(header), length)
-            for header, length in zip(headers, lengths, strict=True)
-        ]
-        models = self._needed[0]
-        registry.begin(Row(token, common.entry, tuple(records[:models]), tuple(records[models:])))
-        try:
-            with _naming(files[0], "written"):
-                self._files.truncate(files[0].fd, 0)
-        except Exception:
-            with suppress(CacheError):
-                registry.remove(token, common.entry)
-            raise
-        try:
-            self._write(files, headers, payloads)
-        except Exception as error:
-            self._undo(registry, files, token, {common.entry, *replaced})
-            raise _Emptied from error
-        # The entry stands; at worst the one that it replaces stays listed.
-        with suppress(CacheError):
-            registry.publish(token, common.entry, sorted(replaced))
-        return common.entry
-
-    def _write(
-        self, files: Sequence[_File], headers: Sequence[bytes], payloads: Sequence[Payload]
-    ) -> None:
-        """Writes every payload before the first seal, so that a file under way is never taken for whole."""
-        for file, payload in zip(files, payloads, strict=True):
-            with _naming(file, "written"):
-                self._files.truncate(file.fd, 0)
-                write_all(self._files, file.fd, payload, HEADER_BYTES)
-                self._files.sync(file.fd)
-        for file, header in zip(files, headers, strict=True):
-            with _naming(file, "written"):
-                write_all(self._files, file.fd, header, 0)
-                self._files.sync(file.fd)
-
-    def _undo(
-        self, registry: Registry, files: Sequence[_File], token: bytes, entries: set[bytes]
-    ) -> None:
-        """Empties the files and forgets what they held: half an entry is of no use."""
-        for file in files:
-            with suppress(OSError):
-                self._files.truncate(file.fd, 0)
-        for entry in entries:
-            with suppress(CacheError):
-                registry.remove(token, entry)
-
-    def _entry(self, file: _File, token: bytes) -> bytes | None:
-        found = self._header(file, whole=False)[0]
-        header = Header.unpack(found)
-        if header is None or header.token != token or key_of(found, self._trust()[1]) is None:
-            return None
-        return header.entry
-
-    def _header(self, file: _File, *, whole: bool = True) -> tuple[bytes, int]:
-        """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be a
-        regular file that is long enough.
-        """
-        content = bytearray(HEADER_BYTES)
-        with _naming(file, "read"):
-            if not whole:
-                size = self._files.status(file.fd).size
-            elif (size := require_regular(self._files, file.fd, file.place).size) < HEADER_BYTES:
-                raise WrongLength(f"{file.place} has {size} bytes, fewer than a header")
-            with memoryview(content) as view:
-                if not read_exactly(self._files, file.fd, view, 0) and whole:
-                    raise WrongLength(f"{file.place} became shorter while it was read")
-        return bytes(content), size
-
-    def _check_written(self, files: Sequence[_File]) -> None:
-        """Raises `NotYetWritten` where every file is empty."""
-        sizes = set()
-        for file in files:
-            with _naming(file, "read"):
-                sizes.add(self._files.status(file.fd).size)
-        if sizes == {0}:
-            raise NotYetWritten("the entry's files are empty")
-
-    def _trusted(
-        self, file: _File, content: bytes, key: bytes, registry: Registry, token: bytes
-    ) -> Header:
-        """What the header says, if the key's holder said it and it is of this driver version, token and place."""
-        header = Header.unpack(content)
-        if header is None or not is_sealed(content, key):
-            if registry.state() is None:
-                raise RegistryMissing(f"no registry can tell whether {file.place} is authentic")
-            raise SealBroken(f"the header of {file.place} was altered")
-        if header.format != FORMAT:
-            raise OtherVersion(
-                f"{file.place} has format {header.format}, and this version reads {FORMAT}"
-            )
-        if not hmac.compare_digest(header.driver, self.owner.driver_digest):
-            raise ForeignEntry(f"{file.place} was sealed by another driver")
-        if not hmac.compare_digest(header.version, self.owner.version_digest):
-            raise OtherVersion(f"{file.place} was sealed by another version of the driver")
-        if not hmac.compare_digest(header.token, token):
-            raise ForeignEntry(f"{file.place} was sealed for another token")
-        if (header.kind, header.number) != (file.kind, file.number):
-            raise ForeignEntry(f"{file.place} was sealed as {header.place}")
-        if (header.models, header.datas) != self._needed:
-            raise ForeignEntry(f"{file.place} is of an entry with another number of files")
-        return header
-
-    def _same_entry(self, headers: Sequence[Header], binding: bytes) -> None:
-        if any(header.entry != headers[0].entry for header in headers):
-            raise ForeignEntry("the files are of different entries")
-        if not all(hmac.compare_digest(header.binding, binding) for header in headers):
-            raise TokenCollision(
-                "the token was given to something else: another model, or shapes, or options"
-            )
-
-    def _check_record(self, file: _File, content: bytes, size: int, record: FileRecord) -> None:
-        if size != HEADER_BYTES + record.length:
-            raise WrongLength(
-                f"{file.place} has {size} bytes, and {HEADER_BYTES + record.length} were sealed"
-            )
-        if not hmac.compare_digest(record.digest, file_digest(content)):
-            raise SealBroken(f"{file.place} is not the one that the registry lists")
-
-    def _row(self, registry: Registry, header: Header) -> Row:
-        if (row := registry.find(header.token, header.entry)) is not None:
-            return row
-        state = registry.state()
-        if state is None or state.registry != header.registry:
-            raise RegistryMissing("the registry that listed this entry is gone")
-        if state.changes < header.sequence:
-            raise RolledBack("the registry is older than this entry")
-        raise RolledBack("the registry no longer lists this entry: it was replaced or removed")
-
-    def _trust(self) -> tuple[Registry, KeyStore]:
-        """The registry and the key store, found at first use."""
+    def _trust(self) -> Trust:
+        """What entries are sealed and verified with; registry and key store are found at first use."""
         if self._found is None:
             keys, registry = self._given_keys, self._given_registry
             if keys is None or registry is None:
@@ -502,7 +180,7 @@ class Seal:
                 registry = registry or SqliteRegistry(
                     registry_path(directory, self.owner, keys), self.owner, keys
                 )
-            self._found = registry, keys
+            self._found = Trust(self.owner, self._needed, self._files, registry, keys)
         return self._found
 
 
@@ -523,47 +201,3 @@ def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
     )
     return directory / f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite"
-
-
-def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> Header | None:
-    """What an open cache file says of itself, unverified; None when it has no header. `OSError` as reading."""
-    content = bytearray(HEADER_BYTES)
-    with memoryview(content) as view:
-        read_exactly(file_system, handle.fd, view, 0)
-    return Header.unpack(bytes(content))
-
-
-def key_of(header: bytes, keys: KeyStore) -> bytes | None:
-    """The user's key that *header* is sealed with, even if another process stored it meanwhile; None for no key of his.
-
-    Raises `Unreadable` where there can be no key.
-    """
-    if is_sealed(header, key := keys.key()):
-        return key
-    if header.startswith(MAGIC):
-        with suppress(Unreadable):
-            if is_sealed(header, key := keys.refresh()):
-                return key
-    return None
-
-
-def _check_unchanged(
-    file: _File, status: FileStatus, old: bytes | None, expected: bytes | None
-) -> None:
-    if expected is None and status.size:
-        raise ForeignEntry(f"{file.place} was written by somebody else meanwhile")
-    if old != expected:
-        raise ForeignEntry(f"{file.place} holds another entry than the one to replace")
-
-
-def reason_of(error: BaseException | None) -> str:
-    """`<Name>: sentence`."""
-    return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def _naming(file: _File, act: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unreadable(f"{file.place} cannot be {act}: {error.strerror or error}") from None

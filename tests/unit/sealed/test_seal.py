@@ -25,7 +25,7 @@ from penstock.sealed import (
     read_header,
     state_directory,
 )
-from tests.support_sealed import BINDING, TOKEN, FaultyFiles, Opened, Rig, failing
+from tests.support_sealed import BINDING, PROGRAM, TOKEN, FaultyFiles, Opened, Rig, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -165,6 +165,16 @@ def test_a_save_never_raises(tmp_path: Path) -> None:
         assert rig.registry().rows() == ()
 
 
+def test_a_save_that_cannot_even_be_imported_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    monkeypatch.setitem(sys.modules, "penstock.sealed.writing", None)
+    assert (rig.save().reason or "").startswith("ModuleNotFoundError: ")
+    monkeypatch.undo()
+    assert rig.saved()
+
+
 def test_a_state_directory_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     rig = Rig(tmp_path)
@@ -222,6 +232,36 @@ def test_the_facade_lists_what_it_has() -> None:
     missing = "Seals"
     with pytest.raises(AttributeError, match="no attribute 'Seals'"):
         getattr(penstock.sealed, missing)
+
+
+HIT = """
+import sys
+from pathlib import Path
+from penstock.sealed import FileKeyStore, Owner, Seal, SqliteRegistry, open_cache_file, registry_path
+from tests.support_sealed import BINDING, PROGRAM, TOKEN, Opened
+state, path = map(Path, sys.argv[1:])
+keys = FileKeyStore(state / "key")
+owner = Owner("lab", "1")
+registry = SqliteRegistry(registry_path(state, owner, keys), owner, keys)
+handle = Opened(open_cache_file(path))
+loaded = Seal("lab", "1", files=(1, 0), registry=registry, keys=keys).load([handle], [], TOKEN, BINDING)
+assert bytes(loaded.model[0]) == PROGRAM[0]
+print("penstock.sealed.writing" in sys.modules)
+"""
+
+
+def test_a_hit_does_not_import_what_saving_needs(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, program=PROGRAM[:1], weights=())
+    assert rig.saved()
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", HIT, str(rig.state), str(rig.paths()[0])],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_importing_it_loads_neither_numpy_nor_a_key_store_nor_the_blob_cache() -> None:

@@ -1,0 +1,175 @@
+"""An entry's open cache files and what comes of them: what loading and saving have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from penstock.errors import CacheError, InvalidArgument, Unreadable, WrongLength
+from penstock.sealed.files import (
+    SYSTEM_FILES,
+    FileSystem,
+    Handle,
+    read_exactly,
+    require_regular,
+)
+from penstock.sealed.header import HEADER_BYTES, MAGIC, Header, Kind, is_sealed
+from penstock.sealed.keys import KeyStore
+from penstock.sealed.registry import Owner, Registry
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+TOKEN_BYTES: Final = 32
+
+
+class SaveReport(NamedTuple):
+    """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
+
+    *emptied*: it failed after the first byte was written, so that the files are empty and what they held
+    is forgotten.
+    """
+
+    entry: bytes | None = None
+    reason: str | None = None
+    emptied: bool = False
+
+    @property
+    def saved(self) -> bool:
+        return self.entry is not None
+
+
+class LoadedEntry(NamedTuple):
+    """A verified entry: read-only payloads in memory that no other process can write."""
+
+    entry: bytes
+    model: tuple[memoryview, ...]
+    data: tuple[memoryview, ...]
+
+
+class CacheConfig(Protocol):
+    """What a preparation says of its cache files: `hal.PrepareConfig` is one."""
+
+    @property
+    def model_cache(self) -> Sequence[Handle]: ...
+    @property
+    def data_cache(self) -> Sequence[Handle]: ...
+    @property
+    def token(self) -> bytes: ...
+    @property
+    def binding(self) -> bytes: ...
+    @property
+    def lock(self) -> Handle | None: ...
+
+
+class Trust(NamedTuple):
+    """What the entries of one driver version are sealed and verified with. *needed* counts its model and data files."""
+
+    owner: Owner
+    needed: tuple[int, int]
+    files: FileSystem
+    registry: Registry
+    keys: KeyStore
+
+
+class CacheFile(NamedTuple):
+    """One open cache file and its place in the entry."""
+
+    fd: int
+    kind: Kind
+    number: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.kind.word} file {self.number}"
+
+
+class Lent(NamedTuple):
+    """What a runtime lends for one entry: its open files, and what they are sealed for."""
+
+    model_cache: Sequence[Handle]
+    data_cache: Sequence[Handle]
+    token: bytes
+    binding: bytes
+
+    def cache_files(self, needed: tuple[int, int]) -> list[CacheFile]:
+        """The files, model files first. Raises `InvalidArgument` for another number of them than *needed*, and for a
+        token or binding of another length than 32 bytes.
+        """
+        models, datas = self.model_cache, self.data_cache
+        if (len(models), len(datas)) != needed:
+            raise InvalidArgument(
+                f"{len(models)} model and {len(datas)} data cache files were given, "
+                f"and {needed[0]} and {needed[1]} are needed"
+            )
+        if not any(needed):
+            raise InvalidArgument("the driver has no cache files")
+        if len(self.token) != TOKEN_BYTES or len(self.binding) != TOKEN_BYTES:
+            raise InvalidArgument(
+                f"token and binding have {len(self.token)} and {len(self.binding)} bytes, not 32 each"
+            )
+        return [
+            *(CacheFile(handle.fd, Kind.MODEL, i) for i, handle in enumerate(models)),
+            *(CacheFile(handle.fd, Kind.DATA, i) for i, handle in enumerate(datas)),
+        ]
+
+
+def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> Header | None:
+    """What an open cache file says of itself, unverified; None when it has no header. `OSError` as reading."""
+    content = bytearray(HEADER_BYTES)
+    with memoryview(content) as view:
+        read_exactly(file_system, handle.fd, view, 0)
+    return Header.unpack(bytes(content))
+
+
+def read_first(files: FileSystem, file: CacheFile, *, whole: bool = True) -> tuple[bytes, int]:
+    """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be a
+    regular file that is long enough: else `NotRegularFile`, `WrongLength`. Raises `Unreadable`.
+    """
+    content = bytearray(HEADER_BYTES)
+    with naming(file, "read"):
+        if not whole:
+            size = files.status(file.fd).size
+        elif (size := require_regular(files, file.fd, file.place).size) < HEADER_BYTES:
+            raise WrongLength(f"{file.place} has {size} bytes, fewer than a header")
+        with memoryview(content) as view:
+            if not read_exactly(files, file.fd, view, 0) and whole:
+                raise WrongLength(f"{file.place} became shorter while it was read")
+    return bytes(content), size
+
+
+def entry_of(trust: Trust, file: CacheFile, token: bytes) -> bytes | None:
+    """The id of the entry of *token* that *file* was sealed as part of; None if of none. Raises `Unreadable`."""
+    content = read_first(trust.files, file, whole=False)[0]
+    header = Header.unpack(content)
+    if header is None or header.token != token or key_of(content, trust.keys) is None:
+        return None
+    return header.entry
+
+
+def key_of(header: bytes, keys: KeyStore) -> bytes | None:
+    """The user's key that *header* is sealed with, even if another process stored it meanwhile; None for no key of his.
+
+    Raises `Unreadable` where there can be no key.
+    """
+    if is_sealed(header, key := keys.key()):
+        return key
+    if header.startswith(MAGIC):
+        with suppress(Unreadable):
+            if is_sealed(header, key := keys.refresh()):
+                return key
+    return None
+
+
+def reason_of(error: BaseException | None) -> str:
+    """`<Name>: sentence`."""
+    return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def naming(file: CacheFile, act: str) -> Iterator[None]:
+    """Turns an `OSError` of the block into `Unreadable`."""
+    try:
+        yield
+    except OSError as error:
+        raise Unreadable(f"{file.place} cannot be {act}: {error.strerror or error}") from None

@@ -1,0 +1,185 @@
+"""Saving an entry: its row, its payloads, its seals, and what becomes of all three when one fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Final, TypeAlias
+
+from penstock.errors import CacheError, ForeignEntry, InvalidArgument
+from penstock.sealed.entry import (
+    CacheFile,
+    Lent,
+    Payload,
+    SaveReport,
+    Trust,
+    entry_of,
+    naming,
+    reason_of,
+)
+from penstock.sealed.files import FileStatus, require_regular, write_all
+from penstock.sealed.header import HEADER_BYTES, Header, file_digest
+from penstock.sealed.merkle import merkle_root
+from penstock.sealed.registry import FileRecord, Row
+
+ENTRY_BYTES: Final = 16
+
+Expected: TypeAlias = tuple[bytes | None]
+
+
+class _Emptied(Exception):
+    """A save failed, for its cause, and the files were emptied."""
+
+
+def save_entry(
+    find_trust: Callable[[], Trust],
+    needed: tuple[int, int],
+    lent: Lent,
+    payloads: tuple[Sequence[Payload], Sequence[Payload]],
+    expected: Expected | None = None,
+    guard: AbstractContextManager[object] | None = None,
+) -> SaveReport:
+    """Writes the payloads of model and data files; whatever happens, a report.
+
+    Without *expected* the files may hold anything. *guard* is held from when they are looked at until they
+    and the registry agree.
+    """
+    try:
+        files = lent.cache_files(needed)
+        if (len(payloads[0]), len(payloads[1])) != needed:
+            raise InvalidArgument(
+                f"{len(payloads[0])} model and {len(payloads[1])} data payloads for {needed} files"
+            )
+        contents = (*payloads[0], *payloads[1])
+        roots = [merkle_root(content) for content in contents]
+        with guard or nullcontext():
+            trust = find_trust()
+            replaced = _replaced(trust, files, lent.token, expected)
+            return SaveReport(_seal(trust, files, lent, contents, roots, replaced))
+    except _Emptied as emptied:
+        return SaveReport(reason=reason_of(emptied.__cause__), emptied=True)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
+        return SaveReport(reason=reason_of(error))
+
+
+def _replaced(
+    trust: Trust, files: Sequence[CacheFile], token: bytes, expected: Expected | None
+) -> set[bytes]:
+    """The entries of *token* that *files* hold, if they may be written."""
+    replaced: set[bytes] = set()
+    for file in files:
+        with naming(file, "read"):
+            status = require_regular(trust.files, file.fd, file.place)
+        old = entry_of(trust, file, token)
+        if expected is not None:
+            _check_unchanged(file, status, old, expected[0])
+        if old is not None:
+            replaced.add(old)
+    return replaced
+
+
+def _check_unchanged(
+    file: CacheFile, status: FileStatus, old: bytes | None, expected: bytes | None
+) -> None:
+    if expected is None and status.size:
+        raise ForeignEntry(f"{file.place} was written by somebody else meanwhile")
+    if old != expected:
+        raise ForeignEntry(f"{file.place} holds another entry than the one to replace")
+
+
+def _seal(
+    trust: Trust,
+    files: Sequence[CacheFile],
+    lent: Lent,
+    payloads: Sequence[Payload],
+    roots: Sequence[bytes],
+    replaced: set[bytes],
+) -> bytes:
+    """Writes the files and changes the registry with them; the new entry's id."""
+    registry, entry = trust.registry, os.urandom(ENTRY_BYTES)
+    lengths = [memoryview(payload).nbytes for payload in payloads]
+    headers = _headers(trust, files, lent, entry, lengths, roots)
+    records = [
+        FileRecord(file_digest(header), length)
+        for header, length in zip(headers, lengths, strict=True)
+    ]
+    models = trust.needed[0]
+    registry.begin(Row(lent.token, entry, tuple(records[:models]), tuple(records[models:])))
+    try:
+        with naming(files[0], "written"):
+            trust.files.truncate(files[0].fd, 0)
+    except Exception:
+        with suppress(CacheError):
+            registry.remove(lent.token, entry)
+        raise
+    try:
+        _write(trust, files, headers, payloads)
+    except Exception as error:
+        _undo(trust, files, lent.token, {entry, *replaced})
+        raise _Emptied from error
+    # The entry stands; at worst the one that it replaces stays listed.
+    with suppress(CacheError):
+        registry.publish(lent.token, entry, sorted(replaced))
+    return entry
+
+
+def _headers(
+    trust: Trust,
+    files: Sequence[CacheFile],
+    lent: Lent,
+    entry: bytes,
+    lengths: Sequence[int],
+    roots: Sequence[bytes],
+) -> list[bytes]:
+    """The sealed header of each file of *entry*."""
+    state = trust.registry.open()
+    # After the registry, which takes a key that somebody else has stored meanwhile.
+    key = trust.keys.key()
+    common = Header(
+        kind=0,
+        number=0,
+        models=trust.needed[0],
+        datas=trust.needed[1],
+        sequence=state.changes + 1,
+        length=0,
+        entry=entry,
+        registry=state.registry,
+        token=lent.token,
+        binding=lent.binding,
+        driver=trust.owner.driver_digest,
+        version=trust.owner.version_digest,
+        root=b"",
+    )
+    return [
+        common._replace(kind=file.kind, number=file.number, length=length, root=root).pack(key)
+        for file, length, root in zip(files, lengths, roots, strict=True)
+    ]
+
+
+def _write(
+    trust: Trust,
+    files: Sequence[CacheFile],
+    headers: Sequence[bytes],
+    payloads: Sequence[Payload],
+) -> None:
+    """Writes every payload before the first seal, so that a file under way is never taken for whole."""
+    for file, payload in zip(files, payloads, strict=True):
+        with naming(file, "written"):
+            trust.files.truncate(file.fd, 0)
+            write_all(trust.files, file.fd, payload, HEADER_BYTES)
+            trust.files.sync(file.fd)
+    for file, header in zip(files, headers, strict=True):
+        with naming(file, "written"):
+            write_all(trust.files, file.fd, header, 0)
+            trust.files.sync(file.fd)
+
+
+def _undo(trust: Trust, files: Sequence[CacheFile], token: bytes, entries: set[bytes]) -> None:
+    """Empties the files and forgets what they held: half an entry is of no use."""
+    for file in files:
+        with suppress(OSError):
+            trust.files.truncate(file.fd, 0)
+    for entry in entries:
+        with suppress(CacheError):
+            trust.registry.remove(token, entry)
