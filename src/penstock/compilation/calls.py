@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
 from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.partitioning.plan import ExecutionStep
+
+log = logging.getLogger(__name__)
 
 
 def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
@@ -42,7 +45,11 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
 
 def report_of(prepared: PreparedModel) -> CacheReport:
     """What the driver says of its cache files; a driver written without the member says nothing."""
-    report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
+    try:
+        report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
+    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        log.warning("a driver failed in cache_report: %r", error)
+        return NO_CACHE_REPORT
     return report if isinstance(report, CacheReport) else NO_CACHE_REPORT
 
 

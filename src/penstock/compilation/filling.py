@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from penstock.compilation.caching import Entry, Obtained, compiled, with_files
 from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
 from penstock.compilation.receipt import TO_BE_WRITTEN, CacheOutcome
-from penstock.errors import CacheError, DriverError, NotYetWritten
+from penstock.errors import CacheError, DriverError, NotYetWritten, Unreadable
 from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,11 @@ def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
             lease.discard(files)
             raise
         spent = time.perf_counter_ns() - began
-        not_saved = _publish(entry, lease, files, report_of(prepared), spent)
+        try:
+            not_saved = _publish(entry, lease, files, report_of(prepared), spent)
+        except BaseException:
+            prepared.close()
+            raise
     if not_saved:
         level = logging.INFO if not_saved == TO_BE_WRITTEN else logging.WARNING
         place = entry.step.index, entry.device.name
@@ -89,7 +92,11 @@ def _publish(
     entry: Entry, lease: Lease, files: OpenFiles, report: CacheReport, compile_ns: int
 ) -> str:
     """Why nothing that loads was published; empty when the entry stands."""
-    written = all(os.fstat(h.fd).st_size for h in (*files.model, *files.data))
+    try:
+        written = all(files.sizes())
+    except OSError as error:
+        lease.discard(files)
+        return str(Unreadable(f"a cache file went while its driver had it: {error.strerror}"))
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
         return report.reason or f"device {entry.device.name} wrote nothing"

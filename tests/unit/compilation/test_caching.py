@@ -41,7 +41,7 @@ from penstock.partitioning import Policy
 from penstock.runtime.discovery import Manager
 from penstock.testing.lab import LabDevice
 from tests.support_caching import PAYLOAD, CachingDevice
-from tests.support_devices import NumpyDevice
+from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.ir_core.samples import branching
 from tests.unit.partitioning.models import Net, chain
 
@@ -432,6 +432,47 @@ class TestSaving:
             compiled(CachingDevice(on_prepare=fail), tmp_path / "c")
         assert not [p for p in (tmp_path / "c").iterdir() if p.suffix in {".tmp", ".json"}]
         assert outcome(CachingDevice(), tmp_path / "c")[0] == "miss"
+
+    def test_a_driver_that_closes_what_it_was_lent(self, tmp_path: Path) -> None:
+        device = CachingDevice(saves=False, on_prepare=lambda c: os.close(c.model_cache[0].fd))
+        with compiled(device, tmp_path / "c") as made:
+            found = made.receipt.steps[0].cache
+        assert found.not_saved.startswith("Unreadable: a cache file went while its driver had it")
+        assert outcome(CachingDevice(), tmp_path / "c")[0] == "miss"
+
+    def test_a_driver_whose_report_raises(self, tmp_path: Path) -> None:
+        class Worse(CachingDevice):
+            def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+                super().prepare_model(model, config)
+
+                class Prepared(NumpyPrepared):
+                    def __getattribute__(self, name: str) -> Any:
+                        if name == "cache_report":
+                            raise RuntimeError("no report")
+                        return super().__getattribute__(name)
+
+                return Prepared(model)
+
+        with compiled(Worse(), tmp_path / "c") as made:
+            made.run([X])
+            assert made.receipt.steps[0].cache.saved
+
+    def test_an_interrupted_publication_closes_what_was_prepared(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        closed: list[NumpyPrepared] = []
+
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        def close(prepared: NumpyPrepared) -> None:
+            closed.append(prepared)
+
+        monkeypatch.setattr(NumpyPrepared, "close", close)
+        monkeypatch.setattr("penstock.cache.lease.Lease.publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            compiled(CachingDevice(), tmp_path / "c")
+        assert len(closed) == 1
 
     def test_a_directory_that_cannot_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
