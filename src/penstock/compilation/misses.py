@@ -27,6 +27,8 @@ def explained(entry: Entry, error: CacheError | DriverError) -> str:
         changed = changed_ingredients(nearest.ingredients, now)
         if not changed:
             return text
+        if "structure" in changed:
+            return str(NoEntry("nothing is cached for a model of this structure"))
         if changed == ["partition"]:
             return str(NoEntry("this part of the model is not cached"))
         return str(NoEntry(f"the nearest entry differs in {_changes(nearest.ingredients, now)}"))

@@ -297,6 +297,11 @@ class TestTheDerivedToken:
             reasons = [s.cache.reason for s in made.receipt.steps]
         assert reasons[2] == "NoEntry: this part of the model is not cached"
 
+    def test_another_model_is_not_near(self, tmp_path: Path) -> None:
+        outcome(CachingDevice(), tmp_path / "c", chain(("ADD",)))
+        _, reason = outcome(CachingDevice(), tmp_path / "c", chain(("RELU",)))
+        assert reason == "NoEntry: nothing is cached for a model of this structure"
+
     def test_an_entry_that_lost_a_file_says_so(self, tmp_path: Path) -> None:
         device = CachingDevice()
         outcome(device, tmp_path / "c")
