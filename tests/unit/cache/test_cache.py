@@ -15,6 +15,7 @@ import pytest
 import penstock.cache
 from penstock import knobs
 from penstock.cache import Cache, CacheEntry
+from penstock.cache.index import IndexRecord
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of
 from penstock.cache.naming import letters_of
 from penstock.errors import (
@@ -156,6 +157,30 @@ def test_an_entry_that_is_not_yet_written_is_named(tmp_path: Path) -> None:
     bench.compile_later(TOKENS[0]).close()
     ((_, error),) = cache_of(bench).verify()
     assert type(error) is NotYetWritten
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_entry_that_goes_or_changes_at_every_look_is_left_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    cache = cache_of(bench)
+    record = cache._cache.record
+    looks = 0
+
+    def meanwhile(token: bytes) -> IndexRecord | None:
+        nonlocal looks
+        if token != TOKENS[0]:
+            return record(token)
+        looks += 1
+        if looks > 1:  # the first look is the list's
+            bench.compile(token, "new")
+            if not again:
+                for path in bench.path.glob(f"{letters_of(token)}*"):
+                    path.unlink()
+        return None
+
+    monkeypatch.setattr(cache._cache, "record", meanwhile)
+    assert {entry.token for entry, _ in cache.verify()} == {TOKENS[1], TOKENS[2]}
 
 
 def test_each_entry_is_verified_with_its_own_driver_version(bench: Bench) -> None:

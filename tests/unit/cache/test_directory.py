@@ -385,6 +385,23 @@ def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, co
     assert bench.registry.rows() == ()
 
 
+def test_a_file_system_without_a_root_is_named() -> None:
+    files = FaultyFiles(0, failing(errno.ENOENT), only=["mkdir"])
+    with pytest.raises(Unreadable, match="cannot be made: No such file"):
+        CacheDirectory("/", files=files).lease(TOKEN)
+
+
+def test_a_link_that_somebody_else_has_replaced_by_now_is_not_removed_again(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    name = bench.path / (letters_of(TOKEN) + ".lock")
+    other = bench.root / "other"
+    other.hardlink_to(name)
+    bench.files = FaultyFiles(0, other.unlink, only=["status_of"])
+    inode = name.stat().st_ino
+    os.close(bench.directory.store.driver_lock(name.name, create=True).fd)
+    assert name.stat().st_ino == inode
+
+
 def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Unreadable, match="cannot be made"):
