@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = "pip install 'penstock[openvino]'"
@@ -31,8 +32,7 @@ FEATURE_PREFIXES: Final = (
 """Of the processor's flags those that a compiler of kernels may look at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
+class Plugin(msgspec.Struct, frozen=True):
     """One plugin of OpenVINO: its *name* for the engine ("CPU"), its shared *library*, and why it cannot be
     used here ("" when it can).
     """
@@ -46,15 +46,14 @@ class Plugin:
         return f"openvino-{self.name.lower()}"
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
+class Installation(msgspec.Struct, frozen=True):
     """An installed OpenVINO, or none: then *version* is empty and the only plugin says so. *recorded* has the
     installer's hashes of its libraries, by file name.
     """
 
     version: str
     plugins: tuple[Plugin, ...]
-    recorded: Mapping[str, str] = field(default_factory=dict, hash=False)
+    recorded: Mapping[str, str] = {}
 
     def version_of(self, plugin: Plugin) -> str:
         """Everything that an artefact of *plugin* depends on besides the model: adapter, engine, the
@@ -80,7 +79,7 @@ def find_installation() -> Installation:
     if folder is None:
         missing = f"OpenVINO is not installed: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
-    version, recorded = _metadata()
+    version, recorded = _metadata(folder)
     if not version:
         missing = f"{folder} has no package metadata: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
@@ -166,16 +165,31 @@ def _missing_hardware(name: str) -> str:
     return f"no {name} here: /dev/{pattern} does not exist"
 
 
-def _metadata() -> tuple[str, Mapping[str, str]]:
-    """The installed package's version ("" where nothing tells), and the hashes of its libraries in RECORD."""
-    try:
-        distribution = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return "", {}
-    # Distribution.version parses all of the metadata, a page of prose included.
-    version = re.search(r"(?m)^Version: *(\S+)", distribution.read_text("METADATA") or "")
-    lines = re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", distribution.read_text("RECORD") or "")
+def _metadata(folder: Path) -> tuple[str, Mapping[str, str]]:
+    """The version of the package in *folder* ("" where nothing tells), and the hashes of its libraries in RECORD."""
+    described, record = _installed_texts(folder)
+    version = re.search(r"(?m)^Version: *(\S+)", described)
+    lines = re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record)
     return (version.group(1) if version else ""), dict(lines)
+
+
+def _installed_texts(folder: Path) -> tuple[str, str]:
+    """METADATA and RECORD of the installed package; empty where there are none."""
+    beside = list(folder.parent.glob(f"{PACKAGE}-*.dist-info"))
+    if len(beside) == 1:
+        with suppress(OSError, UnicodeDecodeError):
+            described, record = (
+                (beside[0] / name).read_text("utf-8") for name in ("METADATA", "RECORD")
+            )
+            return described, record
+    # Installed in another way. To import this takes longer than all else here.
+    from importlib import metadata
+
+    try:
+        found = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return "", ""
+    return found.read_text("METADATA") or "", found.read_text("RECORD") or ""
 
 
 def _hash_of(path: Path) -> str:

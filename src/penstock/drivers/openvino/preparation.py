@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from penstock import knobs
 from penstock.drivers.openvino.late import Late
 from penstock.drivers.openvino.loading import imported, opened, said
 from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
 from penstock.drivers.openvino.source import Compiled, GraphSource, ModelSource, check
-from penstock.errors import CacheError, DriverError, GeneralFailure, InvalidArgument
+from penstock.errors import CacheError, DriverError, GeneralFailure, InputError, InvalidArgument
 from penstock.hal import CacheReport, PrepareConfig
 from penstock.ir import Model
 from penstock.sealed import SaveReport
@@ -18,18 +18,15 @@ from penstock.sealed import SaveReport
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
 
-Mode: TypeAlias = Literal["now", "first_run", "staged"]
-MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
     """Compiles a model whose operations are all supported, when the knob `openvino_compilation` says so, and
     saves it to the cache handles.
     """
-    mode = knobs.openvino_compilation()
-    if mode not in MODES:
-        known = ", ".join(MODES)
-        raise InvalidArgument(f"knob openvino_compilation is {mode!r}, not one of {known}")
+    try:
+        mode = knobs.openvino_compilation()
+    except InputError as error:
+        raise InvalidArgument(str(error)) from error
     source = ModelSource(device, model, config.num_threads)
     if mode == "first_run":
         return _prepare_later(device, source, config)

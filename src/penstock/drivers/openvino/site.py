@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NoReturn
+
+import msgspec
 
 from penstock.ir import DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
@@ -23,8 +24,7 @@ def require(condition: object, reason: str) -> None:
         raise Refused(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(msgspec.Struct, frozen=True):
     """An operation with its operands (None: omitted) and the values of those that are constant.
 
     *input_indexes* and *output_indexes* number the operands in the entry subgraph.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+import msgspec
 
 from penstock.drivers.openvino import artefact, engine
 from penstock.drivers.openvino.executable import Executable
@@ -31,8 +32,7 @@ class Interrupts(Protocol):
     def cancel(self) -> CancelToken | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """One compile's result. *constants* are those of the graph, *graph* its XML and weights where the form is
     not the best yet.
     """

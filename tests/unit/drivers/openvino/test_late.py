@@ -158,6 +158,6 @@ def test_a_prepared_model_that_never_ran_gives_its_handles_back(tmp_path: Path) 
 def test_another_word_for_when_is_refused() -> None:
     with (
         knobs.override(openvino_compilation="sometimes"),
-        pytest.raises(InvalidArgument, match="openvino_compilation is 'sometimes'"),
+        pytest.raises(InvalidArgument, match=r"openvino_compilation .* not 'sometimes'"),
     ):
         cpu().prepare_model(network(), PrepareConfig())

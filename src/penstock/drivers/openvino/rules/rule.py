@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.site import Site
@@ -17,8 +18,7 @@ Emit: TypeAlias = Callable[[Graph, Site], None]
 """Adds the nodes of an operation that its check has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """How one operation type is taken."""
 
     check: Check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
@@ -11,8 +11,7 @@ from penstock.drivers.openvino.types import moves
 from penstock.hal import AccuracyClass
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """For each dimension the first position, the one after the last, and the step; all within the input."""
 
     begin: list[int]
