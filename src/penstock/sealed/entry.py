@@ -62,35 +62,51 @@ class CacheConfig(Protocol):
     def lock(self) -> Handle | None: ...
 
 
-class Trust(NamedTuple):
+# Plain classes from here on: making a named tuple takes longer than importing all the rest of this module.
+class Trust:
     """What the entries of one driver version are sealed and verified with. *needed* counts its model and data files."""
 
-    owner: Owner
-    needed: tuple[int, int]
-    files: FileSystem
-    registry: Registry
-    keys: KeyStore
+    __slots__ = ("files", "keys", "needed", "owner", "registry")
+
+    def __init__(
+        self,
+        owner: Owner,
+        needed: tuple[int, int],
+        files: FileSystem,
+        registry: Registry,
+        keys: KeyStore,
+    ) -> None:
+        self.owner, self.needed, self.files = owner, needed, files
+        self.registry, self.keys = registry, keys
 
 
-class CacheFile(NamedTuple):
+class CacheFile:
     """One open cache file and its place in the entry."""
 
-    fd: int
-    kind: Kind
-    number: int
+    __slots__ = ("fd", "kind", "number")
+
+    def __init__(self, fd: int, kind: Kind, number: int) -> None:
+        self.fd, self.kind, self.number = fd, kind, number
 
     @property
     def place(self) -> str:
         return f"{self.kind.word} file {self.number}"
 
 
-class Lent(NamedTuple):
+class Lent:
     """What a runtime lends for one entry: its open files, and what they are sealed for."""
 
-    model_cache: Sequence[Handle]
-    data_cache: Sequence[Handle]
-    token: bytes
-    binding: bytes
+    __slots__ = ("binding", "data_cache", "model_cache", "token")
+
+    def __init__(
+        self,
+        model_cache: Sequence[Handle],
+        data_cache: Sequence[Handle],
+        token: bytes,
+        binding: bytes,
+    ) -> None:
+        self.model_cache, self.data_cache = model_cache, data_cache
+        self.token, self.binding = token, binding
 
     def cache_files(self, needed: tuple[int, int]) -> list[CacheFile]:
         """The files, model files first. Raises `InvalidArgument` for another number of them than *needed*, and for a

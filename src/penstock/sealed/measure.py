@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
 
 from penstock.errors import Unreadable
 from penstock.sealed.keys import KeyStore
 
 
-class Measure(NamedTuple):
+class Measure:
     """*key* must have authenticated the registry, and its count be *least* or more."""
 
-    key: bytes
-    least: int
+    __slots__ = ("key", "least")
+
+    def __init__(self, key: bytes, least: int) -> None:
+        self.key, self.least = key, least
 
 
 class Measures:

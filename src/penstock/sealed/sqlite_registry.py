@@ -266,8 +266,9 @@ class SqliteRegistry:
         return self._made_anew(database) if books is None and repair else books
 
     def _made_anew(self, database: sqlite3.Connection) -> _Books:
-        key, least = self._measures.renewed()
-        books = _Books(database, key, RegistryState(os.urandom(16), least), [_NO_ROWS] * _BUCKETS)
+        newest = self._measures.renewed()
+        state = RegistryState(os.urandom(16), newest.least)
+        books = _Books(database, newest.key, state, [_NO_ROWS] * _BUCKETS)
         database.execute("DELETE FROM entry")
         database.execute("DELETE FROM registry")
         owner = self.owner
