@@ -17,10 +17,10 @@ from penstock.cache.ingredients import (
     binding_of,
     changed_ingredients,
     derived_token,
-    describe_change,
     ingredients_of,
 )
 from penstock.cache.location import default_directory
+from penstock.cache.reasons import no_entry
 from penstock.errors import CacheError, InputError, NoEntry, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
@@ -135,13 +135,10 @@ class Cache:
             seal = self._cache.store.seal(device.name, device.version, needed)
             defect = self._defect(seal, token, binding_of(ingredients), needed)
             return Explanation(token, ingredients, defect is None, str(defect or ""))
+        reason = str(no_entry(nearest, ingredients))
         if nearest is None:
-            reason = str(NoEntry("nothing is cached here"))
             return Explanation(token, ingredients, found=False, reason=reason)
-        before = nearest.ingredients
-        changed = tuple(changed_ingredients(before, ingredients))
-        texts = ", ".join(describe_change(n, before.get(n), ingredients.get(n)) for n in changed)
-        reason = str(NoEntry(f"the nearest entry differs in {texts}"))
+        changed = tuple(changed_ingredients(nearest.ingredients, ingredients))
         return Explanation(token, ingredients, False, reason, nearest, changed)
 
     def gc(self, max_bytes: int | None = None) -> list[CacheEntry]:

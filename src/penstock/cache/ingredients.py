@@ -48,14 +48,16 @@ def ingredients_of(
     """Every ingredient of the key under which *device* caches its part of *model*, name -> readable text.
 
     *step* is the part as a model of its own and *operations* the indexes that it has in *model*; None is
-    the whole. *shapes* are the input shapes given for this compile, by input position. With
-    *trust_token* the ingredients of `MODEL_INGREDIENTS` are left out, and no constant is read.
+    the whole. *shapes* are the input shapes given for this compile, by input position; those that *model*
+    declares itself make no difference. With *trust_token* the ingredients of `MODEL_INGREDIENTS` are left out, and no constant is read.
     """
     found = {} if trust_token else _model_ingredients(model, step)
     found["partition"] = describe_operations(operations, len(model.operations))
+    declared = {position: operand.shape for position, operand in enumerate(model.inputs)}
     found["shapes"] = " ".join(
         f"{position}:{'x'.join(map(str, shape))}"
         for position, shape in sorted((shapes or {}).items())
+        if tuple(shape) != declared.get(position)
     )
     found["device"] = device.name
     found["version"] = device.version
@@ -144,7 +146,9 @@ def describe_change(name: str, before: str | None, now: str | None) -> str:
 def _short(name: str, text: str | None) -> str:
     if text is None:
         return "none"
-    return f"{text[:8]}..." if name in MODEL_INGREDIENTS else text or "as declared"
+    if name in MODEL_INGREDIENTS:
+        return f"{text[:8]}..."
+    return text or ("as declared" if name == "shapes" else "none")
 
 
 def _digest(domain: bytes, ingredients: Mapping[str, str]) -> bytes:

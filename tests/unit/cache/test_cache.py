@@ -300,7 +300,18 @@ def test_what_has_changed_is_named(
 def test_the_shapes_and_the_part_are_ingredients(compiled: Bench) -> None:
     cache = cache_of(compiled)
     assert cache.explain(model(), Lab(), shapes={0: (4, 40)}).changed == ("shapes",)
-    assert cache.explain(model(), Lab(), operations=[]).changed == ("partition",)
+    part = cache.explain(model(), Lab(), operations=[])
+    assert part.changed == ("partition",)
+    assert part.reason == "NoEntry: this part of the model is not cached"
+
+
+def test_another_models_entry_explains_little(compiled: Bench) -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (2, 40), "x")
+    (y,) = b.operation("RELU", [x], [(DType.FLOAT32, (2, 40))])
+    explanation = cache_of(compiled).explain(b.build([y]), Lab())
+    assert explanation.reason == "NoEntry: nothing is cached for a model of this structure"
+    assert "structure" in explanation.changed
 
 
 def test_an_empty_cache_has_nothing_near(tmp_path: Path) -> None:
