@@ -107,11 +107,10 @@ ONE_FAULT = ("at the first run", "improved after a hit")
 
 def failing_statement(code: int, text: str) -> Callable[[], None]:
     """A fault that raises what SQLite raises for its result *code*."""
+    kind = type("OperationalError", (sqlite3.OperationalError,), {"sqlite_errorcode": code})
 
     def fail() -> None:
-        error = sqlite3.OperationalError(text)
-        error.sqlite_errorcode = code
-        raise error
+        raise kind(text)
 
     return fail
 

@@ -36,12 +36,16 @@ def no_long_waits() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> LabRig:
-    """An entry of the same token, model and key in another cache directory, and an older one of the directory itself."""
-    rig = LabRig(tmp_path_factory.mktemp("twin"))
+    return make_twin(tmp_path_factory.mktemp("twin"))
+
+
+def make_twin(root: Path) -> LabRig:
+    """An entry, one of the same token, model and key in another cache directory, and the one it has replaced."""
+    rig = LabRig(root)
     rig.compile(MODEL)
-    (rig.root / "older").mkdir()
+    (root / "older").mkdir()
     for path in rig.paths():
-        shutil.copyfile(path, rig.root / "older" / path.name[64:])
+        shutil.copyfile(path, root / "older" / path.name[64:])
     flip_in(rig.paths()[0], 2100)
     assert rig.refuses(SealBroken, MODEL)
     assert replace(rig, folder="other").compile(MODEL).name == "NoEntry"
