@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class PendingStep:
     """A compile under way. Any thread may ask for its result; `close` cancels it and waits.
 
-    A program that ends without closing waits for it: an engine is not to be stopped within a compile, and
-    the next start finds the entry.
+    A program that ends without closing waits for a compile that has begun, since an engine is not to be
+    stopped within one, and the next start finds the entry; it does not wait for another process's.
     """
 
     def __init__(

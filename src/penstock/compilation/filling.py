@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from msgspec.structs import replace
@@ -15,8 +16,8 @@ from penstock.compilation.caching import Entry, Obtained, compiled, with_files
 from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
 from penstock.compilation.receipt import TO_BE_WRITTEN, CacheOutcome
-from penstock.errors import CacheError, DriverError, NotYetWritten, Unreadable
-from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
+from penstock.errors import CacheError, Cancelled, DriverError, NotYetWritten, Unreadable
+from penstock.hal import NO_TOKEN, CacheReport, CancelToken, ProgressEvent
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,28 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     log.info("step %d on %s: another process compiles it", entry.step.index, entry.device.name)
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 0, 1))
-    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=config.cancel)
+    patience = _Patience(config.cancel)
+    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=patience)
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 1, 1))
     return lease, True
+
+
+class _Patience(CancelToken):
+    """Set with the caller's token, and for a thread in the background once the program has ended."""
+
+    def __init__(self, given: CancelToken | None) -> None:
+        super().__init__()
+        self._given = given
+
+    def is_set(self) -> bool:
+        if self._given is not None and self._given.is_set():
+            return True
+        return not threading.main_thread().is_alive()
+
+    def check(self) -> None:
+        if self.is_set():
+            raise Cancelled("the cancel token was set, or the program has ended")
 
 
 def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:

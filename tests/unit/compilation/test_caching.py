@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.cache import Cache
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
+from penstock.cache.ingredients import derived_token, ingredients_of
 from penstock.errors import (
     Cancelled,
     DeviceUnavailable,
@@ -286,6 +288,30 @@ class TestTheDerivedToken:
             found = made.receipt.steps[0].cache
         assert found.outcome == "miss"
         assert found.reason.startswith(f"NoEntry: the nearest entry differs in {ingredient}")
+
+    @pytest.mark.parametrize(
+        ("what", "value", "said"),
+        [
+            ("cpu_features", lambda: "x86_64 sse", "cpu_features ("),
+            ("CACHE_SCHEMA", "next", "schema (1 -> next)"),
+        ],
+    )
+    def test_the_machine_and_the_schema_are_ingredients(
+        self, tmp_path: Path, what: str, value: Any, said: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        device = CachingDevice()
+        outcome(device, tmp_path / "c")
+        monkeypatch.setattr(f"penstock.cache.ingredients.{what}", value)
+        now, reason = outcome(device, tmp_path / "c")
+        assert now == "miss"
+        assert reason.startswith(f"NoEntry: the nearest entry differs in {said}")
+
+    def test_options_are_an_ingredient(self) -> None:
+        tokens = {
+            derived_token(ingredients_of(MODEL, CachingDevice(), PrepareConfig(options=options)))
+            for options in ((), (("a", "1"),), (("a", "2"),), (("a", "1"), ("b", "2")))
+        }
+        assert len(tokens) == 4
 
     def test_another_version_is_named(self, tmp_path: Path) -> None:
         outcome(CachingDevice(version="1"), tmp_path / "c")
@@ -714,6 +740,38 @@ made = penstock.compile(chain(("ADD",)), devices=[device], cache={str(tmp_path /
         assert len(CacheDirectory(tmp_path / "c").records()) == 1
         assert not list((tmp_path / "c").glob("*.tmp"))
 
+    def test_a_program_that_ends_does_not_wait_for_others(self, tmp_path: Path) -> None:
+        program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import penstock
+from tests.support_caching import CachingDevice
+from tests.unit.partitioning.models import chain
+policy = penstock.Policy(while_compiling="reference")
+made = penstock.compile(
+    chain(("ADD",)), devices=[CachingDevice()], cache={str(tmp_path / "c")!r}, policy=policy
+)
+while not made._base.compilation.steps[0].pending._thread.is_alive():
+    pass
+"""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def hold(_: PrepareConfig) -> None:
+            begun.set()
+            assert go_on.wait(120)
+
+        model = chain(("ADD",))
+        first = threading.Thread(
+            target=lambda: compiled(CachingDevice(on_prepare=hold), tmp_path / "c", model).close()
+        )
+        first.start()
+        assert begun.wait(30)
+        try:
+            subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+        finally:
+            go_on.set()
+            first.join()
+
     def test_a_failure_leaves_the_reference_device(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -726,6 +784,21 @@ made = penstock.compile(chain(("ADD",)), devices=[device], cache={str(tmp_path /
             assert pending.wait(30)
             assert made.run([X]).receipt.steps[0].device == "reference"
         assert "a compile in the background failed: GeneralFailure: no room" in caplog.text
+
+
+class TestLeastRecentlyUsed:
+    def test_a_hit_is_a_use(self, tmp_path: Path) -> None:
+        device = CachingDevice()
+        old, young = chain(("ADD",)), chain(("RELU",))
+        for model in (old, young):
+            outcome(device, tmp_path / "c", model)
+        for path in (tmp_path / "c").glob("*.json"):
+            os.utime(path, (path.stat().st_mtime - 1000,) * 2)
+        assert outcome(device, tmp_path / "c", old)[0] == "hit"
+        size = sum(p.stat().st_size for p in (tmp_path / "c").iterdir())
+        Cache(tmp_path / "c").gc(size * 3 // 4)
+        assert len(CacheDirectory(tmp_path / "c").records()) == 1
+        assert outcome(device, tmp_path / "c", old)[0] == "hit"
 
 
 class TestArguments:
