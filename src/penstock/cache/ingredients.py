@@ -27,6 +27,7 @@ MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
 DERIVED_INGREDIENTS: Final = frozenset({"step"})
 """Those that follow from others: named as a cause only where nothing else differs."""
 
+_FEW_WORDS: Final = 4
 _TOKEN_DOMAIN: Final = b"penstock cache token\0"
 _BINDING_DOMAIN: Final = b"penstock cache binding\0"
 
@@ -133,8 +134,8 @@ def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> li
 
 
 def describe_change(name: str, before: str | None, now: str | None) -> str:
-    """One change in words: digests are cut short, sets of features are compared."""
-    if name == "cpu_features" and before is not None and now is not None:
+    """One change in words: digests are cut short, of long lists only what differs is named."""
+    if before is not None and now is not None and len(before.split()) > _FEW_WORDS:
         had, has = set(before.split()), set(now.split())
         gone, new = sorted(had - has), sorted(has - had)
         parts = [f"-{', -'.join(gone)}"] if gone else []

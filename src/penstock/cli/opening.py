@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import penstock
 from penstock.cli.failures import FileError, UsageError, os_reason
+from penstock.cli.shapes import shapes_of
 from penstock.errors import ModelError
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
-from penstock.ir.types import is_static
 from penstock.partitioning.policy import Policy
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ def compile_model(
     *operands*. *cache* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
     accuracy class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
-    shapes = {
-        o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
-    }
+    shapes = shapes_of(operands, arrays)
     check_devices(devices or ())
     policy = policy_of(accuracy)
     if cache:

@@ -63,7 +63,15 @@ class Output:
         """A table: boxed on a terminal, plain aligned columns elsewhere. The columns *whole* never wrap."""
         if not self.as_json:
             boxed = self._console.is_terminal
-            self._console.print(make_table(columns, rows, title, boxed=boxed, whole=whole))
+            table = make_table(columns, rows, title, boxed=boxed, whole=whole)
+            if boxed:
+                self._console.print(table)
+                return
+            with self._console.capture() as printed:
+                self._console.print(table)
+            # Programs and files have no use for a column's padding up to its widest cell.
+            for line in printed.get().splitlines():
+                self._console.print(Text(line.rstrip()), soft_wrap=True)
 
     def json(self, value: Mapping[str, Any]) -> None:
         """The one object a command prints with `--json`; nothing otherwise."""

@@ -145,6 +145,11 @@ def look_up(
     return loaded if isinstance(loaded, Obtained) else None
 
 
+def why_not_cached(device: Device) -> str:
+    """Why no compile on *device* is ever cached; empty where it caches."""
+    return _cannot_cache(device, _files_needed(device))
+
+
 def compiled(
     device: Device, step: ExecutionStep, config: PrepareConfig, outcome: CacheOutcome
 ) -> Obtained:

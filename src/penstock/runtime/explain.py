@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.cache.cache import Cache, Explanation
+from penstock.compilation.caching import why_not_cached
 from penstock.execution.interface import interface_of
-from penstock.execution.outputs import find_name
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.session import shapes_by_position
 from penstock.runtime.threads import allowed_threads
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """One *step* of a plan, and what the cache has for it, where its device *caches* at all."""
+    """One *step* of a plan, and what the cache has for it; where its device *caches* nothing, why."""
 
     step: ExecutionStep
     explanation: Explanation
@@ -47,11 +48,7 @@ def explain_model(
     policy = Policy() if policy is None else policy
     if signature is not None:
         model = model.signature_model(signature)
-    interface = interface_of(model, signature)
-    positions = {
-        interface.input_positions[find_name(name, interface.input_names, "input")]: tuple(shape)
-        for name, shape in (shapes or {}).items()
-    }
+    positions = shapes_by_position(interface_of(model, signature), shapes)
     chosen = manager.choose(devices)
     by_name = {device.name: device for device in chosen}
     plan = place(infer_shapes(model, positions), chosen, policy, preference)
@@ -72,6 +69,8 @@ def explain_model(
             operations=step.operations,
             shapes=positions,
         )
-        return ExplainedStep(step, explanation, device.cache_files_needed() != (0, 0))
+        if reason := why_not_cached(device):
+            explanation = replace(explanation, found=False, reason=reason, nearest=None, changed=())
+        return ExplainedStep(step, explanation, not reason)
 
     return plan, [explained(step) for step in plan.steps]

@@ -140,7 +140,7 @@ class _Session:
         )
 
     def compile(self) -> CompiledModel:
-        shapes = _shapes_by_position(self.interface, self.arguments.shapes)
+        shapes = shapes_by_position(self.interface, self.arguments.shapes)
         base = self._variant(shapes, self.config)
         self.files_lent = False
         # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
@@ -194,9 +194,10 @@ def _for_later(config: PrepareConfig) -> PrepareConfig:
     return structs.replace(config, deadline_ns=None, progress=None, cancel=None)
 
 
-def _shapes_by_position(
+def shapes_by_position(
     interface: Interface, shapes: Mapping[str, Sequence[int]] | None
 ) -> dict[int, tuple[int, ...]]:
+    """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no input."""
     result: dict[int, tuple[int, ...]] = {}
     for name, shape in (shapes or {}).items():
         try:

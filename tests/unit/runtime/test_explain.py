@@ -30,14 +30,13 @@ def build() -> Model:
 
 
 CASES: list[dict[str, Any]] = [
-    {"shapes": {"x": (1, 2)}},
+    {},
     {"shapes": {"x": (3, 2)}},
     {"signature": "serve", "shapes": {"given": (2, 2)}},
-    {"shapes": {"x": (1, 2)}, "preference": "low_power"},
-    {"shapes": {"x": (1, 2)}, "priority": "high"},
-    {"shapes": {"x": (1, 2)}, "num_threads": 5},
-    {"shapes": {"x": (1, 2)}, "policy": penstock.Policy(accuracy="relaxed")},
-    {},
+    {"preference": "low_power"},
+    {"shapes": {"x": (4, 2)}, "priority": "high"},
+    {"num_threads": 5},
+    {"policy": penstock.Policy(accuracy="relaxed")},
 ]
 
 
@@ -72,12 +71,23 @@ def test_what_was_compiled_is_said_to_hit_and_nothing_else(
     for other in (o for o in CASES if o != case):
         for each in explain_model(model, cache, devices(), **policy_for(other))[1]:
             assert not each.explanation.found
-            assert each.explanation.reason.startswith("NoEntry: ")
+            assert each.explanation.reason.startswith("NoEntry: ") is each.caches
 
 
 def test_a_step_that_does_not_cache_says_so(tmp_path: Path) -> None:
     (each,) = explain_model(build(), Cache(tmp_path), ["reference"], shapes={"x": (1, 2)})[1]
-    assert each.explanation.reason == "NoEntry: device reference does not cache"
+    assert not each.caches
+    assert each.explanation.reason == "device reference does not cache"
+
+
+def test_the_declared_shape_makes_no_other_key(tmp_path: Path) -> None:
+    with penstock.compile(build(), devices=["lab"], cache=tmp_path, shapes={"x": (1, 2)}):
+        pass
+    for given in (None, {"x": (1, 2)}):
+        (each,) = explain_model(build(), Cache(tmp_path), ["lab"], shapes=given)[1]
+        assert each.explanation.found
+    with penstock.compile(build(), devices=["lab"], cache=tmp_path) as compiled:
+        assert compiled.receipt.compiles == 0
 
 
 def test_nothing_is_compiled_and_nothing_is_written(tmp_path: Path) -> None:
@@ -91,6 +101,9 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     with pytest.raises(UnknownSignature):
         explain_model(build(), cache, ["reference"], signature="none")
+    for wrong in ((1, -2), (1.5,), 3):
+        with pytest.raises(InputError, match="whole numbers"):
+            explain_model(build(), cache, ["reference"], shapes={"x": wrong})  # type: ignore[dict-item]
     with pytest.raises(InputError, match="no input"):
         explain_model(build(), cache, ["reference"], shapes={"z": (1, 2)})
     with pytest.raises(PlacementError):

@@ -23,8 +23,12 @@ def open_cache(directory: str | None) -> Cache:
 
     if directory is None:
         return Cache()
-    if not directory or not Path(directory).expanduser().is_dir():
-        raise UsageError(f"--dir {directory}: there is no such directory")
+    if not directory:
+        raise UsageError("--dir needs the name of a directory")
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        wrong = "this is not a directory" if path.exists() else "there is no such directory"
+        raise UsageError(f"--dir {directory}: {wrong}")
     return Cache(directory)
 
 

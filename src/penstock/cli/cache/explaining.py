@@ -11,6 +11,7 @@ from penstock.cli.cache.directory import SHORT, open_cache
 from penstock.cli.cache.key import compile_arguments
 from penstock.cli.failures import FileError
 from penstock.cli.output import output_of
+from penstock.cli.shapes import assumed_shapes, in_words
 from penstock.errors import ModelError
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def explain(
 ) -> None:
     """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has changed.
 
-    Nothing is compiled. The other options are those the compile would get.
+    Nothing is compiled. The other options are those the compile would get. Dimensions that MODEL leaves unknown
+    are taken for 1 where no --shape says more, as 'run' does.
     """
     from penstock.cli import opening
     from penstock.runtime.explain import explain_model
@@ -48,6 +50,9 @@ def explain(
         shapes=shape,
     )
     loaded = opening.load(model)
+    given = arguments["shapes"]
+    likely = assumed_shapes(loaded.model, signature, given)
+    arguments["shapes"] = {**likely, **(given or {})}
     try:
         plan, steps = explain_model(loaded.model, cache, **arguments)
     except ModelError as error:
@@ -63,6 +68,8 @@ def explain(
             output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
             rows = [readable(*change) for change in changes(each)]
             output.table(("ingredient", "in the entry", "now"), rows, whole=("ingredient",))
+    notes = [f"explained for {in_words(likely)}; --shape gives another shape"] if likely else []
+    output.notes(notes)
     output.line(f"plan: {plan.summary()}", "dim")
     output.line(f"cache: {cache.directory}", "dim")
     output.json(
@@ -70,6 +77,7 @@ def explain(
             "directory": str(cache.directory),
             "plan": plan.summary(),
             "steps": [describe(each) for each in steps],
+            "notes": notes,
         }
     )
 
@@ -108,7 +116,8 @@ def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
         had, has = was.split(), now.split()
         was = " ".join(word for word in had if word not in has)
         now = " ".join(word for word in has if word not in had)
-    return ingredient, was or "none", now or "none"
+    empty = "as declared" if ingredient == "shapes" else "none"
+    return ingredient, was or empty, now or empty
 
 
 def describe(each: ExplainedStep) -> dict[str, Any]:

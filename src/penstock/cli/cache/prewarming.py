@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,9 +24,11 @@ from penstock.cli.failures import (
 )
 from penstock.cli.output import milliseconds, output_of
 from penstock.cli.progress import compile_bar
+from penstock.cli.shapes import assumed_shapes, in_words
 from penstock.errors import ModelError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock import CompiledModel
     from penstock.cli.output import Output
     from penstock.compilation import StepReceipt
 
@@ -43,7 +47,8 @@ def prewarm(
 ) -> None:
     """Compile every MODEL into the cache, so that programs that ask for the same start from it.
 
-    All but the directory is part of the key: give what those programs give.
+    All but the directory is part of the key: give what those programs give. Dimensions that a model leaves
+    unknown are taken for 1 where no --shape says more, as 'run' does.
     """
     output = output_of(context)
     if directory is not None and not directory:
@@ -66,7 +71,11 @@ def prewarm(
         whole=("model", "device", "time", "outcome"),
     )
     output.problems(problems)
-    output.json({"models": [one.describe() for one in warmed], "problems": problems})
+    notes = [note for one in warmed for note in one.notes]
+    output.notes(notes)
+    output.json(
+        {"models": [one.describe() for one in warmed], "problems": problems, "notes": notes}
+    )
     if problems:
         code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
         raise Unfinished("; ".join(problems), code)
@@ -74,12 +83,15 @@ def prewarm(
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended with."""
+    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended with; and
+    *notes* on what was assumed, or why no step of it is cached.
+    """
 
     model: str
     steps: tuple[StepReceipt, ...] = ()
     compiles: int = 0
     error: PenstockError | None = None
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
         if self.error is not None:
@@ -95,7 +107,7 @@ class Warmed:
             text = message(self.error)
             return [text if text.startswith(self.model) else f"{self.model}: {text}"]
         return [
-            f"{self.model}: step {index} on {step.device} was not saved: {step.cache.not_saved}"
+            f"{self.model}: step {index} on {step.device} {not_saved(step, self.model)}"
             for index, step in enumerate(self.steps)
             if step.cache.not_saved
         ] + [
@@ -119,28 +131,76 @@ def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
     """One compile into the cache."""
     from penstock.cli import opening
 
+    notes: tuple[str, ...] = ()
     try:
         loaded = opening.load(path)
+        given = arguments["shapes"]
+        if likely := assumed_shapes(loaded.model, arguments["signature"], given):
+            notes = (f"{path}: compiled for {in_words(likely)}; --shape gives another shape",)
+        wanted = {**arguments, "shapes": {**likely, **(given or {})} or None}
         with (
             compile_bar(output, Path(path).name) as progress,
-            penstock.compile(loaded.model, progress=progress, **arguments) as compiled,
+            penstock.compile(loaded.model, progress=progress, **wanted) as compiled,
         ):
-            return Warmed(path, compiled.receipt.steps, compiled.receipt.compiles)
+            notes += tuple(why_nothing_is_cached(path, compiled, arguments["devices"]))
+            return Warmed(path, compiled.receipt.steps, compiled.receipt.compiles, notes=notes)
     except ModelError as error:
-        return Warmed(path, error=FileError(path, str(error)))
+        return Warmed(path, error=FileError(path, str(error)), notes=notes)
     except PenstockError as error:
-        return Warmed(path, error=error)
+        return Warmed(path, error=error, notes=notes)
+
+
+def why_nothing_is_cached(
+    path: str, compiled: CompiledModel, wanted: Sequence[str] | None
+) -> list[str]:
+    """A note where no device that runs the model caches: what kept it from those that would, if there are any."""
+    from penstock.compilation.caching import why_not_cached
+    from penstock.runtime import manager
+
+    steps = compiled.receipt.steps
+    if not steps or any(s.cache.outcome != "off" or s.fallback_from for s in steps):
+        return []
+    running = ", ".join(dict.fromkeys(step.device for step in steps))
+    note = f"{path}: nothing of it is cached, since {running} runs it"
+    caching = [device.name for device in manager.choose(wanted) if not why_not_cached(device)]
+    if not caching:
+        return [f"{note}, and no other device was found that may; see 'penstock devices'"]
+    placed = [operation.reasons for operation in compiled.plan.operations]
+    return [f"{note}; {name} does not: {most_frequent(placed, name)}" for name in caching]
+
+
+def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
+    """Of the reasons against *device* the one that most operations have, and how many have it."""
+    ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
+    # Drivers know the argument in Python.
+    text = reason.replace("shapes=", "--shape NAME=N,N,...")
+    return f"{text} ({count} of {len(placed)} operations)"
+
+
+def not_saved(step: StepReceipt, path: str) -> str:
+    """Why a step was not saved, in words that name what to do where something can be done."""
+    from penstock.compilation.receipt import TO_BE_WRITTEN
+
+    if step.cache.not_saved == TO_BE_WRITTEN:
+        return (
+            f"is compiled when it first runs: 'penstock run {path}' with the same options warms it"
+        )
+    return f"was not saved: {step.cache.not_saved}"
 
 
 def outcome(step: StepReceipt) -> tuple[str, str]:
-    """`hit`, `compiled, saved`, `compiled, not saved`, or `not cached` for a device that has no cache files;
-    and why it was no hit.
+    """`hit`, `compiled, saved`, `compiled, not saved`, `not compiled` where the driver does that at the first run,
+    or `not cached` for a device that has no cache files; and why it was no hit.
     """
+    from penstock.compilation.receipt import TO_BE_WRITTEN
+
     cache = step.cache
     if cache.outcome == "hit":
         return "hit", ""
     if cache.outcome == "off":
         return "not cached", cache.reason
+    if cache.not_saved == TO_BE_WRITTEN:
+        return "not compiled", cache.reason
     return f"compiled, {'saved' if cache.saved else 'not saved'}", cache.reason
 
 

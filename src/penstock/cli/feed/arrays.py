@@ -10,13 +10,11 @@ from typing import IO, Any, Final
 import numpy as np
 
 from penstock.cli.failures import FileError, UsageError, reading
+from penstock.cli.shapes import assumed
 from penstock.execution.inputs import fits
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.show import show_operand, show_shape
 from penstock.ir.types import dtype_of
-
-RANDOM_DIMENSION: Final = 1
-"""What `random` takes for a dimension the model leaves unknown."""
 
 MAX_BYTES: Final = 2**31
 """An array of more bytes is refused before it is read."""
@@ -105,9 +103,8 @@ def random_array(operand: Operand, generator: np.random.Generator) -> NDArray:
     """Values of the operand's type: floats in [-1, 1), 8- and 16-bit integers over their full range,
     wider ones 0 or 1 (they are often indexes), booleans, short words. Unknown dimensions are 1.
     """
-    if operand.shape is None:
+    if (shape := assumed(operand)) is None:
         raise UsageError(f"input {operand.name!r} has no fixed rank; random cannot fill it")
-    shape = tuple(RANDOM_DIMENSION if d is None else d for d in operand.shape)
     dtype = operand.dtype
     if dtype.is_float:
         return generator.uniform(-1, 1, shape).astype(np.float32).astype(dtype.numpy)

@@ -1,0 +1,119 @@
+"""`penstock cache prewarm` and `explain` take a model with unknown dimensions as `penstock run` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.cache.prewarming import Warmed, outcome
+from penstock.cli.main import app
+from penstock.cli.shapes import assumed_shapes, in_words
+from penstock.compilation import CacheOutcome, StepReceipt
+from penstock.compilation.receipt import TO_BE_WRITTEN
+from penstock.errors import UnknownSignature
+from penstock.export import tflite
+from penstock.ir import DType, Model, ModelBuilder, Signature
+
+Run = Callable[..., Any]
+
+
+def build(*, batch: int | None = None) -> Model:
+    """y = relu(x + other), x: float32[batch, 3], other: float32[1, 3]."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (batch, 3), "x")
+    other = builder.input(DType.FLOAT32, (1, 3), "other")
+    (sum_,) = builder.operation("ADD", [x, other], [(DType.FLOAT32, (batch, 3))])
+    (y,) = builder.operation("RELU", [sum_], [(DType.FLOAT32, (batch, 3))])
+    serve = Signature(0, (("given", x), ("more", other)), (("y", y),))
+    return builder.build([y], signatures={"serve": serve})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "open.tflite"
+    path.write_bytes(tflite.write(build()))
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The one JSON object of a command."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+
+    def one(*arguments: object, code: int = 0) -> Any:
+        result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+        assert result.exit_code == code, result.output
+        return json.loads(result.stdout)
+
+    return one
+
+
+def outcomes(printed: Any) -> list[str]:
+    return [step["cache"]["outcome"] for step in printed["compile_receipt"]["steps"]]
+
+
+@pytest.mark.parametrize("given", [(), ("--signature", "serve")])
+def test_prewarm_warms_what_run_runs(run: Run, model: Path, given: tuple[str, ...]) -> None:
+    name = "given" if given else "x"
+    warmed = run("cache", "prewarm", model, "-d", "lab", *given)
+    assert warmed["models"][0]["steps"][0]["saved"] is True
+    assert warmed["notes"] == [f"{model}: compiled for {name}=1,3; --shape gives another shape"]
+    explained = run("cache", "explain", model, "-d", "lab", *given)
+    assert [step["outcome"] for step in explained["steps"]] == ["hit"]
+    assert explained["notes"] == [f"explained for {name}=1,3; --shape gives another shape"]
+    assert outcomes(run("run", model, "random", "-d", "lab", *given)) == ["hit"]
+
+
+def test_a_shape_that_is_given_is_taken(run: Run, model: Path, tmp_path: Path) -> None:
+    warmed = run("cache", "prewarm", model, "-d", "lab", "--shape", "x=2,3")
+    assert warmed["notes"] == []
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.ones((2, 3), np.float32), other=np.ones((1, 3), np.float32))
+    assert outcomes(run("run", model, data, "-d", "lab")) == ["hit"]
+    assert outcomes(run("run", model, "random", "-d", "lab")) == ["miss"]
+
+
+def test_what_is_known_is_left_alone() -> None:
+    assert assumed_shapes(build(batch=4), None, None) == {}
+    assert assumed_shapes(build(), None, {"x": (7, 3)}) == {}
+    assert assumed_shapes(build(), "serve", {"more": (1, 3)}) == {"given": (1, 3)}
+    assert in_words({"a": (1, 2), "b": ()}) == "a=1,2 b="
+    with pytest.raises(UnknownSignature):
+        assumed_shapes(build(), "none", None)
+
+
+def test_a_rank_that_is_unknown_is_not_made_up() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, None, "x")
+    model = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, None)]))
+    assert assumed_shapes(model, None, None) == {}
+
+
+def test_what_nobody_caches_is_told_with_the_reason_of_who_would(run: Run, model: Path) -> None:
+    chosen = ("-d", "lab", "-d", "reference", "--accuracy", "exact")
+    warmed = run("cache", "prewarm", model, *chosen)
+    assert warmed["problems"] == []
+    assert warmed["models"][0]["steps"][0]["outcome"] == "off"
+    start = f"{model}: nothing of it is cached, since reference runs it; lab does not: "
+    assert warmed["notes"][-1].startswith(start)
+    assert warmed["notes"][-1].endswith("(2 of 2 operations)")
+    alone = run("cache", "prewarm", model, "-d", "reference")
+    assert "no other device was found that may" in alone["notes"][-1]
+
+
+def test_what_compiles_at_its_first_run_is_not_warmed_and_says_what_to_do() -> None:
+    later = CacheOutcome("miss", "NoEntry: nothing is cached here", not_saved=TO_BE_WRITTEN)
+    step = StepReceipt("slow", (0,), 1, cache=later)
+    (problem,) = Warmed("m.tflite", (step,)).problems()
+    assert problem == (
+        "m.tflite: step 0 on slow is compiled when it first runs: 'penstock run m.tflite' with the same options "
+        "warms it"
+    )
+    assert outcome(step) == ("not compiled", "NoEntry: nothing is cached here")
