@@ -43,13 +43,17 @@ class Unfinished(PenstockError):
         self.code = code
 
 
+class Interrupted(PenstockError):
+    """The user has pressed Ctrl-C."""
+
+
 UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG})
 """What the system says when a stream takes no more."""
 
 
 def exit_code(error: BaseException) -> int:
     """1: the work failed, 2: usage, 3: bad input file, 130: interrupted."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | Interrupted):
         return INTERRUPTED
     if isinstance(error, Unfinished):
         return error.code

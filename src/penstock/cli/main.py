@@ -55,6 +55,13 @@ class PenstockGroup(TyperGroup):
             fail(error, as_json="--json" in given, debug="--debug" in given)
         sys.exit(code if isinstance(code, int) else failures.DONE)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            # Typer makes a silent exit of it.
+            raise failures.Interrupted("interrupted") from error
+
 
 def hoist(args: list[str]) -> list[str]:
     """*args* with the options of `EVERYWHERE` in front; what follows `--` stays as it is."""

@@ -75,6 +75,22 @@ def test_options_of_the_root_may_stand_anywhere() -> None:
     ]
 
 
+@pytest.mark.parametrize("more", [(), ("--json",), ("--debug",)])
+def test_an_interruption_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(penstock, "devices", interrupted)
+    result = run("devices", *more)
+    assert result.exit_code == 130
+    assert result.stderr.endswith("penstock: error: interrupted\n")
+    assert ("Traceback" in result.stderr) is ("--debug" in more)
+    if "--json" in more:
+        assert json.loads(result.stdout)["error"]["message"] == "interrupted"
+
+
 def test_what_follows_two_dashes_is_left_alone() -> None:
     assert hoist(["run", "--", "--json"]) == ["run", "--", "--json"]
 
