@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, describe
 from penstock.compilation.receipt import CacheOutcome, Receipt, StepReceipt
-from penstock.errors import Cancelled, DriverError, MissedDeadline
+from penstock.errors import Cancelled, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import (
     ACCURACY_RANK,
     AccuracyClass,
@@ -209,7 +209,7 @@ def _begin(
         meanwhile.name,
         step.operations,
         time.perf_counter_ns() - began,
-        cache=CacheOutcome("miss", f"{STILL_COMPILING} on {device.name}"),
+        cache=CacheOutcome("miss", str(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))),
         fallback_from=device.name,
         error=STILL_COMPILING,
     )

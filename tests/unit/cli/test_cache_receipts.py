@@ -61,7 +61,7 @@ def test_what_was_saved_is_said() -> None:
         (BROKEN, True),
         (CacheOutcome("miss", "IngredientChanged: the token's entry differs in shapes"), False),
         (CacheOutcome("miss", "OtherVersion: the file is of version 1"), True),
-        (CacheOutcome("miss", "still compiling on fast"), False),
+        (CacheOutcome("miss", "NotYetWritten: still compiling on fast"), False),
     ],
 )
 def test_refusals_stand_out(outcome: CacheOutcome, answer: bool) -> None:

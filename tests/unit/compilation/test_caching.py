@@ -318,6 +318,12 @@ class TestTheDerivedToken:
         _, reason = outcome(CachingDevice(version="2"), tmp_path / "c")
         assert reason == "NoEntry: the nearest entry differs in version (1 -> 2)"
 
+    def test_of_a_long_version_what_differs_is_named(self, tmp_path: Path) -> None:
+        rest = "(engine 3; plugin abc; x86_64 avx avx2 fma sse)"
+        outcome(CachingDevice(version=f"1 {rest}"), tmp_path / "c")
+        _, reason = outcome(CachingDevice(version=f"1 {rest} late"), tmp_path / "c")
+        assert reason == "NoEntry: the nearest entry differs in version (+late)"
+
     def test_another_part_of_the_model_is_no_cause(self, tmp_path: Path) -> None:
         with compiled(two(), tmp_path / "c", chain(("ADD", "RELU", "ADD"))) as made:
             reasons = [s.cache.reason for s in made.receipt.steps]
@@ -696,6 +702,8 @@ class TestWhileCompiling:
             assert begun.wait(30)
             assert made.receipt.steps[0].device == "reference"
             assert made.receipt.steps[0].fallback_from == "caching"
+            outcome = made.receipt.steps[0].cache
+            assert str(outcome) == "miss: NotYetWritten: still compiling on caching"
             before = made.run([X])
             assert before.receipt.steps[0].device == "reference"
             assert made.plan.operations[0].device == "caching"
