@@ -444,9 +444,9 @@ class TestCachingArguments:
                     compilation.set_caching_from_fds(models, datas, token)  # type: ignore[arg-type]
 
     def test_descriptors_are_duplicated_and_closed(self, tmp_path: Path) -> None:
-        with (tmp_path / "file").open("w+b") as file:
+        with (tmp_path / "file").open("w+b") as file, (tmp_path / "other").open("w+b") as other:
             compilation = Compilation.create_for_devices(finished(), ["reference"])
-            compilation.set_caching_from_fds([file.fileno()], [file.fileno()], TOKEN)
+            compilation.set_caching_from_fds([file.fileno()], [other.fileno()], TOKEN)
             compilation.set_caching_from_fds([file.fileno()], [], TOKEN)
             os.fstat(file.fileno())
         del compilation

@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.ir import NDArray
 from penstock.partitioning.policy import Policy
+from tests.support_caching import CachingDevice
 from tests.unit.execution.fakes import NumpyDevice
 from tests.unit.loaders.files import FileBuilder, accumulator, relu, sparse_matrix, svdf
 from tests.unit.tflite import models
@@ -404,12 +405,16 @@ class TestPlacement:
         assert program is not None
         assert program.compiled.plan.operations[0].device == device.name
         with pytest.raises(RuntimeError) as caught:
-            opened(models.chain(), devices=["reference"], policy=Policy(forbid={"NEG": "reference"}))
+            opened(
+                models.chain(), devices=["reference"], policy=Policy(forbid={"NEG": "reference"})
+            )
         assert isinstance(caught.value.__cause__, PlacementError)
 
-    def test_cache_directories_are_still_to_come(self, tmp_path: Path) -> None:
-        with pytest.raises(NotAvailable):
-            opened(models.chain(), cache=tmp_path)
+    def test_a_cache_directory_is_used(self, tmp_path: Path) -> None:
+        device = CachingDevice()
+        for method in ("prepare_model with caching", "prepare_model_from_cache"):
+            opened(models.chain(), cache=tmp_path, devices=[device])
+            assert device.methods[-1] == method
 
     @pytest.mark.parametrize(
         ("code", "words"),
