@@ -117,12 +117,18 @@ class CacheDirectory:
         return list(self._records())
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
-        """The record that differs in the fewest of *ingredients*, of the 256 used last; of several the last."""
+        """Of the 256 records used last the one that differs in the fewest of *ingredients*, of several the last; one of
+        the same model goes before any other.
+        """
+        structure = ingredients.get("structure")
         return min(
             islice(self._records(), _NEAREST_AMONG),
-            key=lambda r: sum(
-                r.ingredients.get(name) != ingredients.get(name)
-                for name in {*r.ingredients, *ingredients}
+            key=lambda r: (
+                r.ingredients.get("structure") != structure,
+                sum(
+                    r.ingredients.get(name) != ingredients.get(name)
+                    for name in {*r.ingredients, *ingredients}
+                ),
             ),
             default=None,
         )

@@ -376,6 +376,8 @@ def test_explain_names_a_model_that_changed(run: Run, warm: Path, tmp_path: Path
     wider = write_model(tmp_path / "wider.tflite", 1, 2, 3)
     (step,) = parsed(run("cache", "explain", wider, "-d", "lab", "--json"))["steps"]
     assert [c["ingredient"] for c in step["changed"]] == ["structure", "constants"]
+    assert step["reason"] == "NoEntry: nothing is cached for a model of this structure"
+    assert "against entry" not in run("cache", "explain", wider, "-d", "lab").stdout
 
 
 def test_explain_verifies_what_it_finds(run: Run, warm: Path, directory: Path) -> None:

@@ -80,6 +80,23 @@ def test_a_step_that_does_not_cache_says_so(tmp_path: Path) -> None:
     assert each.explanation.reason == "device reference does not cache"
 
 
+def test_the_nearest_entry_is_the_models_own(tmp_path: Path) -> None:
+    other = ModelBuilder()
+    x = other.input(DType.FLOAT32, (1, 2), "x")
+    near = other.build(other.operation("RELU", [x], [(DType.FLOAT32, (1, 2))]))
+    far: dict[str, Any] = {
+        "preference": "low_power",
+        "priority": "high",
+        "num_threads": 5,
+        "shapes": {"x": (7, 2)},
+    }
+    relaxed = penstock.Policy(accuracy="relaxed")
+    penstock.compile(build(), ["lab"], cache=tmp_path, policy=relaxed, **far).close()
+    penstock.compile(near, ["lab"], cache=tmp_path).close()
+    (each,) = explain_model(build(), Cache(tmp_path), ["lab"])[1]
+    assert set(each.explanation.changed) == {"accuracy", *far}
+
+
 def test_the_declared_shape_makes_no_other_key(tmp_path: Path) -> None:
     with penstock.compile(build(), devices=["lab"], cache=tmp_path, shapes={"x": (1, 2)}):
         pass

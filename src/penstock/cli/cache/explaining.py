@@ -64,7 +64,8 @@ def explain(
     )
     for each in steps:
         nearest = each.explanation.nearest
-        if nearest is not None:
+        # Against another model's entry everything differs, and none of it helps.
+        if nearest is not None and "structure" not in each.explanation.changed:
             output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
             rows = [readable(*change) for change in changes(each)]
             output.table(("ingredient", "in the entry", "now"), rows, whole=("ingredient",))
