@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.cache.ingredients import MODEL_INGREDIENTS, changed_ingredients, describe_change
+from penstock.cache.reasons import no_entry
 from penstock.compilation.caching import Entry
 from penstock.compilation.calls import describe
 from penstock.errors import (
@@ -22,16 +23,9 @@ def explained(entry: Entry, error: CacheError | DriverError) -> str:
     text = named(error)
     if isinstance(error, NoEntry):
         nearest = entry.directory.nearest(now)
-        if nearest is None:
+        if nearest is None or not changed_ingredients(nearest.ingredients, now):
             return text
-        changed = changed_ingredients(nearest.ingredients, now)
-        if not changed:
-            return text
-        if "structure" in changed:
-            return str(NoEntry("nothing is cached for a model of this structure"))
-        if changed == ["partition"]:
-            return str(NoEntry("this part of the model is not cached"))
-        return str(NoEntry(f"the nearest entry differs in {_changes(nearest.ingredients, now)}"))
+        return str(no_entry(nearest, now))
     if not text.startswith(f"{TokenCollision.__name__}:"):
         return text
     record = entry.directory.record(entry.key.token)

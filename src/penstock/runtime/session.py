@@ -40,6 +40,7 @@ from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.progress import Reporter
 from penstock.runtime.threads import allowed_threads
 
 if TYPE_CHECKING:
@@ -129,19 +130,20 @@ class _Session:
         self.chosen = manager.choose(arguments.devices)
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
+        self.reporter = None if progress is None else Reporter(progress)
         self.config = PrepareConfig(
             preference=arguments.preference,
             priority=arguments.priority,
             deadline_ns=deadline_ns,
             accuracy=arguments.policy.accuracy,
             num_threads=allowed_threads(arguments.num_threads),
-            progress=progress,
+            progress=self.reporter,
             cancel=cancel,
         )
 
     def compile(self) -> CompiledModel:
         shapes = shapes_by_position(self.interface, self.arguments.shapes)
-        base = self._variant(shapes, self.config)
+        base = self._reported(shapes)
         self.files_lent = False
         # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
         later = _for_later(self.config)
@@ -155,6 +157,19 @@ class _Session:
             ),
             (_recompile, (self.model, self.arguments)),
         )
+
+    def _reported(self, shapes: Mapping[int, Sequence[int]]) -> Variant:
+        """The variant for *shapes*; an error of the progress callback comes out as it was raised."""
+        try:
+            base = self._variant(shapes, self.config)
+        except Exception:
+            if self.reporter is not None and self.reporter.error is not None:
+                raise self.reporter.error from None
+            raise
+        if self.reporter is not None and self.reporter.error is not None:
+            base.close()
+            raise self.reporter.error
+        return base
 
     def _variant(self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig) -> Variant:
         model = infer_shapes(self.model, shapes)

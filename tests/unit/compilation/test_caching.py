@@ -794,6 +794,26 @@ while not made._base.compilation.steps[0].pending._thread.is_alive():
         assert "a compile in the background failed: GeneralFailure: no room" in caplog.text
 
 
+class TestTheCallersProgress:
+    class Mine(Exception):
+        pass
+
+    def test_its_error_is_the_callers_wherever_it_was_called(self, tmp_path: Path) -> None:
+        def complain(event: ProgressEvent) -> None:
+            if event.stage == "inside":
+                raise self.Mine
+
+        def tell(config: PrepareConfig) -> None:
+            assert config.progress is not None
+            config.progress(ProgressEvent("inside", "caching", 0, 1))
+
+        device = CachingDevice(on_prepare=tell)
+        for devices in ([device], [device, NumpyDevice("reference")]):
+            with pytest.raises(self.Mine):
+                compiled(devices, tmp_path / "c", progress=complain)
+        assert outcome(CachingDevice(), tmp_path / "c")[0] == "miss"
+
+
 class TestLeastRecentlyUsed:
     def test_a_hit_is_a_use(self, tmp_path: Path) -> None:
         device = CachingDevice()
