@@ -106,8 +106,8 @@ class Compilation:
     ) -> None:
         """Keeps what is compiled in *directory*, under 32 bytes that the caller chose for the model.
 
-        A directory that cannot be used means that nothing is kept; the receipt says so. What the token
-        was given to is checked: another model's entry is a miss. *trust_token* leaves that check out, for
+        A directory that cannot be used means that nothing is kept; the receipt says so, and the log where
+        the name is none that a directory can have. What the token was given to is checked: another model's entry is a miss. *trust_token* leaves that check out, for
         models too large to read at each start: the token must then be another one whenever anything of
         the model is, or answers may be the other model's (`docs/nnapi.md` has how to choose one).
         """
