@@ -27,6 +27,7 @@ from penstock.ir import Model
 
 if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
+from penstock.threads import allowed_threads
 
 _MOST_LOOKS: Final = 20
 
@@ -83,6 +84,8 @@ class Cache:
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        if directory is not None and not _is_path(directory):
+            raise InputError(f"a cache's directory must be a path, not {directory!r}")
         chosen = default_directory() if directory is None else Path(directory).expanduser()
         self.directory = chosen.absolute()
         self._cache = CacheDirectory(self.directory)
@@ -114,12 +117,21 @@ class Cache:
         """Whether a compile of *model* on *device* would find its entry, and if not, what has changed.
 
         *step* and *operations* are the part that *device* gets, a model of its own and its indexes in *model*;
-        None is the whole. *shapes* are the input shapes given for the compile, by input position.
+        None is the whole. *shapes* are the input shapes given for the compile, by input position. For a model that
+        is to be loaded and partitioned, and for devices by name, there is `penstock.runtime.explain.explain_model`.
+        *config* None is what a compile with no further arguments asks for. Raises `InputError` for something else
+        than these.
         """
+        if not isinstance(model, Model):
+            raise InputError(f"model must be a Model, not {type(model).__name__}")
+        if not callable(getattr(device, "cache_files_needed", None)):
+            raise InputError(f"device must be a Device, not {type(device).__name__}")
+        if config is not None and not isinstance(config, PrepareConfig):
+            raise InputError(f"config must be a PrepareConfig, not {type(config).__name__}")
         ingredients = ingredients_of(
             model,
             device,
-            config or PrepareConfig(),
+            config or PrepareConfig(num_threads=allowed_threads()),
             step=step,
             operations=operations,
             shapes=shapes,
@@ -150,8 +162,8 @@ class Cache:
         if max_bytes is None:
             limit = knobs.cache_limit_mib()
             max_bytes = limit << 20 if limit > 0 else None
-        elif max_bytes < 0:
-            raise InputError(f"a cache cannot be kept to {max_bytes} bytes")
+        elif type(max_bytes) is not int or max_bytes < 0:
+            raise InputError(f"a cache cannot be kept to {max_bytes!r} bytes")
         return self._collect(max_bytes)
 
     def clear(self) -> list[CacheEntry]:
@@ -222,7 +234,8 @@ class Cache:
         record = self._cache.record(token)
         if record is None:
             return Unreadable(
-                "the entry's index is missing or altered, so nothing says whose it is"
+                "nothing says whose the entry is: its index is missing, altered, not readable, or sealed under "
+                "another state directory or key; 'penstock cache clear' removes it"
             )
         seal = self._cache.store.seal(
             record.device, record.version, needed := (record.models, record.datas)
@@ -240,3 +253,7 @@ class Cache:
         for payload in (*loaded.model, *loaded.data):
             payload.release()
         return None
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))

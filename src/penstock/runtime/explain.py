@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,12 +11,13 @@ from penstock.compilation.caching import why_not_cached
 from penstock.execution.interface import interface_of
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes
+from penstock.loaders.registry import Source, load
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import shapes_by_position
-from penstock.runtime.threads import allowed_threads
+from penstock.threads import allowed_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class ExplainedStep:
 
 
 def explain_model(
-    model: Model,
-    cache: Cache,
+    model: Model | Source,
+    cache: Cache | str | os.PathLike[str] | None = None,
     devices: Sequence[str | DeviceInfo | Device] | None = None,
     *,
     preference: Preference = "fast_single_answer",
@@ -42,9 +44,12 @@ def explain_model(
     """The plan that `compile_model` would make with these arguments, and for each of its steps whether
     *cache* has its entry under the derived token, or which ingredient of the key has changed.
 
-    No driver compiles anything, and nothing is written. Raises `InputError`, `UnknownSignature`,
-    `PlacementError`, and `Unreadable` for a directory that cannot be read.
+    *model* is a Model or anything `load` takes; *cache* a `Cache`, a directory, or None for the user's. The others are
+    `compile_model`'s. No driver compiles anything, and nothing is written. Raises `ModelError`, `InputError`,
+    `UnknownSignature`, `PlacementError`, and `Unreadable` for a directory that cannot be read.
     """
+    cache = cache if isinstance(cache, Cache) else Cache(cache)
+    model = model if isinstance(model, Model) else load(model)
     policy = Policy() if policy is None else policy
     if signature is not None:
         model = model.signature_model(signature)

@@ -76,6 +76,22 @@ def test_the_default_is_the_users_cache_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_arguments_of_the_wrong_kind(tmp_path: Path) -> None:
+    for wrong in (5, "", b"path"):
+        with pytest.raises(InputError, match="must be a path"):
+            Cache(wrong)  # type: ignore[arg-type]
+    cache = Cache(tmp_path)
+    for most in ("a", 1.5, True, -1):
+        with pytest.raises(InputError, match="cannot be kept to"):
+            cache.gc(max_bytes=most)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="model must be a Model, not str"):
+        cache.explain("m.tflite", Lab())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="device must be a Device, not str"):
+        cache.explain(model(), "lab")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="config must be a PrepareConfig, not dict"):
+        cache.explain(model(), Lab(), {})  # type: ignore[arg-type]
+
+
 def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "none")
     assert cache.entries() == []

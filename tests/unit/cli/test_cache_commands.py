@@ -309,8 +309,12 @@ def test_an_entry_without_its_index_is_still_listed(run: Run, warm: Path, direct
     assert "not known" in run("cache", "ls").stdout
     (told,) = parsed(run("cache", "ls", "--json"))["entries"]
     assert told["device"] is None
-    assert "nothing says what it is from" in run("cache", "show", told["token"]).stdout
-    assert "Unreadable: " in one_line(run("cache", "verify"), 1)
+    assert "nothing says what the entry is from" in run("cache", "show", told["token"]).stdout
+    line = one_line(run("cache", "verify"), 1)
+    assert "Unreadable: nothing says whose the entry is: its index is missing, altered" in line
+    assert "another state directory or key; 'penstock cache clear' removes it" in line
+    assert run("cache", "clear", "--yes").exit_code == 0
+    assert run("cache", "verify").exit_code == 0
 
 
 def test_a_refused_entry_is_compiled_again_and_the_run_says_why(

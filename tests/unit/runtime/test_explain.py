@@ -11,6 +11,7 @@ import pytest
 import penstock
 from penstock.cache import Cache
 from penstock.errors import InputError, PlacementError, UnknownSignature
+from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder, Signature
 from penstock.runtime.explain import explain_model
 from penstock.testing.lab import LabDevice
@@ -80,6 +81,19 @@ def test_a_step_that_does_not_cache_says_so(tmp_path: Path) -> None:
     assert each.explanation.reason == "device reference does not cache"
 
 
+def test_files_and_directories_are_taken_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "m.tflite"
+    path.write_bytes(tflite.write(build()))
+    (before,) = explain_model(path, tmp_path / "c", ["lab"])[1]
+    assert not before.explanation.found
+    penstock.compile(path, ["lab"], cache=tmp_path / "c").close()
+    for cache in (tmp_path / "c", str(tmp_path / "c"), Cache(tmp_path / "c")):
+        (after,) = explain_model(str(path), cache, ["lab"])[1]
+        assert after.explanation.found
+    with penstock.knobs.override(cache_dir=str(tmp_path / "c")):
+        assert explain_model(path, devices=["lab"])[1][0].explanation.found
+
+
 def test_the_nearest_entry_is_the_models_own(tmp_path: Path) -> None:
     other = ModelBuilder()
     x = other.input(DType.FLOAT32, (1, 2), "x")
@@ -116,6 +130,10 @@ def test_nothing_is_compiled_and_nothing_is_written(tmp_path: Path) -> None:
 
 def test_wrong_arguments(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
+    with pytest.raises(InputError, match="must be a path"):
+        explain_model(build(), 5)  # type: ignore[arg-type]
+    with pytest.raises(InputError):
+        explain_model(5, cache)  # type: ignore[arg-type]
     with pytest.raises(UnknownSignature):
         explain_model(build(), cache, ["reference"], signature="none")
     for wrong in ((1, -2), (1.5,), 3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -29,6 +29,11 @@ Token: TypeAlias = Annotated[
         help="The beginning of an entry's token, as 'ls' shows it, or a file of it.",
     ),
 ]
+
+NO_INDEX: Final = (
+    "nothing says what the entry is from: its index is missing, altered, not readable, or sealed under another "
+    "state directory or key"
+)
 
 
 def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None:
@@ -73,7 +78,7 @@ def show(context: typer.Context, token: Token, directory: options.CacheDirectory
     if entry.ingredients:
         output.table(("ingredient", ""), list(entry.ingredients.items()), whole=("ingredient",))
     else:
-        output.problems(["the entry's index is missing or altered: nothing says what it is from"])
+        output.problems([NO_INDEX])
     output.table(
         ("file", "kind", "size"),
         [
