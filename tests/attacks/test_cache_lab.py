@@ -20,6 +20,7 @@ from penstock.errors import (
     CacheError,
     DriverError,
     ForeignEntry,
+    IngredientChanged,
     NoEntry,
     NotRegularFile,
     OtherVersion,
@@ -393,4 +394,4 @@ class TestATrustedToken:
     def test_does_not_pass_for_an_untrusted_one(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)
         rig.compile(MODEL, CacheInfo(rig.path, TOKEN, trust_token=True))
-        assert rig.refuses(TokenCollision, MODEL, CacheInfo(rig.path, TOKEN))
+        assert rig.refuses(IngredientChanged, MODEL, CacheInfo(rig.path, TOKEN))

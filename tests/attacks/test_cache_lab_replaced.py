@@ -177,8 +177,7 @@ def test_during_a_load(tmp_path: Path, twin: LabRig, number: int, shift: int) ->
     assert seen & {"ForeignEntry", "RolledBack"}
 
 
-@pytest.mark.parametrize("shift", range(2))
-def test_during_a_save(tmp_path: Path, twin: LabRig, shift: int) -> None:
-    seen = attack_saves(tmp_path, twin, ATTACKS[shift * 3 :] + ATTACKS[: shift * 3])
+def test_during_a_save(tmp_path: Path, twin: LabRig) -> None:
+    seen = attack_saves(tmp_path, twin, ATTACKS)
     assert "hit" in seen
     assert len(seen) > 3
