@@ -70,6 +70,7 @@ def test_writers_and_readers_without_order_never_see_a_mixture(tmp_path: Path) -
         "right",
         "SealBroken",
         "WrongLength",
+        "NotYetWritten",
         "ForeignEntry",
         "RolledBack",
         "Unreadable",

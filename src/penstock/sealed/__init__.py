@@ -7,7 +7,7 @@ docs/cache-format.md, what this stops and what not in docs/threat-model.md.
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.sealed.entry import CacheConfig, LoadedEntry, SaveReport, read_header
+from penstock.sealed.entry import LoadedEntry, SaveReport, read_header
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileStatus,
@@ -19,12 +19,13 @@ from penstock.sealed.files import (
 from penstock.sealed.header import HEADER_BYTES, Header, Kind
 from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
 from penstock.sealed.merkle import LEAF_BYTES, merkle_root
+from penstock.sealed.places import registry_path, state_directory
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
-from penstock.sealed.seal import Seal, registry_path, state_directory
+from penstock.sealed.seal import Seal
 
 if TYPE_CHECKING:
     from penstock.sealed.blob_registry import BlobRegistry
-    from penstock.sealed.late import LateWriter
+    from penstock.sealed.late import CacheConfig, LateWriter
     from penstock.sealed.sqlite_registry import SqliteRegistry
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
 
 _LATER = {
     "BlobRegistry": "penstock.sealed.blob_registry",
+    "CacheConfig": "penstock.sealed.late",
     "LateWriter": "penstock.sealed.late",
     "SqliteRegistry": "penstock.sealed.sqlite_registry",
 }

@@ -16,8 +16,10 @@ from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Se
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.locks import locked
-from penstock.sealed.measure import Measure, Measures
+from penstock.sealed.places import make_private_directory
 from penstock.sealed.registry import (
+    Measure,
+    Measures,
     Owner,
     RegistryState,
     Row,
@@ -25,7 +27,6 @@ from penstock.sealed.registry import (
     row_mac,
     unpack_records,
 )
-from penstock.sealed.sqlite_registry import make_private_directory
 
 _POLICY: Final = Policy(Select.LRU, Capacity.FIT)
 _STATE_KEY: Final = b"state"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from penstock.errors import CacheError, InvalidArgument, Unreadable, WrongLength
 from penstock.sealed.files import (
@@ -45,21 +45,6 @@ class LoadedEntry(NamedTuple):
     entry: bytes
     model: tuple[memoryview, ...]
     data: tuple[memoryview, ...]
-
-
-class CacheConfig(Protocol):
-    """What a preparation says of its cache files: `hal.PrepareConfig` is one."""
-
-    @property
-    def model_cache(self) -> Sequence[Handle]: ...
-    @property
-    def data_cache(self) -> Sequence[Handle]: ...
-    @property
-    def token(self) -> bytes: ...
-    @property
-    def binding(self) -> bytes: ...
-    @property
-    def lock(self) -> Handle | None: ...
 
 
 # Plain classes from here on: making a named tuple takes longer than importing all the rest of this module.

@@ -69,8 +69,10 @@ class KeyringStore:
         with self._lock:
             if count <= self._counts.get(registry, 0):
                 return
-            self._counts[registry] = count
-            if not self._silent:
+            # Another process may have stored a higher one.
+            stored = 0 if self._silent else _number(self._ask(self._get, f"count {registry}"))
+            self._counts[registry] = max(count, stored)
+            if count > stored and not self._silent:
                 self._ask(self._set, f"count {registry}", str(count))
 
     def _first_key(self) -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from penstock.errors import Unreadable
 from penstock.sealed.files import (
@@ -24,13 +23,7 @@ if TYPE_CHECKING:
 
 KEY_BYTES: Final = 32
 _STALE_SECONDS: Final = 60.0
-
-
-class _No(enum.Enum):
-    """Why there is no key to read."""
-
-    MISSING = enum.auto()
-    UNTRUSTED = enum.auto()
+_NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 
 
 class KeyStore(Protocol):
@@ -119,7 +112,7 @@ class FileKeyStore:
         try:
             found = self._read()
             if not isinstance(found, bytes):
-                untrusted = found is _No.UNTRUSTED
+                untrusted = found == "untrusted"
                 known = None if untrusted else self._known
                 self._create(known or os.urandom(KEY_BYTES), instead=untrusted)
                 found = self._read()
@@ -131,22 +124,22 @@ class FileKeyStore:
             raise Unreadable(f"the key file {self.path} does not stay as it was made")
         return found
 
-    def _read(self) -> bytes | _No:
+    def _read(self) -> bytes | Literal["missing", "untrusted"]:
         try:
-            fd = self._files.open(self.path, os.O_RDONLY)
+            fd = self._files.open(self.path, os.O_RDONLY | _NONBLOCK)
         except FileNotFoundError:
-            return _No.MISSING
+            return "missing"
         except OSError:
             if self.path.is_symlink():
-                return _No.UNTRUSTED
+                return "untrusted"
             raise
         try:
             if not _private(self._files.status(fd)):
-                return _No.UNTRUSTED
+                return "untrusted"
             content = bytearray(KEY_BYTES)
             with memoryview(content) as view:
                 whole = read_exactly(self._files, fd, view, 0)
-            return bytes(content) if whole else _No.UNTRUSTED
+            return bytes(content) if whole else "untrusted"
         finally:
             self._files.close(fd)
 

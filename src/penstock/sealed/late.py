@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unreadable
 from penstock.sealed.entry import LoadedEntry, Payload, SaveReport, reason_of
@@ -16,6 +16,21 @@ from penstock.sealed.locks import locked
 from penstock.sealed.seal import Seal
 
 LOCK_SECONDS: Final = 10.0
+
+
+class CacheConfig(Protocol):
+    """What a preparation says of its cache files: `hal.PrepareConfig` is one."""
+
+    @property
+    def model_cache(self) -> Sequence[Handle]: ...
+    @property
+    def data_cache(self) -> Sequence[Handle]: ...
+    @property
+    def token(self) -> bytes: ...
+    @property
+    def binding(self) -> bytes: ...
+    @property
+    def lock(self) -> Handle | None: ...
 
 
 class _Duplicate(NamedTuple):

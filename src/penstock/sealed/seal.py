@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import InputError
 from penstock.sealed.entry import (
-    CacheConfig,
     CacheFile,
     Lent,
     LoadedEntry,
@@ -21,13 +20,12 @@ from penstock.sealed.entry import (
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
 from penstock.sealed.header import Kind
 from penstock.sealed.keys import KeyStore, default_key_store
+from penstock.sealed.places import make_private_directory, registry_path, state_directory
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
 from penstock.sealed.verifying import load_entry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from penstock.sealed.late import LateWriter
+    from penstock.sealed.late import CacheConfig, LateWriter
 
 
 class Seal:
@@ -172,7 +170,7 @@ class Seal:
             keys, registry = self._given_keys, self._given_registry
             if keys is None or registry is None:
                 from penstock import knobs
-                from penstock.sealed.sqlite_registry import SqliteRegistry, make_private_directory
+                from penstock.sealed.sqlite_registry import SqliteRegistry
 
                 directory = state_directory() / "sealed"
                 make_private_directory(directory)
@@ -182,22 +180,3 @@ class Seal:
                 )
             self._found = Trust(self.owner, self._needed, self._files, registry, keys)
         return self._found
-
-
-def state_directory() -> Path:
-    """Where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory."""
-    from pathlib import Path
-
-    from penstock import knobs
-
-    if chosen := knobs.state_dir():
-        return Path(chosen).expanduser()
-    return knobs.user_directory("state")
-
-
-def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
-    """The database of *owner*'s registry. One a key store: what another key sealed is of no use."""
-    readable = "".join(
-        c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
-    )
-    return directory / f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite"

@@ -8,7 +8,6 @@ import os
 import sqlite3
 import stat
 import struct
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -17,9 +16,11 @@ from typing import Any, Final, TypeAlias
 
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.keys import KeyStore
-from penstock.sealed.measure import Measure, Measures
+from penstock.sealed.places import make_private_directory
 from penstock.sealed.registry import (
     MOST_ROWS,
+    Measure,
+    Measures,
     Owner,
     RegistryState,
     Row,
@@ -393,22 +394,6 @@ class SqliteRegistry:
         for suffix in ("-wal", "-shm", "-journal", ""):
             with suppress(OSError):
                 self.path.with_name(self.path.name + suffix).unlink()
-
-
-def make_private_directory(path: Path) -> None:
-    """Makes *path*, for its owner alone (0700). Raises `Unreadable` when it cannot be, or is another user's."""
-    try:
-        path.mkdir(0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise Unreadable(f"{path} is a link or no directory")
-        if sys.platform != "win32":
-            if status.st_uid != os.geteuid():
-                raise Unreadable(f"{path} belongs to another user")
-            if status.st_mode & 0o077:
-                path.chmod(0o700)
-    except OSError as error:
-        raise Unreadable(f"{path} cannot be made: {error.strerror}") from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, TypeAlias
 
-from penstock.errors import CacheError, ForeignEntry, InvalidArgument
+from penstock.errors import CacheError, ForeignEntry, InvalidArgument, WrongLength
 from penstock.sealed.entry import (
     CacheFile,
     Lent,
@@ -68,9 +68,13 @@ def _replaced(
 ) -> set[bytes]:
     """The entries of *token* that *files* hold, if they may be written."""
     replaced: set[bytes] = set()
+    seen: dict[tuple[int, int], CacheFile] = {}
     for file in files:
         with naming(file, "read"):
             status = require_regular(trust.files, file.fd, file.place)
+        # Where the system numbers no files, all have the number 0.
+        if status.identity[1] and (first := seen.setdefault(status.identity, file)) is not file:
+            raise InvalidArgument(f"{first.place} and {file.place} are one file")
         old = entry_of(trust, file, token)
         if expected is not None:
             _check_unchanged(file, status, old, expected[0])
@@ -168,11 +172,23 @@ def _write(
         with naming(file, "written"):
             trust.files.truncate(file.fd, 0)
             write_all(trust.files, file.fd, payload, HEADER_BYTES)
+            _check_length(trust, file, payload)
             trust.files.sync(file.fd)
     for file, header in zip(files, headers, strict=True):
         with naming(file, "written"):
             write_all(trust.files, file.fd, header, 0)
             trust.files.sync(file.fd)
+
+
+def _check_length(trust: Trust, file: CacheFile, payload: Payload) -> None:
+    """Raises `WrongLength` where the payload is not where it was written: the file was opened to append."""
+    with memoryview(payload) as view:
+        wanted = HEADER_BYTES + view.nbytes if view.nbytes else 0
+    if (size := trust.files.status(file.fd).size) != wanted:
+        raise WrongLength(
+            f"{file.place} has {size} bytes after its payload was written, not {wanted}: "
+            "it was opened to append, or somebody else writes it"
+        )
 
 
 def _undo(trust: Trust, files: Sequence[CacheFile], token: bytes, entries: set[bytes]) -> None:

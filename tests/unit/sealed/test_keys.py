@@ -78,6 +78,19 @@ def test_a_key_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert FileKeyStore(path).count("any") is None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no pipes with names")
+def test_a_pipe_in_place_of_the_key_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    os.mkfifo(path, 0o600)
+    found: list[bytes] = []
+    asking = threading.Thread(target=lambda: found.append(FileKeyStore(path).key()), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert not asking.is_alive()
+    assert path.is_file()
+    assert found == [path.read_bytes()]
+
+
 def test_threads_that_make_the_key_at_once_agree(tmp_path: Path) -> None:
     keys: list[bytes] = []
     start = threading.Barrier(8)
@@ -163,6 +176,18 @@ def test_the_key_ring_is_asked_for_a_count_once() -> None:
     assert backend.asked == asked + 1
     store.store_count("r", 6)
     assert KeyringStore(backend).count("r") == 7
+
+
+def test_a_count_that_another_process_stored_is_never_lowered() -> None:
+    backend = Backend()
+    older = KeyringStore(backend)
+    older.store_count("r", 5)
+    KeyringStore(backend).store_count("r", 10)
+    older.store_count("r", 7)
+    assert older.count("r") == 10
+    assert KeyringStore(backend).count("r") == 10
+    older.store_count("r", 11)
+    assert KeyringStore(backend).count("r") == 11
 
 
 @pytest.mark.parametrize("text", ["", "zz" * 32, "00" * 31, "00" * 33])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -165,6 +166,41 @@ def test_a_save_never_raises(tmp_path: Path) -> None:
         assert rig.registry().rows() == ()
 
 
+def test_one_file_given_twice_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert rig.saved()
+    with rig.handles() as (model, data):
+        again = os.open(rig.paths()[0], os.O_RDWR)
+        try:
+            for models in ([model[0], model[0]], [model[0], Opened(again)]):
+                report = rig.seal().save(
+                    models, data, TOKEN, BINDING, model=rig.program, data=rig.weights
+                )
+                assert (
+                    report.reason == "InvalidArgument: model file 0 and model file 1 are one file"
+                )
+        finally:
+            os.close(again)
+    assert rig.hits()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere what is written at a place goes there"
+)
+def test_a_file_opened_to_append_is_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, program=PROGRAM[:1], weights=())
+    rig.paths()[0].touch()
+    fd = os.open(rig.paths()[0], os.O_RDWR | os.O_APPEND)
+    try:
+        report = rig.seal().save([Opened(fd)], [], TOKEN, BINDING, model=rig.program)
+    finally:
+        os.close(fd)
+    assert not report.saved
+    assert report.emptied
+    assert (report.reason or "").startswith("WrongLength: model file 0 has 23 bytes")
+    assert rig.registry().rows() == ()
+
+
 def test_a_save_that_cannot_even_be_imported_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +250,18 @@ def test_the_default_is_the_user_s_state_directory() -> None:
         assert state_directory() == Path(platformdirs.user_state_dir("penstock", appauthor=False))
 
 
+def test_a_relative_state_directory_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with knobs.override(state_dir="relative to one test"):
+        first = state_directory()
+        assert first == tmp_path / "relative to one test"
+        (tmp_path / "below").mkdir()
+        monkeypatch.chdir(tmp_path / "below")
+        assert state_directory() == first
+
+
 def test_owners_are_told_apart_by_digests_of_whole_names() -> None:
     assert Owner("ab", "c").driver_digest != Owner("a", "bc").driver_digest
     assert Owner("d\ud800", "1").driver_digest != Owner("d", "1").driver_digest
@@ -225,7 +273,7 @@ def test_the_facade_lists_what_it_has() -> None:
         for name, value in vars(penstock.sealed).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
-    late = {"BlobRegistry", "LateWriter", "SqliteRegistry"}
+    late = {"BlobRegistry", "CacheConfig", "LateWriter", "SqliteRegistry"}
     assert public - {"Any", "TYPE_CHECKING"} == set(penstock.sealed.__all__) - late
     for name in late:
         assert getattr(penstock.sealed, name).__name__ == name

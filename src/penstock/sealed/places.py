@@ -1,0 +1,60 @@
+"""Where registries and the key lie."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.errors import Unreadable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.sealed.keys import KeyStore
+    from penstock.sealed.registry import Owner
+
+
+def state_directory() -> Path:
+    """Where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory.
+
+    A relative one is below the directory that was the current one when it was first asked for.
+    """
+    from penstock import knobs
+
+    if chosen := knobs.state_dir():
+        return _absolute(chosen)
+    return knobs.user_directory("state")
+
+
+@functools.cache
+def _absolute(chosen: str) -> Path:
+    from pathlib import Path
+
+    return Path(chosen).expanduser().absolute()
+
+
+def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
+    """The database of *owner*'s registry. One a key store: what another key sealed is of no use."""
+    readable = "".join(
+        c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
+    )
+    return directory / f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite"
+
+
+def make_private_directory(path: Path) -> None:
+    """Makes *path*, for its owner alone (0700). Raises `Unreadable` when it cannot be, or is another user's."""
+    try:
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise Unreadable(f"{path} is a link or no directory")
+        if sys.platform != "win32":
+            if status.st_uid != os.geteuid():
+                raise Unreadable(f"{path} belongs to another user")
+            if status.st_mode & 0o077:
+                path.chmod(0o700)
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be made: {error.strerror}") from None
