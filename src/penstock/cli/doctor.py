@@ -24,6 +24,7 @@ from penstock.cli.knobs import (
     unknown_names,
 )
 from penstock.cli.output import output_of, shortened, size
+from penstock.cli.places import places
 from penstock.errors import InputError, NotAvailable
 
 PACKAGES: Final = (
@@ -87,6 +88,15 @@ def doctor(
             ("cgroup memory", "no limit" if memory is None else size(memory)),
         ],
     )
+    kept = {k: v or "not known: see the problems" for k, v in data["places"].items()}
+    output.table(
+        ("the compilation cache's", "where"),
+        [
+            ("entries", kept["cache_directory"]),
+            ("registries", kept["state_directory"]),
+            ("key", kept["key"]),
+        ],
+    )
     if data["knobs"]:
         rows = [(k["name"], shown(k), k["default"], place(k["source"])) for k in data["knobs"]]
         output.table(("changed knob", "value", "default", "from"), rows, whole=("changed knob",))
@@ -114,6 +124,7 @@ def examine() -> dict[str, Any]:
         "packages": {name: installed(name) for name in (*PACKAGES, *ENGINES)},
         "devices": [describe(d) for d in found],
         "limits": limits(),
+        "places": places(),
         "knobs": [k for k in every if k["source"] != "default"],
         "settings_file": str(knobs.settings_path()),
         "problems": problems(every) + unknown_devices([d.name for d in found]),

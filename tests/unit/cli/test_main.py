@@ -303,6 +303,33 @@ def test_doctor_lists_packages_devices_limits_and_changed_knobs(
     assert "allow_fallback" in text
 
 
+def test_doctor_says_where_the_cache_its_registries_and_its_key_are(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for knob in ("CACHE_DIR", "STATE_DIR"):
+        monkeypatch.delenv(f"PENSTOCK_{knob}")
+    monkeypatch.setattr(
+        "penstock.knobs.user_directory", lambda kind: tmp_path / str(kind) / "penstock"
+    )
+    state = tmp_path / "state" / "penstock"
+    assert parsed(run("doctor", "--json"))["places"] == {
+        "cache_directory": str(tmp_path / "cache" / "penstock" / "compiled"),
+        "state_directory": str(state),
+        "key_store": "file",
+        "key": str(state / "sealed" / "key"),
+    }
+    assert str(state / "sealed" / "key") in run("doctor").stdout
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "auto")
+    monkeypatch.setattr("penstock.sealed.keyring_store.quiet_backend", object)
+    held = parsed(run("doctor", "--json"))["places"]
+    assert (held["key_store"], held["key"]) == ("keyring", "the system's key store")
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "drawer")
+    wrong = run("doctor", "--json")
+    assert wrong.exit_code == 1
+    assert json.loads(wrong.stdout)["places"]["key"] is None
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_inspect_describes_the_model(run: Run, model: Path) -> None:
     data = parsed(run("inspect", model, "--json"))
     assert [i["shape"] for i in data["inputs"]] == [[1, 2]]
