@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, FileVersion, Store
+from penstock.cache.store import LOCK_SECONDS, FileVersion, Store, seconds_left
 from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file
@@ -49,20 +49,25 @@ class CacheDirectory:
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
 
     def open(
-        self, token: bytes, needed: tuple[int, int], *, cancel: CancelToken | None = None
+        self,
+        token: bytes,
+        needed: tuple[int, int],
+        *,
+        deadline_ns: int | None = None,
+        cancel: CancelToken | None = None,
     ) -> OpenFiles:
         """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
 
         *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
-        files are empty or somebody is writing them, `NotRegularFile` for a link in place of one, `Unreadable`,
-        `Cancelled` within 50 ms while it waits for who is writing them.
+        files are empty or somebody is writing them, at the latest at *deadline_ns* of the monotonic clock,
+        `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled` within 50 ms.
         """
         store, names = self.store, file_names(token, *needed)
         if not any(names):
             raise NoEntry("the device has no cache files")
         first = (*names[0], *names[1])[0]
         self._seen[token] = first, store.version_of(first)
-        held = self._lock_to_read(token, (*names[0], *names[1]), cancel)
+        held = self._lock_to_read(token, (*names[0], *names[1]), deadline_ns, cancel)
         with ExitStack() as stack, store.naming("read"):
             stack.callback(store.release, held)
             handles: list[CacheHandle] = []
@@ -98,13 +103,22 @@ class CacheDirectory:
 
         return take_lease(self.store, token, wait_ns, cancel, self._seen.get(token))
 
-    def record(self, token: bytes) -> IndexRecord | None:
-        """What the entry was compiled from; None where nothing trustworthy says it."""
+    def record(
+        self,
+        token: bytes,
+        *,
+        deadline_ns: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> IndexRecord | None:
+        """What the entry was compiled from; None where nothing trustworthy says it.
+
+        Waits for who is writing the entry as `open` does, and raises `Cancelled` likewise.
+        """
         if (record := self.store.read_record(token)) is not None:
             return record
         # It is not there while the entry is being replaced.
         try:
-            held = self._lock_to_read(token, (file_names(token, 1, 0)[0][0],))
+            held = self._lock_to_read(token, file_names(token, 1, 0)[0], deadline_ns, cancel)
         except CacheError:
             return None
         try:
@@ -149,14 +163,18 @@ class CacheDirectory:
             self.store.touch(index_name(token))
 
     def _lock_to_read(
-        self, token: bytes, names: tuple[str, ...], cancel: CancelToken | None = None
+        self,
+        token: bytes,
+        names: tuple[str, ...],
+        deadline_ns: int | None,
+        cancel: CancelToken | None,
     ) -> int:
         store, name = self.store, lock_name(token)
         take = partial(
             store.take,
             name,
             exclusive=False,
-            timeout=LOCK_SECONDS,
+            timeout=seconds_left(deadline_ns, LOCK_SECONDS),
             should_stop=None if cancel is None else cancel.is_set,
         )
         with store.naming("read"):

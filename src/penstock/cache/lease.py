@@ -16,12 +16,14 @@ from penstock.cache.index import IndexRecord
 from penstock.cache.marks import mark
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, FileVersion, Store
+from penstock.cache.store import LOCK_SECONDS, FileVersion, Store, seconds_left
 from penstock.errors import InputError, NotYetWritten, StateError, Unreadable
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import write_all
 
 _DEAD_SECONDS: Final = 1.0
+_RESERVED_SECONDS: Final = 0.1
+"""What a publication that gives up leaves to its compile, which is to end before the deadline all the same."""
 
 
 class Lease:
@@ -61,7 +63,15 @@ class Lease:
         self._pending.append(files)
         return files
 
-    def publish(self, files: OpenFiles, record: IndexRecord, *, late: bool = False) -> None:
+    def publish(
+        self,
+        files: OpenFiles,
+        record: IndexRecord,
+        *,
+        late: bool = False,
+        deadline_ns: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
         """Puts *files* where readers find them, all of them or none, in place of what was there before.
 
         *record* says what they were compiled from. With *late* the driver has kept duplicates and will write
@@ -69,9 +79,10 @@ class Lease:
         forgotten; then entries beyond the knob `cache_limit_mib` go, and what processes that died left.
 
         Nobody may hold the entry open through `CacheDirectory.open` in this thread. Raises `Unreadable`
-        when the files cannot be published, or are larger than the whole cache may be, `NotYetWritten` when
-        they are all empty and not *late*. They are gone then, the old entry stands or is gone too, and
-        *files* still has to be closed.
+        when the files cannot be published, not before *deadline_ns* of the monotonic clock either, or are
+        larger than the whole cache may be, `NotYetWritten` when they are all empty and not *late*,
+        `Cancelled` within 50 ms while others use the entry. They are gone then, the old entry stands or is
+        gone too, and *files* still has to be closed.
         """
         self._check_open()
         if not files.temporaries:
@@ -88,11 +99,7 @@ class Lease:
                 empty = self._check(files, late=late)
                 for handle in files.handles:
                     store.files.sync(handle.fd)
-                lock = store.take(
-                    lock_name(self._token), exclusive=True, create=True, timeout=LOCK_SECONDS
-                )
-            if lock is None:
-                raise Unreadable("the entry stays in use by others and cannot be replaced")
+                lock = self._lock_to_publish(deadline_ns, cancel)
             try:
                 with store.naming("written"):
                     self._replace(files, record)
@@ -178,6 +185,22 @@ class Lease:
                 "the whole cache have"
             )
         return not any(sizes)
+
+    def _lock_to_publish(self, deadline_ns: int | None, cancel: CancelToken | None) -> int:
+        seconds = seconds_left(deadline_ns, LOCK_SECONDS, reserve=_RESERVED_SECONDS)
+        lock = self._store.take(
+            lock_name(self._token),
+            exclusive=True,
+            create=True,
+            timeout=seconds,
+            should_stop=None if cancel is None else cancel.is_set,
+        )
+        if lock is not None:
+            return lock
+        if cancel is not None:
+            cancel.check()
+        soon = "" if seconds == LOCK_SECONDS else " before the deadline of the compile"
+        raise Unreadable(f"the entry stays in use by others and cannot be replaced{soon}")
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
         """Under the entry's lock. Until the last rename a reader finds files of two entries, which it refuses."""

@@ -28,6 +28,13 @@ FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 _ROUNDS: Final = 64
 
 
+def seconds_left(deadline_ns: int | None, most: float, *, reserve: float = 0.0) -> float:
+    """How long a wait may last: *most* seconds, less where only *reserve* would be left to *deadline_ns*."""
+    if deadline_ns is None:
+        return most
+    return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 - reserve))
+
+
 class Store:
     """The directory *path* through *files*, with the user's key from *keys*, or the default key store."""
 
@@ -55,8 +62,7 @@ class Store:
         if self._keys is None:
             from penstock import knobs
             from penstock.sealed.keys import default_key_store
-            from penstock.sealed.seal import state_directory
-            from penstock.sealed.sqlite_registry import make_private_directory
+            from penstock.sealed.places import make_private_directory, state_directory
 
             directory = state_directory() / "sealed"
             make_private_directory(directory)

@@ -99,7 +99,12 @@ class Entry(Struct, frozen=True):
     def load(self) -> Obtained | CacheError | DriverError:
         """The prepared model out of the cache, or why there is none."""
         try:
-            files = self.directory.open(self.key.token, self.needed)
+            files = self.directory.open(
+                self.key.token,
+                self.needed,
+                deadline_ns=self.config.deadline_ns,
+                cancel=self.config.cancel,
+            )
         except CacheError as error:
             return error
         with files:

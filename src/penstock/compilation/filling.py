@@ -131,7 +131,13 @@ def _publish(
         compile_ns=compile_ns,
     )
     try:
-        lease.publish(files, record, late=not written)
+        lease.publish(
+            files,
+            record,
+            late=not written,
+            deadline_ns=entry.config.deadline_ns,
+            cancel=entry.config.cancel,
+        )
     except CacheError as error:
         return str(error)
     return "" if written else TO_BE_WRITTEN

@@ -28,7 +28,10 @@ def explained(entry: Entry, error: CacheError | DriverError) -> str:
         return str(no_entry(nearest, now))
     if not text.startswith(f"{TokenCollision.__name__}:"):
         return text
-    record = entry.directory.record(entry.key.token)
+    config = entry.config
+    record = entry.directory.record(
+        entry.key.token, deadline_ns=config.deadline_ns, cancel=config.cancel
+    )
     if record is None:
         return text
     if ("structure" in now) != ("structure" in record.ingredients):

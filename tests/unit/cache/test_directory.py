@@ -7,9 +7,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -165,6 +167,67 @@ def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
         timer.join()
     finally:
         os.close(writing)
+
+
+@contextmanager
+def locked_elsewhere(bench: Bench, token: bytes = TOKEN, *, exclusive: bool) -> Iterator[None]:
+    fd = os.open(bench.path / (letters_of(token) + ".lock"), os.O_RDWR)
+    try:
+        assert lock(fd, exclusive=exclusive, timeout=0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def after(ms: int) -> int:
+    return time.monotonic_ns() + ms * 1_000_000
+
+
+def test_a_wait_for_who_writes_ends_at_the_deadline(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    with locked_elsewhere(bench, exclusive=True):
+        began = time.monotonic()
+        with pytest.raises(NotYetWritten, match="at this moment"):
+            bench.directory.open(TOKEN, NEEDED, deadline_ns=after(80))
+        assert 0.08 <= time.monotonic() - began < 5
+        (bench.path / (letters_of(TOKEN) + ".json")).unlink()
+        assert bench.directory.record(TOKEN, deadline_ns=after(0)) is None
+        assert time.monotonic() - began < 5
+
+
+def published_while_read(bench: Bench, **limits: Any) -> None:
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease, lease.create(NEEDED) as files:
+        *model, data = payloads_of("new")
+        bench.seal().save(files.model, files.data, TOKEN, bench.binding, model=model, data=[data])
+        with locked_elsewhere(bench, exclusive=False):
+            lease.publish(files, bench.record(TOKEN), **limits)
+
+
+def test_a_publication_gives_up_before_the_deadline(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    deadline_ns = after(400)
+    with pytest.raises(Unreadable, match=r"stays in use by others .* before the deadline"):
+        published_while_read(bench, deadline_ns=deadline_ns)
+    assert time.monotonic_ns() < deadline_ns + 4_000_000_000
+    assert bench.temporaries() == []
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert len(bench.registry.rows()) == 1
+
+
+def test_a_publication_is_cancelled_soon(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    cancel = CancelToken()
+    timer = threading.Timer(0.1, cancel.set)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        published_while_read(bench, cancel=cancel)
+    assert time.monotonic() - began < 5
+    timer.join()
+    assert bench.temporaries() == []
+    assert bench.load(TOKEN, TEXTS) == "old"
 
 
 def test_readers_do_not_exclude_each_other(bench: Bench) -> None:
