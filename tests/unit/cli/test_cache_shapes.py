@@ -117,3 +117,18 @@ def test_what_compiles_at_its_first_run_is_not_warmed_and_says_what_to_do() -> N
         "warms it"
     )
     assert outcome(step) == ("not compiled", "NoEntry: nothing is cached here")
+
+
+def test_a_shape_that_does_not_fit_names_the_option(run: Run, tmp_path: Path) -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, None), "x")
+    rows = builder.constant(np.ones((1, 3), np.float32), "rows")
+    (y,) = builder.operation("CONCATENATION", [x, rows], [(DType.FLOAT32, (2, None))], {"axis": 0})
+    path = tmp_path / "join.tflite"
+    path.write_bytes(tflite.write(builder.build([y])))
+    taken = "x=1,1; --shape gives another shape"
+    explained = run("cache", "explain", path, code=3)
+    assert explained["error"]["message"].endswith(f"(taken for {taken})")
+    warmed = run("cache", "prewarm", path, code=3)
+    assert warmed["notes"] == [f"{path}: compiled for {taken}"]
+    assert run("cache", "explain", path, "--shape", "x=1,3")["notes"] == []

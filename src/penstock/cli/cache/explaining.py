@@ -56,7 +56,8 @@ def explain(
     try:
         plan, steps = explain_model(loaded.model, cache, **arguments)
     except ModelError as error:
-        raise FileError(loaded.path, str(error)) from error
+        taken = f" (taken for {in_words(likely)}; --shape gives another shape)" if likely else ""
+        raise FileError(loaded.path, f"{error}{taken}") from error
     output.table(
         ("step", "device", "operations", "token", "cache"),
         [row(each) for each in steps],
