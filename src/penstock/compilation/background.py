@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from penstock.compilation.calls import describe
+from penstock.compilation.patience import BackgroundToken
 from penstock.errors import Cancelled
-from penstock.hal import CancelToken, PrepareConfig
+from penstock.hal import PrepareConfig
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import PreparedStep
@@ -30,7 +31,7 @@ class PendingStep:
     def __init__(
         self, make: Callable[[PrepareConfig], PreparedStep], config: PrepareConfig, name: str
     ) -> None:
-        self._cancel = CancelToken()
+        self._cancel = BackgroundToken()
         self._config = structs.replace(config, deadline_ns=None, progress=None, cancel=self._cancel)
         self._make = make
         self._made: PreparedStep | None = None

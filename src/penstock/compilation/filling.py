@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
 from msgspec.structs import replace
@@ -15,9 +14,10 @@ from penstock.cache.opened import OpenFiles
 from penstock.compilation.caching import Entry, Obtained, compiled, with_files
 from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
+from penstock.compilation.patience import patience
 from penstock.compilation.receipt import TO_BE_WRITTEN, CacheOutcome
-from penstock.errors import CacheError, Cancelled, DriverError, NotYetWritten, Unreadable
-from penstock.hal import NO_TOKEN, CacheReport, CancelToken, ProgressEvent
+from penstock.errors import CacheError, DriverError, NotYetWritten, Unreadable
+from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     except CacheError as error:
         return _compile_without_saving(entry, reason, str(error))
     if lease is None:
-        held = f"another process has been compiling it for {knobs.lease_seconds():g} s"
+        held = entry.directory.why_not_leased(entry.key.token)
         return _compile_without_saving(entry, reason, held)
     with lease:
         if waited:
@@ -57,28 +57,10 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     log.info("step %d on %s: another process compiles it", entry.step.index, entry.device.name)
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 0, 1))
-    patience = _Patience(config.cancel)
-    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=patience)
+    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=patience(config.cancel))
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 1, 1))
     return lease, True
-
-
-class _Patience(CancelToken):
-    """Set with the caller's token, and for a thread in the background once the program has ended."""
-
-    def __init__(self, given: CancelToken | None) -> None:
-        super().__init__()
-        self._given = given
-
-    def is_set(self) -> bool:
-        if self._given is not None and self._given.is_set():
-            return True
-        return not threading.main_thread().is_alive()
-
-    def check(self) -> None:
-        if self.is_set():
-            raise Cancelled("the cancel token was set, or the program has ended")
 
 
 def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:

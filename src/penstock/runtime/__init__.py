@@ -2,6 +2,6 @@
 
 from penstock.runtime.discovery import DeviceInfo, Manager, manager
 from penstock.runtime.session import compile_model
-from penstock.runtime.threads import allowed_threads
+from penstock.threads import allowed_threads
 
 __all__ = ["DeviceInfo", "Manager", "allowed_threads", "compile_model", "manager"]

@@ -41,7 +41,7 @@ from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.progress import Reporter
-from penstock.runtime.threads import allowed_threads
+from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo

@@ -685,6 +685,48 @@ class TestTogether:
         assert "0.1 s" in found.not_saved
 
 
+def test_a_thread_that_outlives_the_main_one_waits_like_any_other(tmp_path: Path) -> None:
+    program = f"""
+import sys, threading
+sys.path.insert(0, {str(ROOT)!r})
+import penstock
+from tests.support_caching import CachingDevice
+from tests.unit.partitioning.models import chain
+
+compile = penstock.compile
+
+def work():
+    threading.main_thread().join()
+    with compile(
+        chain(("ADD",)), devices=[CachingDevice()], cache={str(tmp_path / "c")!r}
+    ) as made:
+        print(made.receipt.steps[0].cache.outcome, flush=True)
+
+threading.Thread(target=work).start()
+"""
+    model, go_on = chain(("ADD",)), threading.Event()
+    begun = threading.Event()
+
+    def hold(_: PrepareConfig) -> None:
+        begun.set()
+        assert go_on.wait(120)
+
+    device = CachingDevice(on_prepare=hold)
+    first = threading.Thread(target=lambda: compiled(device, tmp_path / "c", model).close())
+    first.start()
+    assert begun.wait(30)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                other.wait(2)
+        finally:
+            go_on.set()
+            first.join()
+        said, _ = other.communicate(timeout=60)
+    assert other.returncode == 0
+    assert said.split() in ([b"miss"], [b"hit"])
+
+
 class TestWhileCompiling:
     """`Policy(while_compiling="reference")`: serve from the reference device, switch when compiled."""
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock import threads
 from penstock.errors import InputError
-from penstock.runtime import threads
-from penstock.runtime.threads import allowed_threads
+from penstock.threads import allowed_threads
 
 
 @pytest.fixture(autouse=True)
