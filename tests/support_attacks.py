@@ -55,12 +55,14 @@ PLACES = ("10", "11", "20")
 
 @cache
 def layer(seed: int, units: int = 3, depth: int = 4) -> Model:
-    """RELU of a layer whose weights and biases are quarters, so that float32 has every sum exactly."""
+    """RELU of a layer whose weights and biases are quarters, so that float32 has every sum exactly; large biases
+    keep outputs of small layers from zero.
+    """
     rng = np.random.default_rng(seed)
     builder = ModelBuilder()
     x = builder.input(F32, (1, depth), "x")
     weights = builder.constant(quarters(rng, (units, depth)))
-    bias = builder.constant(quarters(rng, (units,)))
+    bias = builder.constant(quarters(rng, (units,)) + np.float32(16 * depth))
     (y,) = builder.operation("FULLY_CONNECTED", [x, weights, bias], [(F32, (1, units))])
     return builder.build(builder.operation("RELU", [y], [(F32, (1, units))]))
 

@@ -22,11 +22,14 @@ from typing import Any, Self
 import numpy as np
 
 import penstock
+from penstock import knobs
 from penstock.cache import Cache
 from penstock.cache.info import CacheInfo
+from penstock.drivers.openvino import OpenVinoDevice
 from penstock.hal import ProgressEvent
 from penstock.testing.lab import LabDevice
 from tests.support_attacks import LabRig, expected, given, layer
+from tests.support_openvino import cpu
 from tests.support_sealed import FaultyFiles
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -130,7 +133,7 @@ class Worker:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.stack = ExitStack()
-        self.device = LabDevice()
+        self.device: LabDevice | OpenVinoDevice = LabDevice()
         self.model = layer(1)
         self.compiled: Any = None
         self.files: Any = None
@@ -153,13 +156,19 @@ class Worker:
         hold: Sequence[str] = (),
         folder: str = "cache",
         quick: bool = False,
+        openvino: bool = False,
     ) -> dict[str, object]:
-        """Compiles; *hold* names what is told and, but for "lease", waited for. *quick* waits for no disk."""
+        """Compiles; *hold* names what is told and, but for "lease", waited for. *quick* waits for no disk. With
+        *openvino* on that device.
+        """
         self.model = layer(model, *size)
         rig = LabRig(self.root / folder) if quick else None
         directory = self.root / folder if rig is None else rig.path
         options: dict[str, Any] = {"mode": mode, "on_engine": self._engine(hold)}
-        if rig is None:
+        if openvino:
+            self.device = cpu()
+            self.stack.enter_context(knobs.override(openvino_compilation=mode))
+        elif rig is None:
             self.device = LabDevice(**options)
         else:
             rig.files = self.files = FaultyFiles(fault=self._pause)
