@@ -137,8 +137,9 @@ def test_a_directory_that_is_not_there_is_an_empty_cache(run: Run, directory: Pa
 
 
 def test_a_file_is_no_directory(run: Run, model: Path) -> None:
-    line = one_line(run("cache", "ls", "--dir", model), 2)
-    assert line == f"--dir {model}: this is not a directory"
+    for command in (("ls",), ("prewarm", model)):
+        line = one_line(run("cache", *command, "--dir", model), 2)
+        assert line == f"--dir {model}: this is not a directory"
 
 
 def test_what_is_piped_is_not_padded(run: Run, warm: Path, directory: Path) -> None:

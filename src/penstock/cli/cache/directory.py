@@ -23,13 +23,19 @@ def open_cache(directory: str | None) -> Cache:
 
     if directory is None:
         return Cache()
+    if not (path := named_directory(directory)).is_dir():
+        raise UsageError(f"--dir {directory}: there is no such directory")
+    return Cache(path)
+
+
+def named_directory(directory: str) -> Path:
+    """The directory that `--dir` names, there or not. Raises `UsageError` for no name and for something else."""
+    path = Path(directory).expanduser()
     if not directory:
         raise UsageError("--dir needs the name of a directory")
-    path = Path(directory).expanduser()
-    if not path.is_dir():
-        wrong = "this is not a directory" if path.exists() else "there is no such directory"
-        raise UsageError(f"--dir {directory}: {wrong}")
-    return Cache(directory)
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--dir {directory}: this is not a directory")
+    return path
 
 
 def find(entries: Sequence[CacheEntry], beginning: str) -> CacheEntry:

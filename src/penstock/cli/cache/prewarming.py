@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +10,13 @@ import typer
 
 import penstock
 from penstock.cli import options
+from penstock.cli.cache.directory import named_directory
 from penstock.cli.cache.key import compile_arguments
+from penstock.cli.cache.uncached import why_nothing_is_cached
 from penstock.cli.failures import (
     WORK_FAILED,
     FileError,
     Unfinished,
-    UsageError,
     exit_code,
     message,
     name,
@@ -28,7 +27,6 @@ from penstock.cli.shapes import assumed_shapes, in_words
 from penstock.errors import ModelError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock import CompiledModel
     from penstock.cli.output import Output
     from penstock.compilation import StepReceipt
 
@@ -51,8 +49,6 @@ def prewarm(
     unknown are taken for 1 where no --shape says more, as 'run' does.
     """
     output = output_of(context)
-    if directory is not None and not directory:
-        raise UsageError("--dir needs the name of a directory")
     arguments = compile_arguments(
         devices=device,
         preference=preference,
@@ -62,7 +58,7 @@ def prewarm(
         signature=signature,
         shapes=shape,
     )
-    arguments["cache"] = True if directory is None else Path(directory)
+    arguments["cache"] = True if directory is None else named_directory(directory)
     warmed = [compile_one(output, path, arguments) for path in models]
     problems = [problem for one in warmed for problem in one.problems()]
     output.table(
@@ -148,33 +144,6 @@ def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
         return Warmed(path, error=FileError(path, str(error)), notes=notes)
     except PenstockError as error:
         return Warmed(path, error=error, notes=notes)
-
-
-def why_nothing_is_cached(
-    path: str, compiled: CompiledModel, wanted: Sequence[str] | None
-) -> list[str]:
-    """A note where no device that runs the model caches: what kept it from those that would, if there are any."""
-    from penstock.compilation.caching import why_not_cached
-    from penstock.runtime import manager
-
-    steps = compiled.receipt.steps
-    if not steps or any(s.cache.outcome != "off" or s.fallback_from for s in steps):
-        return []
-    running = ", ".join(dict.fromkeys(step.device for step in steps))
-    note = f"{path}: nothing of it is cached, since {running} runs it"
-    caching = [device.name for device in manager.choose(wanted) if not why_not_cached(device)]
-    if not caching:
-        return [f"{note}, and no other device was found that may; see 'penstock devices'"]
-    placed = [operation.reasons for operation in compiled.plan.operations]
-    return [f"{note}; {name} does not: {most_frequent(placed, name)}" for name in caching]
-
-
-def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
-    """Of the reasons against *device* the one that most operations have, and how many have it."""
-    ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
-    # Drivers know the argument in Python.
-    text = reason.replace("shapes=", "--shape NAME=N,N,...")
-    return f"{text} ({count} of {len(placed)} operations)"
 
 
 def not_saved(step: StepReceipt, path: str) -> str:
