@@ -256,6 +256,19 @@ def test_a_link_in_place_of_the_registry_is_not_followed(rig: Rig) -> None:
     assert not rig.database.is_symlink()
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_a_link_in_place_of_the_registry_s_log_is_not_followed(rig: Rig, suffix: str) -> None:
+    assert rig.saved()
+    aside = rig.root / "aside"
+    aside.write_bytes(b"not to be touched")
+    link = rig.database.with_name(rig.database.name + suffix)
+    link.unlink(missing_ok=True)
+    link.symlink_to(aside)
+    assert rig.saved()
+    assert aside.read_bytes() == b"not to be touched"
+    assert not link.is_symlink()
+
+
 def test_another_user_s_directory_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.saved()
     monkeypatch.setattr("os.geteuid", lambda: 4242)

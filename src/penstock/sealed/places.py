@@ -36,6 +36,17 @@ def _absolute(chosen: str) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
+def sealed_directory() -> Path:
+    """`sealed` in the state directory, made if need be, where nobody else can write, or put another in its place.
+
+    Raises `Unreadable` when that cannot be had.
+    """
+    directory = state_directory() / "sealed"
+    make_private_directory(directory)
+    _keep_others_out(directory.parent)
+    return directory
+
+
 def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
     """The database of *owner*'s registry. One a key store: what another key sealed is of no use."""
     readable = "".join(
@@ -45,9 +56,11 @@ def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
 
 
 def make_private_directory(path: Path) -> None:
-    """Makes *path*, for its owner alone (0700). Raises `Unreadable` when it cannot be, or is another user's."""
+    """Makes *path*, and what is missing above it, for its owner alone (0700). Raises `Unreadable` when it cannot be, or
+    is another user's.
+    """
     try:
-        path.mkdir(0o700, parents=True, exist_ok=True)
+        _make(path)
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
             raise Unreadable(f"{path} is a link or no directory")
@@ -58,3 +71,28 @@ def make_private_directory(path: Path) -> None:
                 path.chmod(0o700)
     except OSError as error:
         raise Unreadable(f"{path} cannot be made: {error.strerror}") from None
+
+
+def _make(path: Path) -> None:
+    """`Path.mkdir` makes the directories above with whatever mode the process is in the habit of."""
+    try:
+        path.mkdir(0o700, exist_ok=True)
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        _make(path.parent)
+        path.mkdir(0o700, exist_ok=True)
+
+
+def _keep_others_out(path: Path) -> None:
+    """Whoever can rename in *path* can put an older copy of what is in it back."""
+    if sys.platform == "win32":
+        return
+    try:
+        status = path.stat()
+        if status.st_uid not in {os.geteuid(), 0}:
+            raise Unreadable(f"{path} belongs to another user")
+        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be kept to its owner: {error.strerror}") from None

@@ -20,7 +20,7 @@ from penstock.sealed.entry import (
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
 from penstock.sealed.header import Kind
 from penstock.sealed.keys import KeyStore, default_key_store
-from penstock.sealed.places import make_private_directory, registry_path, state_directory
+from penstock.sealed.places import registry_path, sealed_directory
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
 from penstock.sealed.verifying import load_entry
 
@@ -105,14 +105,18 @@ class Seal:
         return self._save(lent, (model, data), (expected,), guard)
 
     def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
-        """A writer into the cache files of *config* for after the preparation; None where it has none, or no lock.
+        """A writer into the cache files of *config* for after the preparation; None where it has none, or no lock,
+        or the process has no descriptor left.
 
         *expected* is the entry that the driver loaded or saved there, None where it saved nothing.
         """
         if config.lock is None or not (config.model_cache or config.data_cache):
             return None
-        from penstock.sealed.late import LateWriter
-
+        try:
+            # Without a free descriptor it cannot be imported.
+            from penstock.sealed.late import LateWriter
+        except Exception:  # noqa: BLE001  # whatever it is, the compile goes on without a cache
+            return None
         return LateWriter(
             self,
             config.model_cache,
@@ -172,8 +176,7 @@ class Seal:
                 from penstock import knobs
                 from penstock.sealed.sqlite_registry import SqliteRegistry
 
-                directory = state_directory() / "sealed"
-                make_private_directory(directory)
+                directory = sealed_directory()
                 keys = keys or default_key_store(directory, knobs.key_store)
                 registry = registry or SqliteRegistry(
                     registry_path(directory, self.owner, keys), self.owner, keys

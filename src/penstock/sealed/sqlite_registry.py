@@ -165,6 +165,8 @@ class SqliteRegistry:
             )
 
     def open(self) -> RegistryState:
+        with suppress(OSError):
+            self._make_room()
         try:
             state = self.state()
         except (SealBroken, OtherVersion, RolledBack):
@@ -381,13 +383,19 @@ class SqliteRegistry:
     def _create(self) -> None:
         """An empty 0600 file where there is no database; what is no regular file makes room."""
         try:
-            with suppress(FileNotFoundError):
-                if not stat.S_ISREG(self.path.lstat().st_mode):
-                    self.path.unlink()
+            self._make_room()
             with suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as error:
             raise Unreadable(f"the registry cannot be made: {error.strerror}") from None
+
+    def _make_room(self) -> None:
+        """Removes what is no regular file in place of the database or its logs. Raises `OSError`."""
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            path = self.path.with_name(self.path.name + suffix)
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    path.unlink()
 
     def _discard(self) -> None:
         """Removes a database that cannot be read, its log first."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import Unreadable
-from penstock.sealed import FileKeyStore, MemoryKeyStore, keyring_store
+from penstock.sealed import FileKeyStore, FileStatus, MemoryKeyStore, SystemFiles, keyring_store
 from penstock.sealed.keyring_store import KeyringStore, quiet_backend, system_key_store, within
 from penstock.sealed.keys import default_key_store
 from tests.support_sealed import FAULTS, Crash, FaultyFiles
@@ -76,6 +76,23 @@ def test_a_key_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert FileKeyStore(path).key() == key
     assert list(tmp_path.iterdir()) == [path]
     assert FileKeyStore(path).count("any") is None
+
+
+class Foreign(SystemFiles):
+    """Files that all belong to somebody else."""
+
+    def status(self, fd: int) -> FileStatus:
+        found = super().status(fd)
+        return found._replace(owner=found.owner + 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows tells no owner by number")
+def test_another_user_s_key_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    key = FileKeyStore(path).key()
+    with pytest.raises(Unreadable, match="does not stay as it was made"):
+        FileKeyStore(path, files=Foreign()).key()
+    assert path.read_bytes() != key
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no pipes with names")

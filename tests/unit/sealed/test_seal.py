@@ -211,6 +211,26 @@ def test_a_save_that_cannot_even_be_imported_is_a_reason(
     assert rig.saved()
 
 
+def test_a_late_writer_that_cannot_even_be_imported_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    monkeypatch.setitem(sys.modules, "penstock.sealed.late", None)
+    with rig.handles(create=True) as (model, data), rig.lock() as lock:
+        config = PrepareConfig(
+            token=TOKEN,
+            binding=BINDING,
+            model_cache=tuple(CacheHandle(handle.fd) for handle in model),
+            data_cache=tuple(CacheHandle(handle.fd) for handle in data),
+            lock=CacheHandle(lock.fd),
+        )
+        assert rig.seal().late_writer(config, expected=None) is None
+        monkeypatch.undo()
+        writer = rig.seal().late_writer(config, expected=None)
+        assert writer is not None
+        writer.close()
+
+
 def test_a_state_directory_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     rig = Rig(tmp_path)
@@ -248,6 +268,50 @@ def test_the_default_is_the_user_s_state_directory() -> None:
 
     with knobs.override(state_dir=""):
         assert state_directory() == Path(platformdirs.user_state_dir("penstock", appauthor=False))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
+def test_no_directory_that_is_made_for_the_state_can_be_written_by_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with knobs.override(state_dir=str(tmp_path / "deep" / "er"), key_store="file"):
+            assert Seal("lab", "1", files=(1, 0)).registry.rows() == ()
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert sorted(path.name for path in made) == ["deep", "er", "sealed"]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
+def test_a_state_directory_that_others_can_write_is_closed_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with knobs.override(state_dir=str(state), key_store="file"):
+        for mode, closed in ((0o777, 0o755), (0o775, 0o755), (0o755, 0o755), (0o1777, 0o1777)):
+            state.chmod(mode)
+            assert Seal("lab", "1", files=(1, 0)).registry.rows() == ()
+            assert state.stat().st_mode & 0o7777 == closed
+        os.chmod(state, 0o777)  # noqa: PTH101  # not the one that fails
+        monkeypatch.setattr(Path, "chmod", lambda *_: failing(1)())
+        with pytest.raises(Unreadable, match="cannot be kept to its owner"):
+            Seal("lab", "1", files=(1, 0)).registry  # noqa: B018  # finding it is what is refused
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() != 0, reason="only root gives directories away"
+)
+def test_another_user_s_state_directory_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, 4321, -1)
+    with (
+        knobs.override(state_dir=str(state), key_store="file"),
+        pytest.raises(Unreadable, match="state belongs to another user"),
+    ):
+        Seal("lab", "1", files=(1, 0)).registry  # noqa: B018  # finding it is what is refused
 
 
 def test_a_relative_state_directory_stays_where_it_was(
