@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.errors import InputError
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class CacheInfo:
     """A cache directory, and optionally the caller's 32-byte token in place of the derived one.
 
@@ -22,14 +20,17 @@ class CacheInfo:
     model out of that check, for models too large to hash at each start: the token must then change
     whenever the model does, or a compile may fail, and answers may be the other model's.
 
-    Raises `InputError` for a token of another length, or a trusted one that is not given.
+    Immutable. *directory* is None for files of `from_fds`. Raises `InputError` for a token of another
+    length, or a trusted one that is not given.
     """
 
+    __slots__ = ("data_cache", "directory", "model_cache", "token", "trust_token")
+
     directory: Path | None
-    token: bytes | None = None
-    trust_token: bool = False
-    model_cache: tuple[int, ...] = ()
-    data_cache: tuple[int, ...] = ()
+    token: bytes | None
+    trust_token: bool
+    model_cache: tuple[int, ...]
+    data_cache: tuple[int, ...]
 
     def __init__(
         self,
@@ -92,6 +93,22 @@ class CacheInfo:
             ("data_cache", data_cache),
         ):
             object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"CacheInfo is immutable; {name} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CacheInfo) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in sorted(self.__slots__))
+        return f"CacheInfo({', '.join(shown)})"
+
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.directory is None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import numpy as np
 from msgspec.structs import replace
@@ -36,6 +35,9 @@ from penstock.hal import CancelToken, ExecutionConfig
 from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
 from penstock.partitioning.plan import ExecutionPlan
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 DEFAULT_EXECUTION: Final = ExecutionConfig(measure=True)
 
@@ -279,6 +281,8 @@ class CompiledModel:
         self._gate.check()
         with self._lock:
             if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._pool = ThreadPoolExecutor(thread_name_prefix=self._threads)
             try:
                 return self._pool.submit(self.run, inputs, cancel=cancel)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import InvalidSignature, UnknownSignature
 from penstock.ir import Model, Operand
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(Struct, frozen=True):
     """The caller's inputs and outputs, in order.
 
     *inputs* and *outputs* are operand descriptions under the caller's names; *input_positions* and

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from msgspec import Struct, field
 
 from penstock.compilation.calls import call_driver, describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep, supports_all
@@ -42,8 +42,7 @@ FIRST_GUESS: Final = 4096
 """Bytes given to an output of unknown shape at the first attempt."""
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(Struct):
     """What one run has done so far; becomes its receipt."""
 
     steps: list[tuple[PreparedStep, int, int | None, str | None, str | None]] = field(

@@ -6,9 +6,9 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
@@ -25,8 +25,7 @@ from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import static_shape
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(Struct, frozen=True):
     """Where a temporary of known size lies in an arena."""
 
     operand: int

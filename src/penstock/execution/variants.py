@@ -6,14 +6,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, TimeoutError as WaitTimeout
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import Cancelled, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.step import Trace
 from penstock.execution.variant import Variant
 from penstock.hal import ExecutionConfig
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 MAX_VARIANTS: Final = 8
 """Shapes kept compiled; the one used longest ago goes first."""
@@ -64,6 +66,8 @@ class Variants:
                     self._ready.move_to_end(shapes)
                     self._users[variant] = self._users.get(variant, 0) + 1
                     return variant
+                from concurrent.futures import Future
+
                 mine: Future[None] = Future()
                 pending = self._pending.setdefault(shapes, mine)
             if pending is mine:
@@ -123,7 +127,7 @@ def _wait(pending: Future[None], config: ExecutionConfig) -> None:
             )
         try:
             pending.result(POLL_SECONDS)
-        except WaitTimeout as error:
+        except TimeoutError as error:
             if not pending.done():
                 continue
             if not isinstance(error, MissedDeadline):

@@ -9,7 +9,6 @@ model feeds one back as the other; nothing inside keeps state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -206,12 +205,16 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         entry = self.entry
         return tuple(entry.operands[i] for i in entry.ordinary_outputs)
 
-    @cached_property
+    @property
     def digest(self) -> Digest:
         """SHA-256 of structure and of constants (`penstock.ir.digest`); computed once."""
-        from penstock.ir.digest import digest_model
+        # `cached_property` of Python 3.11 holds one lock for all models meanwhile, also in a forked child.
+        known: Digest | None = self.__dict__.get("_digest")
+        if known is None:
+            from penstock.ir.digest import digest_model
 
-        return digest_model(self)
+            known = self.__dict__["_digest"] = digest_model(self)
+        return known
 
     def constant(self, operand: Operand) -> NDArray:
         """The value of a constant operand: a read-only array of its dtype and shape.

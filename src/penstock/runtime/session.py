@@ -7,10 +7,9 @@ import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from penstock import knobs
 from penstock.compilation.compilation import (
@@ -101,8 +100,7 @@ def compile_model(
     return _Session(loaded, arguments, deadline_ns, cancel, progress).compile()
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
+class _Arguments(Struct, frozen=True):
     """What a recipe keeps: everything that decides the result of a compile."""
 
     devices: Sequence[str | DeviceInfo | Device] | None
