@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.cache.prewarming import Warmed, outcome
+from penstock.cli.cache.uncached import most_frequent
 from penstock.cli.main import app
 from penstock.cli.shapes import assumed_shapes, in_words
 from penstock.compilation import CacheOutcome, StepReceipt
@@ -106,6 +107,14 @@ def test_what_nobody_caches_is_told_with_the_reason_of_who_would(run: Run, model
     assert warmed["notes"][-1].endswith("(2 of 2 operations)")
     alone = run("cache", "prewarm", model, "-d", "reference")
     assert "no other device was found that may" in alone["notes"][-1]
+
+
+def test_reasons_name_options() -> None:
+    unknown = {"fast": "the shape of x is known only when it runs (shapes= makes it known)"}
+    text = most_frequent([unknown, {"fast": "not ADD"}, unknown], "fast")
+    assert "(--shape NAME=N,N,... makes it known) (2 of 3 operations)" in text
+    rough = {"fast": "its accuracy there is relaxed; the policy asks for exact"}
+    assert "the policy (--accuracy) asks for exact (1 of" in most_frequent([rough], "fast")
 
 
 def test_what_compiles_at_its_first_run_is_not_warmed_and_says_what_to_do() -> None:

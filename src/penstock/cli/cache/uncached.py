@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
+
+OPTIONS: Final = {
+    "shapes=": "--shape NAME=N,N,...",
+    "the policy asks": "the policy (--accuracy) asks",
+}
+"""How the command line spells what reasons call by its name in Python."""
 
 
 def why_nothing_is_cached(
@@ -32,6 +38,6 @@ def why_nothing_is_cached(
 def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
     """Of the reasons against *device* the one that most operations have, and how many have it."""
     ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
-    # Drivers know the argument in Python.
-    text = reason.replace("shapes=", "--shape NAME=N,N,...")
-    return f"{text} ({count} of {len(placed)} operations)"
+    for argument, option in OPTIONS.items():
+        reason = reason.replace(argument, option)
+    return f"{reason} ({count} of {len(placed)} operations)"
