@@ -105,6 +105,7 @@ class Bench:
     owner: Owner = OWNER
     binding: bytes = BINDING
     clock: Any = field(default_factory=Ticking)
+    uptime: Any = None
     registries: dict[tuple[str, str], MemoryRegistry] = field(default_factory=dict)
 
     @property
@@ -121,7 +122,12 @@ class Bench:
     @property
     def directory(self) -> CacheDirectory:
         return CacheDirectory(
-            self.path, files=self.files, keys=self.keys(), clock=self.clock, seals=self.seal
+            self.path,
+            files=self.files,
+            keys=self.keys(),
+            clock=self.clock,
+            uptime=self.uptime or self.clock,
+            seals=self.seal,
         )
 
     def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:

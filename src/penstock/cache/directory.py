@@ -31,7 +31,8 @@ class CacheDirectory:
     """The cache in directory *path*. Making one touches nothing; the directory is made by the first lease.
 
     Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes; None is
-    the user's key store. *clock* gives seconds since the epoch, *seals* another `Seal` of a driver version.
+    the user's key store. *clock* gives seconds since the epoch, *uptime* those since the system began, *seals*
+    another `Seal` of a driver version.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class CacheDirectory:
         files: FileSystem = SYSTEM_FILES,
         keys: KeyStore | None = None,
         clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] | None = None,
         seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
     ) -> None:
         self.path = Path(path)
-        self.store = Store(self.path, files, keys, clock, seals)
+        self.store = Store(self.path, files, keys, clock, uptime, seals)
         # By token: the first file's name and what stood there when this object looked last.
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
+        self._not_leased: dict[bytes, str] = {}
 
     def open(
         self,
@@ -93,15 +96,24 @@ class CacheDirectory:
     ) -> Lease | None:
         """The right to compile the entry of *token*; None where another has it, and there is no use in waiting.
 
-        Waits for a living holder at most *wait_ns* nanoseconds, and never beyond the holder's own deadline
-        (the knob `lease_seconds`). A holder that dies gives it up. Where the lease has `waited`, look again
+        Waits for a living holder at most *wait_ns* nanoseconds and the knob `lease_seconds`, and never beyond
+        the holder's own deadline; `why_not_leased` says which it was. A holder that dies gives it up, and one
+        that does not say who it is gets a second. Where the lease has `waited`, look again
         before compiling.
 
         Raises `Unreadable` when the directory cannot be made or written, `Cancelled` within 50 ms.
         """
         from penstock.cache.lease import take_lease
 
-        return take_lease(self.store, token, wait_ns, cancel, self._seen.get(token))
+        found = take_lease(self.store, token, wait_ns, cancel, self._seen.get(token))
+        if isinstance(found, str):
+            self._not_leased[token] = found
+            return None
+        return found
+
+    def why_not_leased(self, token: bytes) -> str:
+        """What became of the wait when `lease` of this object last gave None for *token*, in a sentence."""
+        return self._not_leased.get(token, "")
 
     def record(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from penstock import knobs
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
 from penstock.cache.marks import is_marked
 from penstock.cache.naming import (
@@ -187,7 +188,9 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
             claim = Claim.unpack(store.read_small(fd, MOST_CLAIM_BYTES))
         finally:
             store.close(fd)
-        if claim is None or not claim.late or claim.expired(store.clock()) or claim.dead():
+        if claim is None or not claim.late:
+            return None
+        if claim.expired(store.now(), knobs.late_write_seconds()) or claim.dead():
             return None
         names = [n for names in file_names(token, claim.models, claim.datas) for n in names]
         if any(store.files.status_of(store.path / name).size for name in names):

@@ -161,7 +161,7 @@ class Lease:
         """Says in the lease file who holds it, unless a late writer's claim stands there. Raises `OSError`."""
         self._awaited = awaited_claim(self._store, self._token)
         if self._awaited is None:
-            self._write(Claim.of_this_process(self._store.clock(), knobs.lease_seconds()))
+            self._write(Claim.of_this_process(self._store.now(), knobs.lease_seconds()))
 
     def _write(self, claim: Claim) -> None:
         assert self._fd is not None
@@ -227,7 +227,7 @@ class Lease:
 
     def _leave_to_late_writer(self, record: IndexRecord, *, marked: bool) -> None:
         """Others may recompile an entry that is there and does not load, but not one that is still to be written."""
-        claim = Claim.of_this_process(self._store.clock(), knobs.late_write_seconds())
+        claim = Claim.of_this_process(self._store.now(), knobs.late_write_seconds())
         claim = claim.late_writers(record.models, record.datas, marked=marked)
         with suppress(OSError):
             self._write(claim)
@@ -240,16 +240,19 @@ def take_lease(
     wait_ns: int | None,
     cancel: CancelToken | None,
     seen: tuple[str, FileVersion | None] | None,
-) -> Lease | None:
-    """See `CacheDirectory.lease`; *seen* is a file of the entry, and what stood there at the last look."""
+) -> Lease | str:
+    """See `CacheDirectory.lease`; *seen* is a file of the entry, and what stood there at the last look.
+
+    In place of None it gives the sentence of `CacheDirectory.why_not_leased`.
+    """
     name = lease_name(token)
     store.make_directory()
     if cancel is not None:
         cancel.check()
     with store.naming("written"):
         fd, waited = store.take(name, exclusive=True, create=True, timeout=0), False
+        waiting = _Waiting(store, wait_ns, cancel)
         if fd is None:
-            waiting = _Waiting(store, wait_ns, cancel)
             fd = store.take(
                 name,
                 exclusive=True,
@@ -262,7 +265,7 @@ def take_lease(
     if fd is None:
         if cancel is not None:
             cancel.check()
-        return None
+        return waiting.reason()
     lease = Lease(store, token, fd, waited=waited)
     try:
         if seen is not None and store.version_of(seen[0]) != seen[1]:
@@ -276,14 +279,16 @@ def take_lease(
 
 
 class _Waiting:
-    """How long to wait for a lease's holder."""
+    """How long to wait for a lease's holder, and why no longer."""
 
     def __init__(self, store: Store, wait_ns: int | None, cancel: CancelToken | None) -> None:
         self._store, self._cancel = store, cancel
         seconds = knobs.lease_seconds()
         self.seconds = seconds if wait_ns is None else min(seconds, wait_ns / 1e9)
         self._fd = -1
-        self._dead: tuple[Claim, float] | None = None
+        self._holder: Claim | None = None
+        # Why its time is over, what it claims, and since when that is known.
+        self._past: tuple[str, Claim | None, float] | None = None
 
     def look_at(self, fd: int) -> None:
         self._fd = fd
@@ -295,11 +300,34 @@ class _Waiting:
             claim = Claim.unpack(self._store.read_small(self._fd, MOST_CLAIM_BYTES))
         except OSError:
             return False
-        # Before a holder has written its claim, that of one before it may stand there.
-        if claim is None or not (claim.expired(self._store.clock()) or claim.dead()):
-            self._dead = None
+        self._holder = claim
+        if not (why := self._why_past(claim)):
+            self._past = None
             return False
+        # Before a holder has written its claim, none, or that of one before it, may stand there.
         now = time.monotonic()
-        if self._dead is None or self._dead[0] != claim:
-            self._dead = claim, now
-        return now - self._dead[1] > _DEAD_SECONDS
+        if self._past is None or self._past[:2] != (why, claim):
+            self._past = why, claim, now
+        return now - self._past[2] > _DEAD_SECONDS
+
+    def reason(self) -> str:
+        """Why the lease was not to be had, in a sentence."""
+        if self._past is not None:
+            return self._past[0]
+        who = "another process" if self._holder is None else f"process {self._holder.pid}"
+        return f"{who} was still compiling it after a wait of {self.seconds:.3g} s"
+
+    def _why_past(self, claim: Claim | None) -> str:
+        if claim is None:
+            return "its lease is held by somebody who does not say which process that is"
+        if claim.dead():
+            return (
+                f"process {claim.pid}, which was compiling it, has ended, but what it started still "
+                "holds its lease"
+            )
+        if claim.over(self._store.now()):
+            return (
+                f"process {claim.pid} has been compiling it for longer than the {claim.seconds:g} s "
+                "that it had"
+            )
+        return ""

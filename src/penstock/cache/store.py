@@ -16,6 +16,7 @@ from penstock.sealed.files import FileSystem, open_cache_file, read_exactly, wri
 from penstock.sealed.locks import lock, unlock
 
 if TYPE_CHECKING:
+    from penstock.cache.claim import Now
     from penstock.cache.index import IndexRecord
     from penstock.sealed.keys import KeyStore
     from penstock.sealed.seal import Seal
@@ -44,10 +45,11 @@ class Store:
         files: FileSystem,
         keys: KeyStore | None,
         clock: Callable[[], float],
+        uptime: Callable[[], float] | None,
         seals: Callable[[str, str, tuple[int, int]], Seal] | None,
     ) -> None:
         self.path, self.files, self.clock = path, files, clock
-        self._keys, self._seals = keys, seals
+        self._keys, self._uptime, self._seals = keys, uptime, seals
 
     def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
         """The seal of that driver version, which knows its registry."""
@@ -62,12 +64,16 @@ class Store:
         if self._keys is None:
             from penstock import knobs
             from penstock.sealed.keys import default_key_store
-            from penstock.sealed.places import make_private_directory, state_directory
+            from penstock.sealed.places import sealed_directory
 
-            directory = state_directory() / "sealed"
-            make_private_directory(directory)
-            self._keys = default_key_store(directory, knobs.key_store)
+            self._keys = default_key_store(sealed_directory(), knobs.key_store)
         return self._keys.key()
+
+    def now(self) -> Now:
+        """What the clocks say."""
+        from penstock.cache import claim
+
+        return claim.Now(self.clock(), (self._uptime or claim.uptime)(), claim.boot())
 
     def make_directory(self) -> None:
         """Makes the directory, and those above it, for their owner alone. Raises `Unreadable`."""

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.cache import claim as module
-from penstock.cache.claim import Claim, boot, namespace, started
+from penstock.cache.claim import Claim, Now, boot, namespace, started, uptime
 
 NOW = 1_000_000.0
+MOST = 600.0
 
 
 def own(**changes: Any) -> Claim:
-    claim = Claim.of_this_process(NOW, 60.0).late_writers(2, 1, marked=False)
+    claim = Claim.of_this_process(Now(NOW, boot=boot()), 60.0).late_writers(2, 1, marked=False)
     return msgspec.structs.replace(claim, **changes)
 
 
@@ -42,21 +43,52 @@ def test_bytes_that_are_no_text_are_no_claim() -> None:
     assert Claim.unpack(own().pack().replace(b'"pid"', b'"p\xffd"')) is None
 
 
-@pytest.mark.parametrize("wrong", [{"pid": 0}, {"pid": -1}, {"models": 33}, {"datas": 1 << 80}])
+@pytest.mark.parametrize("wrong", [{"pid": 0}, {"pid": 10**40}, {"models": 33}, {"datas": 1 << 80}])
 def test_a_claim_must_make_sense(wrong: dict[str, int]) -> None:
     assert Claim.unpack(own(**wrong).pack()) is None
 
 
 def test_a_claim_ends() -> None:
-    assert not own().expired(NOW)
-    assert not own().expired(NOW + 59.9)
-    assert own().expired(NOW + 60)
+    assert not own().expired(Now(NOW), MOST)
+    assert not own().expired(Now(NOW + 59.9), MOST)
+    assert own().expired(Now(NOW + 60), MOST)
+    assert not own().over(Now(NOW + 59.9))
+    assert own().over(Now(NOW + 60))
 
 
-def test_a_clock_that_is_set_back_ends_a_claim() -> None:
-    assert own().expired(NOW - 1)
-    assert own(until=float("inf")).expired(NOW)
-    assert own(until=float("nan")).expired(NOW)
+def test_a_clock_that_is_set_back_ends_the_claim_of_a_late_writer_alone() -> None:
+    assert own().expired(Now(NOW - 2), MOST)
+    assert not own().over(Now(NOW - 2))
+    for wrong in (float("inf"), float("nan")):
+        assert own(until=wrong).expired(Now(NOW), MOST)
+    assert own(until=float("nan")).over(Now(NOW))
+
+
+def test_a_claim_that_makes_no_sense_ends_with_this_processs_own_limit() -> None:
+    absurd = own(until=1e300, seconds=1e300)
+    assert absurd.expired(Now(NOW), MOST)
+    long = own(until=NOW + 1e6, seconds=1e6)
+    assert not long.expired(Now(NOW + 59), 60)
+    assert long.expired(Now(NOW + 60), 60)
+    for seconds in (float("nan"), -1.0):
+        assert own(seconds=seconds, up=5.0).expired(Now(NOW, 5.0, boot()), MOST)
+
+
+@pytest.mark.skipif(not boot(), reason="the platform does not name its boots")
+def test_within_one_boot_the_wall_clock_may_say_anything() -> None:
+    claim = own(up=1000.0)
+    for wall in (0.0, NOW, NOW + 1e9):
+        assert not claim.expired(Now(wall, 1059.0, boot()), MOST)
+        assert not claim.over(Now(wall, 1059.0, boot()))
+        assert claim.expired(Now(wall, 1060.0, boot()), MOST)
+        assert claim.over(Now(wall, 1060.0, boot()))
+    assert claim.expired(Now(NOW, 1059.0, boot()), 59)
+    assert claim.over(Now(NOW + 60, 1001.0, "another"))
+
+
+def test_the_system_has_been_up_for_longer_at_each_look() -> None:
+    first = uptime()
+    assert first == 0 or 0 < first <= uptime()
 
 
 def test_this_process_lives() -> None:

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from penstock import knobs
-from penstock.cache.claim import Claim
+from penstock.cache.claim import Claim, boot
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.lease import Lease
 from penstock.cache.naming import lease_name
 from penstock.errors import Cancelled, NoEntry, NotYetWritten
 from penstock.hal import CancelToken
 from penstock.sealed import LateWriter
+from penstock.sealed.locks import lock
 from tests.support_cache import NEEDED, Bench, payloads_of, token_of
 from tests.support_sealed import FaultyFiles, failing
 
@@ -164,6 +165,63 @@ def test_one_whose_time_is_over_is_not_waited_for(bench: Bench) -> None:
         assert time.monotonic() - began < 30 < knobs.lease_seconds()
         bench.compile_under(first, TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
+
+
+@pytest.mark.parametrize("set_by", [-1e6, 1e6])
+@pytest.mark.skipif(not boot(), reason="the platform does not name its boots")
+def test_a_wall_clock_that_is_set_ends_no_wait(bench: Bench, set_by: float) -> None:
+    """The holder lives, and its time has not come."""
+    bench.uptime = time.time
+    with leased(bench.directory):
+        bench.clock = lambda: time.time() + set_by
+        began = time.monotonic()
+        assert bench.directory.lease(TOKEN, wait_ns=1500 * MS) is None
+        assert time.monotonic() - began >= 1.5
+
+
+def test_a_lease_of_somebody_unknown_is_not_waited_for_long(bench: Bench) -> None:
+    """Another program, or another user of a shared directory, has locked the file and says nothing."""
+    bench.path.mkdir()
+    fd = os.open(bench.path / lease_name(TOKEN), os.O_RDWR | os.O_CREAT)
+    try:
+        assert lock(fd, exclusive=True, timeout=0)
+        directory, began = bench.directory, time.monotonic()
+        assert directory.lease(TOKEN) is None
+        assert time.monotonic() - began < 30 < knobs.lease_seconds()
+        assert "does not say which process" in directory.why_not_leased(TOKEN)
+    finally:
+        os.close(fd)
+
+
+def test_why_a_wait_ended_is_said(bench: Bench) -> None:
+    directory, me = bench.directory, f"process {os.getpid()}"
+    with knobs.override(lease_seconds=0.05):
+        first = leased(bench.directory)
+    with first:
+        assert directory.lease(TOKEN, wait_ns=60 * MS) is None
+        assert "compiling it" in directory.why_not_leased(TOKEN)
+        assert directory.lease(TOKEN) is None
+        longer = f"{me} has been compiling it for longer than the 0.05 s that it had"
+        assert directory.why_not_leased(TOKEN) == longer
+        path = bench.path / lease_name(TOKEN)
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b'"started":"', b'"started":"9'))
+        assert directory.lease(TOKEN) is None
+        assert "has ended" in directory.why_not_leased(TOKEN)
+    with leased(bench.directory), knobs.override(lease_seconds=0.1):
+        assert directory.lease(TOKEN) is None
+        said = f"{me} was still compiling it after a wait of 0.1 s"
+        assert directory.why_not_leased(TOKEN) == said
+    assert directory.why_not_leased(token_of(2)) == ""
+
+
+def test_an_absurd_claim_of_a_late_writer_ends(bench: Bench) -> None:
+    bench.compile_later(TOKEN).close()
+    claim = Claim(pid=1, started="", boot="", namespace="", until=1e300, seconds=1e300, late=True)
+    claim = claim.late_writers(*NEEDED, marked=False)
+    (bench.path / lease_name(TOKEN)).write_bytes(claim.pack())
+    with leased(bench.directory, 0) as lease:
+        assert lease.late_writer() is None
 
 
 def test_a_claim_that_cannot_be_read_does_not_end_a_wait(bench: Bench) -> None:
