@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -218,6 +219,19 @@ class Worker:
         self.root = Path(root)
         os.environ["PENSTOCK_STATE_DIR"] = str(self.root / "state")
         return {}
+
+    def die(self, at: int, folder: str, mode: Any, model: int) -> dict[str, object]:
+        """A process of its own that is killed just before file operation number *at* of a compile and three runs;
+        whether it came to that.
+        """
+        if not (pid := os.fork()):
+            files = FaultyFiles(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            rig = LabRig(self.root / folder, files=files, device_options={"mode": mode})
+            rig.compile(layer(model), CacheInfo(rig.path, TOKEN), runs=3)
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        assert status in {0, signal.SIGKILL}
+        return {"died": status != 0}
 
     def hammer(self, role: str, seed: int, seconds: float) -> dict[str, object]:
         """Does its part on one directory until the time is over; what came of it, counted."""

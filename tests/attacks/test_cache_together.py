@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import Cache
+from penstock.cache.info import CacheInfo
+from penstock.errors import CacheError
+from tests.support_attacks import LabRig, layer
+from tests.support_sealed import TOKEN
 from tests.support_together import Child, children, compiles, hammer
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
 PROCESSES = 8
 SECONDS = 10.0
+MISSES = {kind.__name__ for kind in CacheError.__subclasses__()}
 
 
 def begin(started: list[Child]) -> tuple[Child, list[Child]]:
@@ -84,6 +89,34 @@ def test_one_takes_over_from_each_that_is_killed(tmp_path: Path) -> None:
     Cache(cache).gc()
     left = sorted(p.name[64:] for p in cache.iterdir())
     assert left == [".json", ".lock", "10", "11", "20"]
+
+
+def kill_at(root: Path, worker: Child, reader: Child, mode: str, at: int) -> bool:
+    """Kills a process that replaces another model's entry at its file operation *at*; whether it came to that.
+
+    Nobody waits for the dead: the next process compiles at once, unless it finds the new entry.
+    """
+    rig = LabRig(root / f"{at}")
+    rig.compile(layer(1), CacheInfo(rig.path, TOKEN))
+    died = worker.ask("die", at=at, folder=f"{at}", mode=mode, model=2)["died"]
+    command = {"model": 2, "token": True, "folder": f"{at}", "quick": True}
+    found = reader.ask("compile", **command)
+    assert found["right"]
+    assert found["not_saved"] == ""
+    assert found["outcome"] == "hit" or found["reason"].partition(":")[0] in MISSES, found
+    assert reader.compiled(**command)[0] == "hit"
+    assert rig.litter() == []
+    return bool(died)
+
+
+@pytest.mark.parametrize(("mode", "first"), [("now", 0), ("first_run", 3), ("staged", 5)])
+def test_a_process_killed_at_its_file_operations(tmp_path: Path, mode: str, first: int) -> None:
+    """At every eighth, from *first* on; at each in the soak."""
+    with children(tmp_path, 2) as (worker, reader):
+        for at in range(first, 1000, 8):
+            if not kill_at(tmp_path, worker, reader, mode, at):
+                break
+        assert at > 100
 
 
 def test_eight_hammer_one_directory(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The compilation cache with the lab device: python -m tests.soak.soak_cache [--seconds S] [--seed S].
 
-Eight processes hammer one directory for ten minutes; then every file operation and statement of every flow fails in
-every way, and every attack is made at every moment of a load and of a save. Prints figures; exit code 1 for a
-wrong answer, an exception, or anything found that should not be.
+Eight processes hammer one directory for ten minutes; then a process is killed at every file operation, every file
+operation and statement of every flow fails in every way, and every attack is made at every moment of a load and of a
+save. Prints figures; exit code 1 for a wrong answer, an exception, or anything found that should not be.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import shutil
 import sys
 import tempfile
 import time
@@ -20,10 +22,14 @@ if __name__ == "__main__" and __package__ is None:
 
 from penstock import knobs
 from penstock.cache import Cache
-from tests.attacks import test_cache_lab_faults as faults, test_cache_lab_replaced as replaced
+from tests.attacks import (
+    test_cache_lab_faults as faults,
+    test_cache_lab_replaced as replaced,
+    test_cache_together as together,
+)
 from tests.support_attacks import PLACES, LabRig
 from tests.support_sealed import FAULTS
-from tests.support_together import hammer
+from tests.support_together import children, hammer
 
 SECONDS = 600.0
 
@@ -37,6 +43,15 @@ def soak_processes(root: Path, seconds: float, seed: int) -> str:
     if left := sorted(path.name for path in cache.directory.iterdir()):
         raise AssertionError(f"left behind: {left}")
     return ", ".join(f"{count} {what}" for what, count in seen.most_common())
+
+
+def soak_kills(root: Path, mode: str) -> str:
+    with children(root, 2) as (worker, reader):
+        for at in itertools.count():
+            if not together.kill_at(root, worker, reader, mode, at):
+                return f"killed at each of {at} file operations"
+            shutil.rmtree(root / f"{at}")
+    raise AssertionError("unreachable")
 
 
 def soak_faults(root: Path, name: str) -> str:
@@ -87,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"eight processes from seed {options.seed}",
         lambda root: soak_processes(root, options.seconds, options.seed),
     )
+    for mode in ("now", "first_run", "staged"):
+        part(f"kills, {mode}", lambda root, mode=mode: soak_kills(root, mode))  # type: ignore[misc]
     with (
         knobs.override(lease_seconds=5.0),
         tempfile.TemporaryDirectory(prefix="penstock-soak-") as twins,
