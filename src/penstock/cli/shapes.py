@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.ir.types import is_static
-
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand
 
@@ -23,6 +21,8 @@ def assumed(operand: Operand) -> tuple[int, ...] | None:
 
 def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[str, tuple[int, ...]]:
     """What to compile for before *arrays* are run: the shapes of those inputs that leave dimensions unknown."""
+    from penstock.ir.types import is_static
+
     return {
         o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
     }
@@ -37,6 +37,7 @@ def assumed_shapes(
     Raises `UnknownSignature`.
     """
     from penstock.execution.interface import interface_of
+    from penstock.ir.types import is_static
 
     entered = model if signature is None else model.signature_model(signature)
     likely = {
