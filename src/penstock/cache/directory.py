@@ -169,10 +169,35 @@ class CacheDirectory:
         records = (self.store.read_record(group.token) for group in found if group.is_entry)
         yield from (record for record in records if record is not None)
 
-    def touch(self, token: bytes) -> None:
-        """Notes that the entry was used now. Never raises: a directory may be read-only."""
+    def touch(self, token: bytes) -> bool:
+        """Notes that the entry was used now; False where it has no index, or one that cannot be read.
+
+        Never raises: a directory may be read-only.
+        """
+        if not self.store.looks_like_index(token):
+            return False
         with suppress(OSError):
             self.store.touch(index_name(token))
+        return True
+
+    def restore(self, record: IndexRecord) -> bool:
+        """Writes the index of the entry that `open` found last again; whether it did.
+
+        It does not, and waits for nobody, where others use the entry, have replaced it, or have written its
+        index; the first cache file then notes that the entry was used. *record*'s `created` becomes the
+        time of that file. Never raises.
+        """
+        from penstock.cache.restoring import restore
+
+        token = bytes.fromhex(record.token)
+        if token not in self._seen:
+            return False
+        first, seen = self._seen[token]
+        if restore(self.store, token, record, first, seen):
+            return True
+        with suppress(OSError):
+            self.store.touch(first)
+        return False
 
     def _lock_to_read(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,9 @@ LOCK_SECONDS: Final = 10.0
 FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
 _ROUNDS: Final = 64
+_INDEX_BEGINS: Final = b'{"record":{"token":"'
+_INDEX_ENDS: Final = rb'"seal":"[0-9a-f]{64}"\}\s*\Z'
+_INDEX_ENDING: Final = 80
 
 
 def seconds_left(deadline_ns: int | None, most: float, *, reserve: float = 0.0) -> float:
@@ -221,6 +225,24 @@ class Store:
             return unpack_record(content, self.key(), token)
         except (OSError, CacheError):
             return None
+
+    def looks_like_index(self, token: bytes) -> bool:
+        """Whether there is an index that begins and ends as one of *token* does. Its seal is not looked at."""
+        try:
+            fd = open_cache_file(self.path / index_name(token), files=self.files)
+            try:
+                size = self.files.status(fd).size
+                content = bytearray(min(size, len(_INDEX_BEGINS) + 2 * len(token)))
+                ending = bytearray(min(size, _INDEX_ENDING))
+                with memoryview(content) as head, memoryview(ending) as tail:
+                    read_exactly(self.files, fd, head, 0)
+                    read_exactly(self.files, fd, tail, size - len(ending))
+            finally:
+                self.close(fd)
+        except (OSError, CacheError):
+            return False
+        begins = content == _INDEX_BEGINS + token.hex().encode()
+        return begins and re.search(_INDEX_ENDS, ending) is not None
 
     def write_record(self, token: bytes, record: IndexRecord) -> None:
         """Writes the entry's index. Raises `OSError`, `CacheError`; the old one then stands."""

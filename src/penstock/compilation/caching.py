@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +24,9 @@ from penstock.errors import CacheError, DriverError
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+
+if TYPE_CHECKING:
+    from penstock.cache.index import IndexRecord
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +115,26 @@ class Entry(Struct, frozen=True):
                 prepared = call_driver_from_cache(self.device, with_files(self.config, files))
             except DriverError as error:
                 return error
-        self.directory.touch(self.key.token)
+        if not self.directory.touch(self.key.token):
+            self.directory.restore(self.record())
         return Obtained(prepared, hit(prepared), False)
+
+    def record(self, compile_ns: int = 0) -> IndexRecord:
+        """What the index says of an entry that took *compile_ns*, 0 for not known, and is there from now on."""
+        from penstock import __version__
+        from penstock.cache.index import IndexRecord
+
+        return IndexRecord(
+            token=self.key.token.hex(),
+            binding=self.key.binding.hex(),
+            device=self.device.name,
+            version=self.device.version,
+            ingredients=dict(self.key.ingredients),
+            models=self.needed[0],
+            datas=self.needed[1],
+            compile_ns=compile_ns,
+            penstock=__version__,
+        )
 
 
 def obtain(

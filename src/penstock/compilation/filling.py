@@ -8,7 +8,6 @@ import time
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.cache.index import IndexRecord
 from penstock.cache.lease import Lease
 from penstock.cache.opened import OpenFiles
 from penstock.compilation.caching import Entry, Obtained, compiled, with_files
@@ -101,21 +100,10 @@ def _publish(
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
         return report.reason or f"device {entry.device.name} wrote nothing"
-    record = IndexRecord(
-        token=entry.key.token.hex(),
-        binding=entry.key.binding.hex(),
-        device=entry.device.name,
-        version=entry.device.version,
-        ingredients=dict(entry.key.ingredients),
-        models=entry.needed[0],
-        datas=entry.needed[1],
-        created=time.time(),
-        compile_ns=compile_ns,
-    )
     try:
         lease.publish(
             files,
-            record,
+            entry.record(compile_ns),
             late=not written,
             deadline_ns=entry.config.deadline_ns,
             cancel=entry.config.cancel,

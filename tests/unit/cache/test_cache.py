@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import penstock.cache
 from penstock import knobs
@@ -31,6 +32,7 @@ from penstock.errors import (
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.sealed import Owner
+from penstock.threads import allowed_threads
 from tests.support_cache import NEEDED, Bench, token_of
 from tests.support_devices import NumpyDevice
 from tests.support_sealed import FaultyFiles, failing
@@ -38,6 +40,7 @@ from tests.support_sealed import FaultyFiles, failing
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
 TOKENS = [token_of(n) for n in range(3)]
+CONFIG = PrepareConfig(num_threads=allowed_threads())
 
 
 @pytest.fixture
@@ -265,7 +268,7 @@ def model(value: float = 1.0) -> Model:
 @pytest.fixture
 def compiled(tmp_path: Path) -> Bench:
     """A directory with the entry of `model()` on `Lab()`."""
-    ingredients: dict[str, Any] = {**ingredients_of(model(), Lab(), PrepareConfig())}
+    ingredients: dict[str, Any] = {**ingredients_of(model(), Lab(), CONFIG)}
     bench = Bench(tmp_path, binding=binding_of(ingredients))
     bench.compile(derived_token(ingredients), "old", **ingredients)
     return bench
@@ -279,7 +282,7 @@ def test_what_would_hit_is_found(compiled: Bench) -> None:
 
 
 def test_an_entry_under_a_callers_token_is_found_by_what_it_was_made_from(tmp_path: Path) -> None:
-    ingredients: dict[str, Any] = {**ingredients_of(model(), Lab(), PrepareConfig())}
+    ingredients: dict[str, Any] = {**ingredients_of(model(), Lab(), CONFIG)}
     bench = Bench(tmp_path, binding=binding_of(ingredients))
     bench.compile(TOKENS[0], "old", **ingredients)
     explanation = cache_of(bench).explain(model(), Lab())
@@ -292,14 +295,14 @@ def test_an_entry_under_a_callers_token_is_found_by_what_it_was_made_from(tmp_pa
     [
         (model(2.0), Lab(), None, ("constants",)),
         (model(), NewerLab(), None, ("version",)),
-        (model(), Lab(), PrepareConfig(preference="low_power"), ("preference",)),
+        (model(), Lab(), structs.replace(CONFIG, preference="low_power"), ("preference",)),
         (
             model(),
             Lab(),
-            PrepareConfig(priority="high", num_threads=3),
+            structs.replace(CONFIG, priority="high", num_threads=allowed_threads() + 1),
             ("priority", "num_threads"),
         ),
-        (model(), Lab(), PrepareConfig(options=(("a", "b"),)), ("options",)),
+        (model(), Lab(), structs.replace(CONFIG, options=(("a", "b"),)), ("options",)),
     ],
 )
 def test_what_has_changed_is_named(
