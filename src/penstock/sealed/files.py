@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+_LETTERS: Final = 64
+"""How many letters of a token a cache file's name begins with (NNAPI section 2.3)."""
 
 
 @runtime_checkable
@@ -203,14 +205,22 @@ def open_cache_file(path: Path, *, create: bool = False, files: FileSystem = SYS
         raise
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}:
-            raise NotRegularFile(f"{path.name} is a link or no file ({error.strerror})") from None
-        raise Unreadable(f"{path.name} cannot be opened: {error.strerror}") from None
+            raise NotRegularFile(
+                f"{_shown(path)} is a link or no file ({error.strerror})"
+            ) from None
+        raise Unreadable(f"{_shown(path)} cannot be opened: {error.strerror}") from None
     try:
-        require_regular(files, fd, path.name)
+        require_regular(files, fd, _shown(path))
     except BaseException:
         files.close(fd)
         raise
     return fd
+
+
+def _shown(path: Path) -> str:
+    """The path for messages, of a token's letters only the first."""
+    name = path.name
+    return str(path.parent / (name if len(name) < _LETTERS else f"{name[:8]}...{name[_LETTERS:]}"))
 
 
 def require_regular(files: FileSystem, fd: int, place: str) -> FileStatus:

@@ -471,6 +471,25 @@ def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
         CacheDirectory(tmp_path / "file" / "cache").lease(TOKEN)
 
 
+def test_what_cannot_be_opened_is_named_with_its_directory(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    place.write_bytes(b"")
+    directory, letters = CacheDirectory(place), letters_of(TOKEN)
+    with pytest.raises(Unreadable) as opened:
+        directory.open(TOKEN, (1, 0))
+    with pytest.raises(Unreadable) as leased:
+        directory.lease(TOKEN)
+    for raised in (opened, leased):
+        assert str(place) in str(raised.value)
+        assert letters not in str(raised.value)
+    place.unlink()
+    place.mkdir()
+    (place / f"{letters}10").symlink_to(tmp_path)
+    with pytest.raises(NotRegularFile) as linked:
+        directory.open(TOKEN, (1, 0))
+    assert f"{place}/{letters[:8]}...10 is a link" in str(linked.value)
+
+
 def test_the_index_tells_what_an_entry_was_made_from(bench: Bench) -> None:
     bench.compile(TOKEN, "old", structure="1", options="a")
     bench.compile(token_of(2), "old", structure="1", options="b")
