@@ -235,7 +235,8 @@ class Cache:
         if record is None:
             return Unreadable(
                 "nothing says whose the entry is: its index is missing, altered, not readable, or sealed under "
-                "another state directory or key; 'penstock cache clear' removes it"
+                "another state directory or key; a compile that hits the entry writes its index again, and "
+                "'penstock cache clear' removes both"
             )
         seal = self._cache.store.seal(
             record.device, record.version, needed := (record.models, record.datas)
