@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import os
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final, NamedTuple
 
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
+from penstock.sealed.forks import FORK_GATE
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.locks import locked
 from penstock.sealed.places import make_private_directory
@@ -60,7 +60,6 @@ class BlobRegistry:
         self._limits = Limits(key=64, value=4096, total=most_bytes)
         self.path, self.owner = path, owner
         self._measures = Measures(keys, f"{owner.digits}-blobs")
-        self._lock = threading.Lock()
 
     def state(self) -> RegistryState | None:
         measure = self._measures.now()
@@ -137,7 +136,7 @@ class BlobRegistry:
         measure = self._measures.now()
         if repair:
             make_private_directory(self.path.parent)
-        with self._lock, self._alone():
+        with FORK_GATE.passed(), self._alone():
             cache = PersistentBlobCache.open(self.path, self._limits, _POLICY)
             changed: _Books | None = None
             try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import struct
-import threading
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from penstock.errors import Unreadable
+from penstock.sealed.forks import FORK_GATE
 from penstock.sealed.header import identity
 from penstock.sealed.keys import KeyStore
 
@@ -128,7 +128,6 @@ class Measures:
 
     def __init__(self, keys: KeyStore, name: str) -> None:
         self._keys, self._name = keys, name
-        self._lock = threading.Lock()
         self._highest: dict[bytes, int] = {}
 
     def now(self) -> Measure:
@@ -149,7 +148,7 @@ class Measures:
 
     def seen(self, key: bytes, count: int) -> None:
         """A registry that *key* authenticated stands at *count*."""
-        with self._lock:
+        with FORK_GATE.passed():
             self._highest[key] = max(count, self._highest.get(key, 0))
 
     def store(self, key: bytes, count: int) -> None:

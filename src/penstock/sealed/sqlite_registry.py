@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
+from penstock.sealed.forks import FORK_GATE
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.places import make_private_directory
 from penstock.sealed.registry import (
@@ -367,7 +368,7 @@ class SqliteRegistry:
     def _database(self) -> Iterator[sqlite3.Connection]:
         """A connection. SQLite's errors come out as `Unreadable` or `SealBroken`."""
         try:
-            with closing(self._connect(self.path)) as database:
+            with FORK_GATE.passed(), closing(self._connect(self.path)) as database:
                 database.text_factory = bytes
                 database.execute("PRAGMA trusted_schema = OFF")
                 yield database
