@@ -111,9 +111,9 @@ def kill_at(root: Path, worker: Child, reader: Child, mode: str, at: int) -> boo
 
 @pytest.mark.parametrize(("mode", "first"), [("now", 0), ("first_run", 3), ("staged", 5)])
 def test_a_process_killed_at_its_file_operations(tmp_path: Path, mode: str, first: int) -> None:
-    """At every eighth, from *first* on; at each in the soak."""
+    """At every sixteenth, from *first* on; at each in the soak."""
     with children(tmp_path, 2) as (worker, reader):
-        for at in range(first, 1000, 8):
+        for at in range(first, 1000, 16):
             if not kill_at(tmp_path, worker, reader, mode, at):
                 break
         assert at > 100
