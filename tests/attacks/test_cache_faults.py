@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from penstock.cache.eviction import collect
 from penstock.errors import CacheError, ForeignEntry, NoEntry, NotYetWritten
 from tests.conftest import open_descriptors
 from tests.support_cache import Bench, Unsaved, token_of
-from tests.support_sealed import FAULTS, Crash, FaultyFiles
+from tests.support_sealed import FAULTS, Crash, FaultyFiles, QuickFiles
 
 TOKEN, OTHER = token_of(1), token_of(2)
 TEXTS = ("old", "new, and longer", "repaired")
@@ -101,6 +102,51 @@ def copied(bench: Bench, root: Path) -> Bench:
 def attempt(bench: Bench, act: Callable[[Bench], None]) -> None:
     with suppress(Crash, CacheError, Unsaved):
         act(bench)
+
+
+class Ordered(QuickFiles):
+    """Notes what was synced, and in which order files got their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: set[tuple[int, int]] = set()
+        self.events: list[str] = []
+
+    def write(self, fd: int, content: memoryview, offset: int) -> int:
+        self.synced.discard(self.status(fd).identity)
+        return super().write(fd, content, offset)
+
+    def sync(self, fd: int) -> None:
+        self.synced.add(self.status(fd).identity)
+        super().sync(fd)
+
+    def replace(self, source: Path, target: Path) -> None:
+        known = self.status_of(source).identity in self.synced
+        self.events.append(f"{target.name[64:]} {'synced' if known else 'not synced'}")
+        super().replace(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        self.events.append("directory")
+        super().sync_directory(path)
+
+
+def test_files_are_synced_before_they_get_their_names(tmp_path: Path) -> None:
+    """A driver need not sync what it wrote. The index may be lost: nothing depends on it."""
+    files = Ordered()
+    bench = Bench(tmp_path, files=files)
+    lease = bench.directory.lease(TOKEN)
+    assert lease is not None
+    with lease, lease.create((2, 1)) as lent:
+        for handle in lent.handles:
+            assert os.pwrite(handle.fd, b"an artefact", 0) == 11
+        lease.publish(lent, bench.record(TOKEN))
+    assert files.events == [
+        "10 synced",
+        "11 synced",
+        "20 synced",
+        "directory",
+        ".json synced",
+    ]
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -8,16 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from penstock.cache.cache import Cache, CacheEntry, Explanation
+    from penstock.cache.cache import Cache, CacheEntry, Explanation, Removed
     from penstock.cache.info import CacheInfo
 
-__all__ = ["Cache", "CacheEntry", "CacheInfo", "Explanation"]
+__all__ = ["Cache", "CacheEntry", "CacheInfo", "Explanation", "Removed"]
 
 _HOMES: Final = {
     "Cache": "cache",
     "CacheEntry": "cache",
     "CacheInfo": "info",
     "Explanation": "cache",
+    "Removed": "cache",
 }
 
 

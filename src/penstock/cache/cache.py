@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -74,6 +74,17 @@ class Explanation:
     reason: str = ""
     nearest: IndexRecord | None = None
     changed: tuple[str, ...] = ()
+
+
+class Removed(list[CacheEntry]):
+    """The entries that went, and *kept*: how many others could not be removed, the first for *reason*.
+
+    *reason* is `<Name>: sentence`; entries in use at the moment are not counted.
+    """
+
+    def __init__(self, entries: Iterable[CacheEntry] = (), kept: int = 0, reason: str = "") -> None:
+        super().__init__(entries)
+        self.kept, self.reason = kept, reason
 
 
 class Cache:
@@ -153,11 +164,11 @@ class Cache:
         changed = tuple(changed_ingredients(nearest.ingredients, ingredients))
         return Explanation(token, ingredients, False, reason, nearest, changed)
 
-    def gc(self, max_bytes: int | None = None) -> list[CacheEntry]:
+    def gc(self, max_bytes: int | None = None) -> Removed:
         """Removes the entries unused for longest until at most *max_bytes* are left, and what dead processes left.
 
-        None is the knob `cache_limit_mib`. Returns the entries that went; those in use stay. Raises
-        `Unreadable`.
+        None is the knob `cache_limit_mib`. Returns the entries that went, and what could not be removed;
+        those in use stay. Raises `Unreadable`.
         """
         if max_bytes is None:
             limit = knobs.cache_limit_mib()
@@ -166,26 +177,30 @@ class Cache:
             raise InputError(f"a cache cannot be kept to {max_bytes!r} bytes")
         return self._collect(max_bytes)
 
-    def clear(self) -> list[CacheEntry]:
-        """Removes every entry that nobody uses at the moment, also from the drivers' registries; returns them.
+    def clear(self) -> Removed:
+        """Removes every entry that nobody uses at the moment, also from the drivers' registries.
 
-        Raises `Unreadable`.
+        Returns the entries that went, and what could not be removed. Raises `Unreadable`.
         """
         return self._collect(-1)
 
-    def _collect(self, most_bytes: int | None) -> list[CacheEntry]:
+    def _collect(self, most_bytes: int | None) -> Removed:
         before = {entry.token: entry for entry in self.entries()}
         if not before and not self.directory.exists():
-            return []
+            return Removed()
+        refused: dict[bytes, str] = {}
         with self._cache.store.naming("emptied"):
-            gone = collect(self._cache.store, most_bytes)
-        return [before[token] for token in gone if token in before]
+            gone = collect(self._cache.store, most_bytes, refused=refused)
+        went = (before[token] for token in gone if token in before)
+        return Removed(went, len(refused), next(iter(refused.values()), ""))
 
     def _scan(self) -> list[Found]:
         with self._cache.store.naming("read"):
             try:
                 return [group for group in scan(self._cache.store) if group.is_entry]
             except FileNotFoundError:
+                if self.directory.is_symlink():
+                    raise
                 return []
 
     def _entry(self, group: Found) -> CacheEntry:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
 
 _NEAREST_AMONG: Final = 256
+_KINDS: Final = ("model", "data")
 
 
 class CacheDirectory:
@@ -70,19 +71,22 @@ class CacheDirectory:
             raise NoEntry("the device has no cache files")
         first = (*names[0], *names[1])[0]
         self._seen[token] = first, store.version_of(first)
+        every = [
+            (kind, n, name)
+            for kind, ns in zip(_KINDS, names, strict=True)
+            for n, name in enumerate(ns)
+        ]
         held = self._lock_to_read(token, (*names[0], *names[1]), deadline_ns, cancel)
         with ExitStack() as stack, store.naming("read"):
             stack.callback(store.release, held)
             handles: list[CacheHandle] = []
-            for name in (*names[0], *names[1]):
+            for kind, number, name in every:
                 try:
                     fd = open_cache_file(self.path / name, files=store.files)
                 except FileNotFoundError:
-                    raise NoEntry(
-                        f"the entry lacks {name[64:]} of its {sum(needed)} files"
-                        if handles
-                        else "nothing is cached here"
-                    ) from None
+                    if handles or any(store.exists(other) for *_, other in every):
+                        raise NoEntry(f"the entry lacks {kind} file {number}") from None
+                    raise NoEntry("nothing is cached here") from None
                 stack.callback(store.close, fd)
                 handles.append(CacheHandle(fd))
             if not any(store.files.status(handle.fd).size for handle in handles):
@@ -219,7 +223,7 @@ class CacheDirectory:
                 try:
                     held = take(create=False)
                 except FileNotFoundError:
-                    if not store.exists(names[0]):
+                    if not any(map(store.exists, names)):
                         raise NoEntry("nothing is cached here") from None
                     held = take(create=True)
             except FileNotFoundError:

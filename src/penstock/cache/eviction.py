@@ -77,12 +77,19 @@ def scan(store: Store) -> list[Found]:
     return list(found.values())
 
 
-def collect(store: Store, most_bytes: int | None, keep: bytes | None = None) -> list[bytes]:
+def collect(
+    store: Store,
+    most_bytes: int | None,
+    keep: bytes | None = None,
+    refused: dict[bytes, str] | None = None,
+) -> list[bytes]:
     """Removes the entries unused for longest until at most *most_bytes* are left, and every orphan.
 
     Entries that somebody reads, writes or compiles stay, and so does *keep*. Returns the tokens of the
-    entries that went. Raises `OSError`, `Unreadable`.
+    entries that went; *refused* gets those of what could not be removed, and why. Raises `OSError`,
+    `Unreadable`.
     """
+    refused = {} if refused is None else refused
     found = scan(store)
     gone = []
     total = sum(group.nbytes for group in found)
@@ -92,25 +99,38 @@ def collect(store: Store, most_bytes: int | None, keep: bytes | None = None) -> 
         over = most_bytes is not None and total > most_bytes
         if not over and group.written:
             continue
-        with suppress(OSError, CacheError):
+        with _noting(store, group, refused):
             if remove(store, group, only_if_dead=not over):
                 total -= group.nbytes
                 gone.append(group.token)
     for group in found:
         left = group.temporaries or group.names("lease") or not group.is_entry
         if left and group.token != keep:
-            with suppress(OSError, CacheError):
+            with _noting(store, group, refused):
                 _sweep(store, group)
     return gone
+
+
+@contextmanager
+def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[None]:
+    """Notes what the block fails with: one entry that cannot be removed does not keep the others."""
+    try:
+        yield
+    except CacheError as error:
+        refused.setdefault(group.token, str(error))
+    except OSError as error:
+        refused.setdefault(group.token, str(store.unreadable(error, "emptied")))
 
 
 def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
     """Removes an entry, files, index, lock and registry row, unless somebody uses it; whether it did.
 
-    With *only_if_dead* it stays while a late writer may still write it. Raises `OSError`, `CacheError`.
+    With *only_if_dead* it stays while a late writer may still write it. A directory in place of one of its
+    files stays alone, and is raised as `IsADirectoryError`. Raises `OSError`, `CacheError`.
     """
     token = group.token
     entries: set[bytes] = set()
+    stays: IsADirectoryError | None = None
     with _exclusively(store, token) as held:
         if not held or not _unchanged(store, group):
             return False
@@ -119,9 +139,14 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
         if (record := store.read_record(token)) is not None:
             entries = store.entry_ids(token, record)
         for name in (*group.names("index", "model", "data"), lock_name(token)):
-            store.unlink(name)
+            try:
+                store.unlink(name)
+            except IsADirectoryError as error:
+                stays = stays or error
     if record is not None:
         store.forget(token, record, entries)
+    if stays is not None:
+        raise stays
     return True
 
 

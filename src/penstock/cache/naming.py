@@ -70,6 +70,11 @@ def lease_name(token: bytes) -> str:
     return f"{letters_of(token)}.lease"
 
 
+def short_name(name: str) -> str:
+    """*name* for messages: of the letters only the first."""
+    return f"{name[:8]}...{name[64:]}" if parse_name(name) else name
+
+
 def temporary_name(name: str) -> str:
     """A name for what will be renamed to *name*, different each time."""
     return f"{name}.{os.urandom(8).hex()}.tmp"

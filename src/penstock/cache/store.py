@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -10,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from penstock.cache.naming import file_names, index_name, temporary_name
+from penstock.cache.naming import file_names, index_name, short_name, temporary_name
 from penstock.errors import CacheError, NotRegularFile, Unreadable
 from penstock.hal import CacheHandle
 from penstock.sealed.files import FileSystem, open_cache_file, read_exactly, write_all
@@ -83,6 +84,8 @@ class Store:
         """Makes the directory, and those above it, for their owner alone. Raises `Unreadable`."""
         with self.naming("made"):
             self._make(self.path)
+            if self.path.is_symlink() and not self.path.exists():
+                raise FileNotFoundError(errno.ENOENT, "it is a symbolic link to nothing")
 
     def _make(self, path: Path) -> None:
         try:
@@ -102,9 +105,18 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise Unreadable(
-                f"the cache directory {self.path} cannot be {act}: {error.strerror or error}"
-            ) from None
+            raise self.unreadable(error, act) from None
+
+    def unreadable(self, error: OSError, act: str) -> Unreadable:
+        """What *error* says of the directory, which cannot be *act*; a directory in place of a file is named."""
+        path = error.filename2 or error.filename
+        if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
+            shown = Path(path).parent / short_name(Path(path).name)
+            return Unreadable(
+                f"{shown} is a directory where a file of the cache belongs: remove it"
+            )
+        said = error.strerror or error
+        return Unreadable(f"the cache directory {self.path} cannot be {act}: {said}")
 
     def take(
         self,

@@ -7,6 +7,7 @@ and stand in the receipt.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -121,7 +122,6 @@ class Entry(Struct, frozen=True):
 
     def record(self, compile_ns: int = 0) -> IndexRecord:
         """What the index says of an entry that took *compile_ns*, 0 for not known, and is there from now on."""
-        from penstock import __version__
         from penstock.cache.index import IndexRecord
 
         return IndexRecord(
@@ -133,7 +133,8 @@ class Entry(Struct, frozen=True):
             models=self.needed[0],
             datas=self.needed[1],
             compile_ns=compile_ns,
-            penstock=__version__,
+            # Not imported: the top package imports this one.
+            penstock=sys.modules["penstock"].__version__,
         )
 
 

@@ -245,6 +245,43 @@ def test_clearing_leaves_nothing_but_what_is_in_use(bench: Bench) -> None:
     assert bench.registry.rows() == ()
 
 
+def test_what_cannot_be_removed_is_counted_with_the_reason(bench: Bench) -> None:
+    bench.files = FaultyFiles(0, failing(errno.EROFS), only=["unlink"])
+    removed = cache_of(bench).clear()
+    assert {entry.token for entry in removed} == {*TOKENS[1:]}
+    assert removed.kept == 1
+    assert removed.reason == (
+        f"Unreadable: the cache directory {bench.path} cannot be emptied: Read-only file system"
+    )
+    removed = cache_of(bench).gc(0)
+    assert (len(removed), removed.kept, removed.reason) == (1, 0, "")
+
+
+@pytest.mark.parametrize("place", ["10", "20", ".json", ".lease"])
+def test_of_an_entry_with_a_directory_in_it_what_can_be_removed_is(
+    bench: Bench, place: str
+) -> None:
+    in_place = bench.path / (letters_of(TOKENS[0]) + place)
+    in_place.unlink(missing_ok=True)
+    in_place.mkdir()
+    removed = cache_of(bench).clear()
+    assert {entry.token for entry in removed} == {*TOKENS[1:]}
+    assert removed.kept == 1
+    assert "is a directory" in removed.reason
+    assert removed.reason.endswith("remove it")
+    assert bench.names() == [place] or place == ".lease"
+    in_place.rmdir()
+    assert cache_of(bench).clear().kept == 0
+    assert bench.names() == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+def test_a_link_to_nothing_is_no_empty_cache(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / "gone")
+    with pytest.raises(Unreadable, match="cannot be read"):
+        Cache(tmp_path / "cache").entries()
+
+
 class Lab(NumpyDevice):
     def __init__(self) -> None:
         super().__init__("lab")

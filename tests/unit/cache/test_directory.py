@@ -241,6 +241,12 @@ def test_an_entry_that_lacks_a_file_is_none(bench: Bench, gone: int) -> None:
     bench.compile(TOKEN, "old")
     paths(bench)[gone].unlink()
     assert bench.load(TOKEN, TEXTS) is NoEntry
+    name = ("model file 0", "model file 1", "data file 0")[gone]
+    with pytest.raises(NoEntry, match=f"the entry lacks {name}"):
+        opens(bench)
+    (bench.path / (letters_of(TOKEN) + ".lock")).unlink()
+    with pytest.raises(NoEntry, match=f"the entry lacks {name}"):
+        opens(bench)
     bench.compile(TOKEN, "new")
     assert bench.load(TOKEN, TEXTS) == "new"
 
@@ -303,9 +309,33 @@ def test_a_directory_in_place_of_a_file_is_refused(bench: Bench) -> None:
     paths(bench)[0].unlink()
     paths(bench)[0].mkdir()
     assert bench.load(TOKEN, TEXTS) is NotRegularFile
-    with pytest.raises(Unreadable, match="cannot be written"):
+    with pytest.raises(Unreadable, match=r"...10 is a directory .*: remove it"):
         bench.compile(TOKEN, "new")
     assert bench.temporaries() == []
+    paths(bench)[0].rmdir()
+    bench.compile(TOKEN, "new")
+    assert bench.load(TOKEN, TEXTS) == "new"
+
+
+@pytest.mark.parametrize("place", [".lease", ".lock", ".json"])
+def test_a_directory_in_place_of_any_other_file_is_named(bench: Bench, place: str) -> None:
+    bench.path.mkdir()
+    in_place = bench.path / (letters_of(TOKEN) + place)
+    in_place.mkdir()
+    with pytest.raises(Unreadable) as caught:
+        bench.compile(TOKEN, "new")
+    short = bench.path / f"{letters_of(TOKEN)[:8]}...{place}"
+    assert str(caught.value).startswith(f"Unreadable: {short} is a directory")
+    in_place.rmdir()
+    bench.compile(TOKEN, "new")
+    assert bench.load(TOKEN, TEXTS) == "new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").symlink_to(tmp_path / "gone")
+    with pytest.raises(Unreadable, match="cannot be made: it is a symbolic link to nothing"):
+        CacheDirectory(tmp_path / "cache").lease(TOKEN)
 
 
 def test_a_lost_lock_file_is_made_again(bench: Bench) -> None:

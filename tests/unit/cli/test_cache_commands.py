@@ -429,6 +429,21 @@ def test_gc_in_words(run: Run, warm: Path) -> None:
     assert "0 entries left, 0 bytes" in text
 
 
+@pytest.mark.parametrize("command", [("clear", "--yes"), ("gc", "--max-mib", "0")])
+def test_what_cannot_be_removed_fails_with_the_reason(
+    run: Run, warm: Path, directory: Path, command: tuple[str, ...]
+) -> None:
+    in_place = next(directory.glob("*10"))
+    in_place.unlink()
+    in_place.mkdir()
+    text = one_line(run("cache", *command), 1)
+    assert "1 could not be removed" in text
+    assert "is a directory" in text
+    data = parsed(run("cache", *command, "--json"), 1)
+    assert (data["not_removed"], data["removed"]) == (1, [])
+    assert "is a directory" in data["reason"]
+
+
 def test_clear_asks_nobody_off_a_terminal(run: Run, warm: Path, directory: Path) -> None:
     assert "--yes" in one_line(run("cache", "clear"), 2)
     assert len(Cache(directory).entries()) == 1

@@ -340,7 +340,7 @@ class TestTheDerivedToken:
         next((tmp_path / "c").glob("*20")).unlink()
         assert outcome(device, tmp_path / "c") == (
             "miss",
-            "NoEntry: the entry lacks 20 of its 2 files",
+            "NoEntry: the entry lacks data file 0",
         )
 
     def test_an_empty_cache_says_so(self, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.output import Output, output_of, size
 
 if TYPE_CHECKING:
-    from penstock.cache import Cache, CacheEntry
+    from penstock.cache import Cache, CacheEntry, Removed
 
 
 def gc(
@@ -53,8 +53,8 @@ def clear(
     report(output, cache, cache.clear())
 
 
-def report(output: Output, cache: Cache, removed: list[CacheEntry]) -> None:
-    """What went, and what is left."""
+def report(output: Output, cache: Cache, removed: Removed) -> None:
+    """What went, and what is left. Raises `Unfinished` where something could not be removed."""
     left = cache.entries()
     if removed:
         output.table(
@@ -74,8 +74,12 @@ def report(output: Output, cache: Cache, removed: list[CacheEntry]) -> None:
             "nbytes_removed": nbytes(removed),
             "left": len(left),
             "nbytes": nbytes(left),
+            "not_removed": removed.kept,
+            "reason": removed.reason,
         }
     )
+    if removed.kept:
+        raise Unfinished(f"{removed.kept} could not be removed: {removed.reason}")
 
 
 def nbytes(entries: list[CacheEntry]) -> int:
