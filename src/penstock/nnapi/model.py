@@ -140,7 +140,7 @@ class Model:
         """Makes the operand stand for *model*, which is finished: a branch of IF, condition or body of WHILE."""
         self._check_open()
         slot = self._slot(index)
-        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model)._finished)  # noqa: SLF001
+        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model)._finished)  # noqa: SLF001  # of its own class
 
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None

@@ -29,6 +29,7 @@ from penstock.errors import (
     GeneralFailure,
     InputError,
     InvalidArgument,
+    MissedDeadline,
 )
 from penstock.hal import (
     NO_TOKEN,
@@ -659,6 +660,29 @@ class TestTogether:
             go_on.set()
             first.join()
         assert [e.stage for e in seen] == ["compile", "lease"]
+
+    def test_a_wait_ends_with_the_deadline(self, tmp_path: Path) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def hold(_: PrepareConfig) -> None:
+            begun.set()
+            assert go_on.wait(120)
+
+        first = threading.Thread(
+            target=lambda: compiled(CachingDevice(on_prepare=hold), tmp_path / "c").close()
+        )
+        first.start()
+        assert begun.wait(30)
+        watchdog = threading.Timer(60, go_on.set)
+        watchdog.start()
+        try:
+            with pytest.raises(MissedDeadline):
+                compiled(CachingDevice(), tmp_path / "c", timeout=0.2)
+            assert not go_on.is_set()
+        finally:
+            watchdog.cancel()
+            go_on.set()
+            first.join()
 
     def test_a_wait_ends_with_the_lease(self, tmp_path: Path) -> None:
         begun, go_on = threading.Event(), threading.Event()
