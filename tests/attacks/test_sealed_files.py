@@ -409,7 +409,7 @@ def rewrite(path: Path, content: bytes) -> None:
 def test_a_name_with_a_link_in_it_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(NotRegularFile, match="^NotRegularFile: /.*/link is a link or no file"):
+    with pytest.raises(NotRegularFile, match=r"^NotRegularFile: /.*/link is a link or no file"):
         open_cache_file(tmp_path / "link", create=True)
     with pytest.raises(FileNotFoundError):
         open_cache_file(tmp_path / "missing")
