@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import structs
 
 import penstock
+from penstock.cache.claim import uptime
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import collect
 from penstock.cache.info import CacheInfo
@@ -162,6 +163,7 @@ class LabRig:
             files=self.files,
             keys=self.key_store,
             clock=self.clock,
+            uptime=lambda: uptime() + self.clock() - time.time(),
             seals=self.seal,
         )
 

@@ -35,8 +35,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     The process *pid* that *started* at this tick of the system *boot*, in the process *namespace* (each
     empty where the platform does not tell), claims the entry for *seconds*, *until* this second since the
-    epoch; it began when the system was *up* for so many seconds, 0 where that is not known. With *late* its driver will write the *models* and *datas* files some time before then; where it is
-    also *marked* it has given that up once no opening of the entry's lock is (`penstock.cache.marks`).
+    epoch; it began when the system was *up* for so many seconds, 0 where that is not known. With *late* its
+    driver will write the *models* and *datas* files some time before then; where it is also *marked* it has
+    given that up once no opening of the entry's lock is (`penstock.cache.marks`).
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
