@@ -41,13 +41,11 @@ print(json.dumps(seen))
 """
 
 
-def test_writers_and_readers_without_order_never_see_a_mixture(tmp_path: Path) -> None:
-    """Four processes save different payloads into the same files in place, and load after each save."""
-    rig = Rig(tmp_path)
-    assert rig.saved()
+def four_at_once(program: str, root: Path) -> list[subprocess.Popen[str]]:
+    """Four processes of *program*, let go together once all have been started."""
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(number), str(tmp_path), str(ROOT)],
+            [sys.executable, "-c", program, str(number), str(root), str(ROOT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,6 +57,14 @@ def test_writers_and_readers_without_order_never_see_a_mixture(tmp_path: Path) -
         assert worker.stdin is not None
         worker.stdin.write("x")
         worker.stdin.flush()
+    return workers
+
+
+def test_writers_and_readers_without_order_never_see_a_mixture(tmp_path: Path) -> None:
+    """Four processes save different payloads into the same files in place, and load after each save."""
+    rig = Rig(tmp_path)
+    assert rig.saved()
+    workers = four_at_once(WORKER, tmp_path)
     seen: dict[str, int] = {}
     for worker in workers:
         said, errors = worker.communicate(timeout=120)
@@ -107,20 +113,7 @@ def test_late_writers_that_lock_never_miss(tmp_path: Path) -> None:
     """Each of four processes writes late and reads, in no order: every read is a hit, every write whole or dropped."""
     rig = Rig(tmp_path, program=[bytes(1000), bytes([100]) * 77], weights=[bytes(5000)])
     assert rig.saved()
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", LATE, str(number), str(tmp_path), str(ROOT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("x")
-        worker.stdin.flush()
+    workers = four_at_once(LATE, tmp_path)
     saved = 0
     for worker in workers:
         said, errors = worker.communicate(timeout=120)

@@ -133,6 +133,14 @@ def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> li
     return causes or changed
 
 
+def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Every change of `changed_ingredients` in words."""
+    return ", ".join(
+        describe_change(name, before.get(name), now.get(name))
+        for name in changed_ingredients(before, now)
+    )
+
+
 def describe_change(name: str, before: str | None, now: str | None) -> str:
     """One change in words: digests are cut short, of long lists only what differs is named."""
     if before is not None and now is not None and len(before.split()) > _FEW_WORDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.cache.ingredients import changed_ingredients, describe_change
+from penstock.cache.ingredients import changed_ingredients, describe_changes
 from penstock.errors import NoEntry
 
 if TYPE_CHECKING:
@@ -22,5 +22,4 @@ def no_entry(nearest: IndexRecord | None, now: Mapping[str, str]) -> NoEntry:
         return NoEntry("nothing is cached for a model of this structure")
     if changed == ["partition"]:
         return NoEntry("this part of the model is not cached")
-    texts = (describe_change(name, before.get(name), now.get(name)) for name in changed)
-    return NoEntry(f"the nearest entry differs in {', '.join(texts)}")
+    return NoEntry(f"the nearest entry differs in {describe_changes(before, now)}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from penstock.cache.ingredients import MODEL_INGREDIENTS, changed_ingredients, describe_change
+from penstock.cache.ingredients import MODEL_INGREDIENTS, changed_ingredients, describe_changes
 from penstock.cache.reasons import no_entry
 from penstock.compilation.caching import Entry
 from penstock.compilation.calls import describe
@@ -37,7 +35,7 @@ def explained(entry: Entry, error: CacheError | DriverError) -> str:
     if ("structure" in now) != ("structure" in record.ingredients):
         other = "with" if "structure" in record.ingredients else "without"
         return str(IngredientChanged(f"the token's entry was sealed {other} the model in its key"))
-    changes = _changes(record.ingredients, now)
+    changes = describe_changes(record.ingredients, now)
     if MODEL_INGREDIENTS.isdisjoint(changed_ingredients(record.ingredients, now)):
         return str(IngredientChanged(f"the token's entry differs in {changes}"))
     return str(TokenCollision(f"the token was given to another model: {changes}"))
@@ -48,10 +46,3 @@ def named(error: CacheError | DriverError) -> str:
     text = str(error)
     passed_on = any(text.startswith(f"{kind.__name__}:") for kind in CacheError.__subclasses__())
     return text if passed_on or isinstance(error, CacheError) else describe(error)
-
-
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    return ", ".join(
-        describe_change(name, before.get(name), now.get(name))
-        for name in changed_ingredients(before, now)
-    )

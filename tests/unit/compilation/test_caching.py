@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -623,6 +625,26 @@ class TestGivenFiles:
         assert "one step" in reason
 
 
+@contextmanager
+def another_compiling(cache: Path, model: Model = MODEL) -> Iterator[threading.Event]:
+    """Another thread holds the lease of *model*'s entry until the event is set, or the block ends."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(_: PrepareConfig) -> None:
+        begun.set()
+        assert go_on.wait(120)
+
+    device = CachingDevice(on_prepare=hold)
+    first = threading.Thread(target=lambda: compiled(device, cache, model).close())
+    first.start()
+    try:
+        assert begun.wait(30)
+        yield go_on
+    finally:
+        go_on.set()
+        first.join()
+
+
 class TestTogether:
     def test_threads_compile_once(self, tmp_path: Path) -> None:
         device, found = CachingDevice(), []
@@ -640,71 +662,31 @@ class TestTogether:
         assert sorted(found) == ["hit"] * 5 + ["miss"]
 
     def test_a_wait_can_be_cancelled(self, tmp_path: Path) -> None:
-        begun, go_on, cancel = threading.Event(), threading.Event(), CancelToken()
-        seen: list[ProgressEvent] = []
-
-        def hold(_: PrepareConfig) -> None:
-            begun.set()
-            assert go_on.wait(30)
-
-        first = threading.Thread(
-            target=lambda: compiled(CachingDevice(on_prepare=hold), tmp_path / "c").close()
-        )
-        first.start()
-        assert begun.wait(30)
-        threading.Timer(0.05, cancel.set).start()
-        try:
+        cancel, seen = CancelToken(), list[ProgressEvent]()
+        with another_compiling(tmp_path / "c"):
+            threading.Timer(0.05, cancel.set).start()
             with pytest.raises(Cancelled):
                 compiled(CachingDevice(), tmp_path / "c", cancel=cancel, progress=seen.append)
-        finally:
-            go_on.set()
-            first.join()
         assert [e.stage for e in seen] == ["compile", "lease"]
 
     def test_a_wait_ends_with_the_deadline(self, tmp_path: Path) -> None:
-        begun, go_on = threading.Event(), threading.Event()
-
-        def hold(_: PrepareConfig) -> None:
-            begun.set()
-            assert go_on.wait(120)
-
-        first = threading.Thread(
-            target=lambda: compiled(CachingDevice(on_prepare=hold), tmp_path / "c").close()
-        )
-        first.start()
-        assert begun.wait(30)
-        watchdog = threading.Timer(60, go_on.set)
-        watchdog.start()
-        try:
-            with pytest.raises(MissedDeadline):
-                compiled(CachingDevice(), tmp_path / "c", timeout=0.2)
-            assert not go_on.is_set()
-        finally:
-            watchdog.cancel()
-            go_on.set()
-            first.join()
+        with another_compiling(tmp_path / "c") as go_on:
+            watchdog = threading.Timer(60, go_on.set)
+            watchdog.start()
+            try:
+                with pytest.raises(MissedDeadline):
+                    compiled(CachingDevice(), tmp_path / "c", timeout=0.2)
+                assert not go_on.is_set()
+            finally:
+                watchdog.cancel()
 
     def test_a_wait_ends_with_the_lease(self, tmp_path: Path) -> None:
-        begun, go_on = threading.Event(), threading.Event()
-
-        def hold(_: PrepareConfig) -> None:
-            begun.set()
-            assert go_on.wait(30)
-
-        first = threading.Thread(
-            target=lambda: compiled(CachingDevice(on_prepare=hold), tmp_path / "c").close()
-        )
-        first.start()
-        assert begun.wait(30)
-        try:
-            with (
-                penstock.knobs.override(lease_seconds=0.1),
-                compiled(CachingDevice(), tmp_path / "c") as made,
-            ):
-                found = made.receipt.steps[0].cache
-        finally:
-            go_on.set()
-            first.join()
+        with (
+            another_compiling(tmp_path / "c"),
+            penstock.knobs.override(lease_seconds=0.1),
+            compiled(CachingDevice(), tmp_path / "c") as made,
+        ):
+            found = made.receipt.steps[0].cache
         assert not found.saved
         assert "0.1 s" in found.not_saved
 
@@ -728,24 +710,15 @@ def work():
 
 threading.Thread(target=work).start()
 """
-    model, go_on = chain(("ADD",)), threading.Event()
-    begun = threading.Event()
-
-    def hold(_: PrepareConfig) -> None:
-        begun.set()
-        assert go_on.wait(120)
-
-    device = CachingDevice(on_prepare=hold)
-    first = threading.Thread(target=lambda: compiled(device, tmp_path / "c", model).close())
-    first.start()
-    assert begun.wait(30)
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
+    with (
+        another_compiling(tmp_path / "c", chain(("ADD",))) as go_on,
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other,
+    ):
         try:
             with pytest.raises(subprocess.TimeoutExpired):
                 other.wait(2)
         finally:
             go_on.set()
-            first.join()
         said, _ = other.communicate(timeout=60)
     assert other.returncode == 0
     assert said.split() in ([b"miss"], [b"hit"])
@@ -828,23 +801,8 @@ made = penstock.compile(
 while not made._base.compilation.steps[0].pending._thread.is_alive():
     pass
 """
-        begun, go_on = threading.Event(), threading.Event()
-
-        def hold(_: PrepareConfig) -> None:
-            begun.set()
-            assert go_on.wait(120)
-
-        model = chain(("ADD",))
-        first = threading.Thread(
-            target=lambda: compiled(CachingDevice(on_prepare=hold), tmp_path / "c", model).close()
-        )
-        first.start()
-        assert begun.wait(30)
-        try:
+        with another_compiling(tmp_path / "c", chain(("ADD",))):
             subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-        finally:
-            go_on.set()
-            first.join()
 
     def test_a_failure_leaves_the_reference_device(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
