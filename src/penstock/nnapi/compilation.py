@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.compilation.compilation import FALLBACK_DEVICE
@@ -60,9 +60,7 @@ class Compilation:
         self._owned_fds: list[int] = []
         self._sealed = ""
         self._compiled: CompiledModel | None = None
-        self._close_fds: weakref.finalize[[list[int]], Any] = weakref.finalize(
-            self, _close_all, self._owned_fds
-        )
+        weakref.finalize(self, _close_all, self._owned_fds)
 
     @classmethod
     def create_for_devices(
@@ -168,20 +166,21 @@ class Compilation:
         """
         self._check_open()
         self._sealed = "has failed"
-        with translated():
-            self._compiled = compile_model(
-                self._ir,
-                devices=self._wanted,
-                preference=PREFERENCES[self._preference],
-                priority=PRIORITIES[list(Priority).index(self._priority)],
-                timeout=self._timeout(),
-                cache=self._cache if self._cache is not None else False,
-                policy=self._policy,
-            )
+        try:
+            with translated():
+                self._compiled = compile_model(
+                    self._ir,
+                    devices=self._wanted,
+                    preference=PREFERENCES[self._preference],
+                    priority=PRIORITIES[list(Priority).index(self._priority)],
+                    timeout=self._timeout(),
+                    cache=self._cache if self._cache is not None else False,
+                    policy=self._policy,
+                )
+        finally:
+            # Descriptors serve this compile alone, whatever becomes of it.
+            self._close_owned()
         self._sealed = "is finished"
-        # Shapes that only runs bring are compiled by the compiled model, which may outlive this object.
-        self._close_fds.detach()
-        self._close_fds = weakref.finalize(self._compiled, _close_all, self._owned_fds)
 
     @property
     def compiled(self) -> CompiledModel:
