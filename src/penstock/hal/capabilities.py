@@ -58,6 +58,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Preferred alignment of arguments in bytes, a power of two."""
     padding: int = 1
     """Preferred multiple of argument lengths in bytes, a power of two."""
+    dispatch_ns: int = 5_000
+    """What one execution of a prepared model costs beside its operations."""
+    transfer_bytes_per_second: float = 4e9
+    """How fast tensor data reaches or leaves a device that does not share host memory."""
+    families: tuple[str, ...] = ()
+    """Names of the hardware and engine families the device belongs to ("cuda", "hexagon", "neural_engine"), for who
+    looks for one of a kind rather than for one by name."""
 
     def performance_of(self, dtype: str) -> PerformanceInfo | None:
         """The cost of operations whose first input has this element type."""

@@ -85,11 +85,25 @@ class OutputShape(msgspec.Struct, frozen=True):
     is_sufficient: bool = True
 
 
+class OperationTiming(msgspec.Struct, frozen=True):
+    """What one kernel took: the *operations* (indexes into the prepared model's entry subgraph) that it computes,
+    fused or not, the engine's *name* for it, and nanoseconds: *start_ns* counted from the beginning of the execution.
+    """
+
+    operations: tuple[int, ...]
+    name: str
+    start_ns: int
+    duration_ns: int
+
+
 class Timing(msgspec.Struct, frozen=True):
-    """Nanoseconds; None is unknown. Time on the device is no more than time in the driver."""
+    """Nanoseconds; None is unknown. Time on the device is no more than time in the driver. *operations* is what
+    the driver knows of its kernels, in the order they ran; only asked for by `ExecutionConfig.measure`.
+    """
 
     on_device_ns: int | None = None
     in_driver_ns: int | None = None
+    operations: tuple[OperationTiming, ...] = ()
 
 
 NO_TIMING: Final = Timing()
