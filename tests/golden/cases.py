@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import flatbuffers
 import numpy as np
@@ -22,9 +22,12 @@ Entry: TypeAlias = "dict[str, Any]"
 Kind: TypeAlias = Literal["network", "unit", "rejected", "corrupted"]
 
 
-def entries(kind: Kind) -> list[Entry]:
-    """The `.tflite` files of the corpus of one kind; none without a corpus."""
-    return [e for e in _manifest() if e["kind"] == kind and e["format"] == "tflite"]
+Format: TypeAlias = Literal["tflite", "onnx"]
+
+
+def entries(kind: Kind, file_format: Format = "tflite") -> list[Entry]:
+    """The files of the corpus of one kind and format; none without a corpus."""
+    return [e for e in _manifest() if e["kind"] == kind and e["format"] == file_format]
 
 
 @cache
@@ -81,7 +84,7 @@ def check_compiled(entry: Entry, cases: list[dict[str, Any]]) -> None:
             wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
             outputs = net.run(dict(zip(case["inputs"], given, strict=True)) if signature else given)
             got = [outputs[k] if signature else outputs[int(k)] for k in case["outputs"]]
-            judge = Judge(path, arrays, cases[: position + 1])
+            judge = LiteRT(path, arrays, cases[: position + 1])
             compare(got, Case(wanted, judge), rule(entry))
             check_labels(case, got)
 
@@ -94,7 +97,9 @@ def load(path: Path) -> penstock.Model:
 def rule(entry: Entry) -> Rule:
     """How the outputs of an entry are compared."""
     agreement = entry["golden"].get("agreement") or {}
-    kernels = agreement.get("reference_vs_builtin") or {}
+    kernels = (
+        agreement.get("reference_vs_builtin") or agreement.get("optimised_vs_unoptimised") or {}
+    )
     return Rule(
         disagreement=kernels.get("max_abs"),
         steps={int(k): float(v) for k, v in (entry.get("float_output_step") or {}).items()},
@@ -123,20 +128,34 @@ def check_labels(case: dict[str, Any], got: Sequence[NDArray]) -> None:
         assert int(got[1][0, rank]) == wanted["cls"], wanted["label"]
 
 
-class Judge:
-    """The reference kernels' outputs of the last of *cases*, recorded or computed by LiteRT itself, once each."""
+Kernels: TypeAlias = Literal["reference", "default"]
+"""LiteRT's reference kernels, or what it runs by itself (XNNPACK, where that takes an operation)."""
 
-    _computed: ClassVar[dict[tuple[Path, str], list[NDArray] | None]] = {}
+RECORDED: Final[dict[Kernels, str]] = {"reference": "ref", "default": "xnn"}
 
-    def __init__(self, path: Path, arrays: Any, cases: list[dict[str, Any]]) -> None:
-        self.path, self.arrays, self.cases = path, arrays, cases
+
+class LiteRT:
+    """LiteRT's outputs of the last of *cases*, recorded or computed by itself, once each; None where it cannot."""
+
+    _computed: ClassVar[dict[tuple[Path, str, Kernels], list[NDArray] | None]] = {}
+
+    def __init__(
+        self,
+        path: Path,
+        arrays: Any,
+        cases: list[dict[str, Any]],
+        kernels: Kernels = "reference",
+    ) -> None:
+        self.path, self.arrays, self.cases, self.kernels = path, arrays, cases, kernels
 
     def __call__(self) -> list[NDArray] | None:
+        if self.path.suffix != ".tflite":
+            return None
         case = self.cases[-1]
-        keys = [f"{case['id']}/ref/{k}" for k in case["outputs"]]
+        keys = [f"{case['id']}/{RECORDED[self.kernels]}/{k}" for k in case["outputs"]]
         if all(k in self.arrays.files for k in keys):
             return [self.arrays[k] for k in keys]
-        key = self.path, case["id"]
+        key = self.path, case["id"], self.kernels
         if key not in self._computed:
             self._computed[key] = self._run()
         return self._computed[key]
@@ -146,7 +165,10 @@ class Judge:
             "ai_edge_litert.interpreter", reason="LiteRT is needed as judge"
         )
         try:
-            interpreter = _reference_interpreter(litert, self.path)
+            if self.kernels == "reference":
+                interpreter = _reference_interpreter(litert, self.path)
+            else:
+                interpreter = litert.Interpreter(str(self.path), num_threads=1)
             outputs: list[NDArray] = []
             for position, case in enumerate(self.cases):
                 outputs = invoke(interpreter, case, self.arrays, first=position == 0)

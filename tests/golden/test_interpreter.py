@@ -14,7 +14,7 @@ from penstock.errors import ModelError
 from tests.conftest import CORPUS
 from tests.golden.cases import (
     Entry,
-    Judge,
+    LiteRT,
     check_labels,
     groups,
     invoke,
@@ -48,7 +48,7 @@ def test_recorded_cases(entry: Entry, cases: list[dict[str, Any]]) -> None:
         for position, case in enumerate(cases):
             got = invoke(interpreter, case, arrays, first=position == 0)
             wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
-            compare(got, Case(wanted, Judge(path, arrays, cases[: position + 1])), rule(entry))
+            compare(got, Case(wanted, LiteRT(path, arrays, cases[: position + 1])), rule(entry))
             check_labels(case, got)
 
 

@@ -12,7 +12,7 @@ from penstock.drivers.openvino import OpenVinoDevice
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import NDArray
 from tests.conftest import CORPUS, NO_CORPUS
-from tests.golden.cases import Entry, Judge, check_labels, groups, load, rule, shapes
+from tests.golden.cases import Entry, LiteRT, check_labels, groups, load, rule, shapes
 from tests.golden.comparison import Case, compare
 from tests.support_openvino import cpu, needs_openvino
 
@@ -56,7 +56,7 @@ def run(
             wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
             outputs = net.run(dict(zip(case["inputs"], given, strict=True)) if signature else given)
             computed.append([outputs[k if signature else int(k)] for k in case["outputs"]])
-            recorded.append(Case(wanted, Judge(path, arrays, cases[: position + 1])))
+            recorded.append(Case(wanted, LiteRT(path, arrays, cases[: position + 1])))
     return recorded, computed
 
 
