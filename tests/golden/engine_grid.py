@@ -1,0 +1,138 @@
+"""Networks on engines: which devices share one, and its recorded cases run on them and judged."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.hal import AccuracyClass, Device
+from penstock.ir import Model
+from penstock.ir.infer import infer_shapes
+from penstock.partitioning.placement import place
+from penstock.runtime.discovery import manager
+from penstock.testing.doubles import SubsetDevice
+from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.cases import Entry, Format, Kind, LiteRT, case_groups, entries, load, shapes
+from tests.golden.engine_rules import Judged, judge
+
+ENGINES: Final = ("xnnpack", "onnxruntime-cpu", "openvino-cpu")
+ACCURACIES: Final[tuple[AccuracyClass, ...]] = ("exact", "faithful", "relaxed")
+FORMATS: Final[tuple[Format, ...]] = ("tflite", "onnx")
+REFERENCE: Final = "reference"
+
+Arrangement: TypeAlias = Literal["first", "together", "alternating"]
+"""One engine as the first choice with the reference behind it; all of them under the default placement; or
+operations dealt out to the engines in turn, so that nearly every one is a boundary."""
+
+
+def needs(*engines: str) -> None:
+    """Skips the test where an engine is not usable here, saying why."""
+    for engine in engines:
+        device = manager.by_name(engine)
+        if device is None:
+            pytest.skip(f"the device {engine} is not usable here; `penstock devices` says why")
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Devices in order of preference, and the placement rule that goes with the arrangement."""
+
+    devices: tuple[Device, ...]
+    placement: Literal["cost", "nnapi"]
+
+
+def arranged(arrangement: Arrangement, engines: Sequence[str]) -> Arranged:
+    found = [_device(name) for name in engines]
+    reference = _device(REFERENCE)
+    if arrangement == "alternating":
+        return Arranged((*_in_turn(found), reference), "nnapi")
+    placement: Literal["cost", "nnapi"] = "cost" if arrangement == "together" else "nnapi"
+    return Arranged((*found, reference), placement)
+
+
+def _device(name: str) -> Device:
+    device = manager.by_name(name)
+    if device is None:
+        raise LookupError(name)
+    return device
+
+
+def _in_turn(devices: Sequence[Device]) -> list[Device]:
+    """Each operation for one of *devices*, or for none of them, which leaves it to the reference."""
+    turns = len(devices) + 1
+
+    def owner(model: Model, index: int) -> int:
+        operation = model.operations[index]
+        if operation.origin is not None:
+            return operation.origin.index % turns
+        # Operands keep their names when a model is cut, and their numbers not.
+        return zlib.crc32(model.entry.operation_name(index).encode()) % turns
+
+    return [
+        SubsetDevice(device, device.name, lambda m, i, turn=turn: owner(m, i) == turn)  # type: ignore[misc]  # a default binds the loop's value
+        for turn, device in enumerate(devices)
+    ]
+
+
+def check(entry: Entry, cases: list[dict[str, Any]], on: Arranged, accuracy: AccuracyClass) -> None:
+    """Runs the cases of one group on *on*, without fall-back, and judges each by the rule of *accuracy*."""
+    if CORPUS is None:
+        raise FileNotFoundError(NO_CORPUS)
+    path = CORPUS / "models" / entry["file"]
+    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    model, signature = load(path), cases[0].get("signature")
+    by_name = signature is not None or entry["format"] == "onnx"
+    policy = penstock.Policy(accuracy=accuracy, placement=on.placement, allow_fallback=False)
+    sizes = shapes(model, signature, cases[0].get("resize_inputs"))
+    with penstock.compile(
+        model,
+        devices=on.devices,
+        signature=signature,
+        shapes=sizes,
+        policy=policy,
+        cache=False,
+        num_threads=1,
+    ) as net:
+        for position, case in enumerate(cases):
+            given = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
+            outputs = net.run(given if by_name else list(given.values()))
+            got = [np.asarray(outputs[k if by_name else int(k)]) for k in case["outputs"]]
+            wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
+            before = cases[: position + 1]
+            judged = Judged(
+                entry,
+                case,
+                wanted,
+                LiteRT(path, arrays, before),
+                LiteRT(path, arrays, before, "default"),
+            )
+            judge(got, judged, accuracy)
+
+
+def shares(entry: Entry, engine: str, accuracy: AccuracyClass) -> Counter[str]:
+    """How many operations of a network the engine takes as first choice ("taken"), of how many ("all")."""
+    if CORPUS is None:
+        raise FileNotFoundError(NO_CORPUS)
+    model = infer_shapes(load(CORPUS / "models" / entry["file"]), {})
+    devices = arranged("first", [engine]).devices
+    plan = place(model, devices, penstock.Policy(accuracy=accuracy, placement="nnapi"))
+    taken = sum(placement.device == engine for placement in plan.operations)
+    return Counter({"taken": taken, "all": len(plan.operations)})
+
+
+def groups_of(
+    kind: Kind, formats: Sequence[Format] = FORMATS, most_macs: float = float("inf")
+) -> Iterator[tuple[Entry, list[dict[str, Any]]]]:
+    """Each group of cases of the files that are no larger."""
+    for file_format in formats:
+        for entry in entries(kind, file_format):
+            if (entry.get("macs") or 0) <= most_macs:
+                for cases in case_groups(entry).values():
+                    yield entry, cases

@@ -1,0 +1,114 @@
+"""The corpus on every engine, in every accuracy class: units and a dozen networks here, the rest marked `grid`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pytest
+
+from penstock.hal import AccuracyClass
+from tests.golden.cases import Entry, case_groups, entries
+from tests.golden.engine_gaps import GAPS, ONNX_GAPS
+from tests.golden.engine_grid import (
+    ACCURACIES,
+    ENGINES,
+    Arrangement,
+    arranged,
+    check,
+    groups_of,
+    needs,
+    shares,
+)
+
+NETWORKS_HERE: Final = 12
+LARGEST_HERE: Final = 50_000_000
+"""Multiply-accumulates of the largest network that is run outside the grid."""
+
+FLOAT_SCHEMES: Final = frozenset({"float32", "float16-weights"})
+QUANTIZED_SCHEMES: Final = frozenset({"int8", "uint8"})
+FLOORS: Final[Mapping[str, Mapping[str, float]]] = {
+    "xnnpack": {"faithful": 0.80, "relaxed": 0.70},
+    "onnxruntime-cpu": {"faithful": 0.80, "relaxed": 0.70},
+    "openvino-cpu": {"faithful": 0.80, "relaxed": 0.70},
+}
+"""The least share of operations that an engine takes as first choice: of the float networks in `faithful`, of the
+quantised ones in `relaxed`."""
+
+
+def _here() -> frozenset[str]:
+    """A dozen networks: of each numeric scheme and format the smallest first, in turn."""
+    piles: dict[tuple[str, str], list[Entry]] = {}
+    for file_format in ("tflite", "onnx"):
+        for entry in entries("network", file_format):  # type: ignore[arg-type]  # a literal of the tuple
+            if (entry.get("macs") or 0) <= LARGEST_HERE:
+                piles.setdefault((file_format, entry["dtype_scheme"]), []).append(entry)
+    for pile in piles.values():
+        pile.sort(key=lambda entry: (-len(entry["ops"]), entry["id"]))
+    chosen: list[str] = []
+    while len(chosen) < NETWORKS_HERE and any(piles.values()):
+        chosen += [pile.pop(0)["id"] for pile in piles.values() if pile]
+    return frozenset(chosen[:NETWORKS_HERE])
+
+
+HERE: Final = _here()
+
+
+def _parameters(arrangement: Arrangement) -> Iterator[Any]:
+    engines = [(e,) for e in ENGINES] if arrangement == "first" else [ENGINES]
+    for kind in ("unit", "network"):
+        for entry, cases in groups_of(kind):  # type: ignore[arg-type]  # a literal of the tuple
+            if entry["id"] in ONNX_GAPS:
+                continue
+            for names in engines:
+                for accuracy in ACCURACIES:
+                    name = f"{entry['id']}-{cases[0]['group']}-{accuracy}-{'+'.join(names)}"
+                    marks: list[pytest.MarkDecorator] = []
+                    if kind == "network" and entry["id"] not in HERE:
+                        marks.append(pytest.mark.grid)
+                    reason = GAPS.get((entry["id"], "+".join(names), accuracy))
+                    if reason is not None:
+                        marks.append(pytest.mark.xfail(strict=True, reason=reason))
+                    yield pytest.param(entry, cases, names, accuracy, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("entry", "cases", "engines", "accuracy"), _parameters("first"))
+def test_engine_as_first_choice(
+    entry: Entry, cases: list[dict[str, Any]], engines: tuple[str, ...], accuracy: AccuracyClass
+) -> None:
+    needs(*engines)
+    check(entry, cases, arranged("first", engines), accuracy)
+
+
+@pytest.mark.parametrize(("entry", "cases", "engines", "accuracy"), _parameters("together"))
+def test_engines_together(
+    entry: Entry, cases: list[dict[str, Any]], engines: tuple[str, ...], accuracy: AccuracyClass
+) -> None:
+    needs(*engines)
+    check(entry, cases, arranged("together", engines), accuracy)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("accuracy", "schemes"), [("faithful", FLOAT_SCHEMES), ("relaxed", QUANTIZED_SCHEMES)]
+)
+def test_share_of_operations(
+    engine: str, accuracy: AccuracyClass, schemes: frozenset[str], record_property: Any
+) -> None:
+    needs(engine)
+    found = [entry for entry in entries("network") if entry["dtype_scheme"] in schemes]
+    if not found:
+        pytest.skip("no test corpus (PENSTOCK_CORPUS)")
+    total = sum((shares(entry, engine, accuracy) for entry in found), Counter[str]())
+    share = total["taken"] / total["all"]
+    print(f"{engine} takes {share:.1%} of {total['all']} operations in {accuracy}")  # noqa: T201  # the figure is the result
+    record_property("share", share)
+    assert share >= FLOORS[engine][accuracy]
+
+
+def test_a_dozen_networks_are_run_here() -> None:
+    if not entries("network"):
+        pytest.skip("no test corpus (PENSTOCK_CORPUS)")
+    assert len(HERE) == NETWORKS_HERE
+    assert all(case_groups(entry) for entry in entries("network"))
