@@ -48,8 +48,9 @@ class ExecutionStep(Struct, frozen=True):
     included) in order, the operand of the planned model's entry subgraph that it stands for. No operand
     is listed twice, and every output is computed by an operation of the step.
 
-    *may_fall_back* says that the policy lets "reference" repeat the step where *device* fails: it may run
-    every operation, and the plan keeps its coverage whichever of the steps that may fall back do.
+    *fallbacks* names the devices that may repeat the step where *device* fails, in the order in which they
+    are tried, "reference" the last: the policy lets each of them run every operation, and the plan keeps
+    its coverage whichever steps go to "reference".
     """
 
     index: int
@@ -58,7 +59,7 @@ class ExecutionStep(Struct, frozen=True):
     model: Model
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    may_fall_back: bool = False
+    fallbacks: tuple[str, ...] = ()
 
 
 class ExecutionPlan(Struct, frozen=True):
