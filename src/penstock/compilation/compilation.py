@@ -6,7 +6,6 @@ allows; the plan that comes out says so.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -26,13 +25,14 @@ from penstock.hal import (
     ProgressEvent,
     Support,
 )
+from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 
 if TYPE_CHECKING:
     from penstock.compilation.background import PendingStep
     from penstock.compilation.caching import Caching
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 FALLBACK_DEVICE: Final = "reference"
 """The device that repeats what another failed at, by name; it is found like any other."""
@@ -101,7 +101,7 @@ def compile_plan(
     """Prepares every step of *plan* on its device.
 
     *devices* maps names to the devices the plan may use; fall-back needs `FALLBACK_DEVICE` among them,
-    *means* that allow it, and `may_fall_back` of the step.
+    *means* that allow it, and the `fallbacks` of the step.
 
     Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the deadline of
     *config* has passed, `Cancelled` once its token is set. Both are looked at before each compile and
@@ -136,7 +136,7 @@ def prepare_step(
 ) -> tuple[PreparedStep, int]:
     """One step prepared, on its device or else on the fall-back; and how many compiles it took.
 
-    It falls back where *means* and the step's `may_fall_back` let it, and the fall-back supports all
+    It falls back where *means* and the `fallbacks` of the step let it, and the fall-back supports all
     of it in the accuracy class of *config*.
     """
     device = devices[step.device]
@@ -171,7 +171,7 @@ def _may_stand_in(
     other: Device, device: Device, step: ExecutionStep, config: PrepareConfig
 ) -> bool:
     """Whether *other* may and can do what the plan gives to *device*."""
-    return step.may_fall_back and other is not device and supports_all(other, step, config.accuracy)
+    return other.name in step.fallbacks and other is not device and supports_all(other, step, config.accuracy)
 
 
 def _obtain(
@@ -203,7 +203,7 @@ def _begin(
             return PreparedStep(step, device, found.prepared, receipt), 0
     from penstock.compilation.background import PendingStep
 
-    moved = replace(step, device=meanwhile.name, may_fall_back=False)
+    moved = replace(step, device=meanwhile.name, fallbacks=())
     prepared = call_driver(meanwhile, moved, config)
     receipt = StepReceipt(
         meanwhile.name,
@@ -227,7 +227,7 @@ def _fall_back(
     step: ExecutionStep, failed: Device, fallback: Device, config: PrepareConfig, error: DriverError
 ) -> PreparedStep:
     began = time.perf_counter_ns()
-    moved = replace(step, device=fallback.name, may_fall_back=False)
+    moved = replace(step, device=fallback.name, fallbacks=())
     prepared = call_driver(fallback, moved, config)
     receipt = StepReceipt(
         fallback.name,

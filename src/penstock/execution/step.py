@@ -210,7 +210,7 @@ class StepRunner:
     def _prepare_fallback(self, trace: Trace) -> PreparedStep | None:
         device = self._devices.get(FALLBACK_DEVICE)
         step = self.prepared.step
-        allowed = self._fallback_allowed and step.may_fall_back
+        allowed = self._fallback_allowed and FALLBACK_DEVICE in step.fallbacks
         if not allowed or device is None or device is self.prepared.device:
             return None
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which steps the reference device may repeat: what the policy says of it, known before anything fails."""
+"""Which devices may repeat a step that fails: what the policy says of it, known before anything fails."""
 
 from __future__ import annotations
 
@@ -17,18 +17,43 @@ def permit_fallback(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> tuple[ExecutionStep, ...]:
-    """*steps* with `may_fall_back` set where the policy lets the reference device repeat them.
+    """*steps* with their `fallbacks`: the other candidates in order, then the reference device, named or not.
 
-    *table* holds the candidates' answers before partitions were refused for their size. A reference
-    device among the candidates must have said yes to every operation of the step; one that is not is held
-    to *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps that pass,
-    the smallest go first while `min_coverage` holds with all of them on the reference device.
+    *table* holds the candidates' answers before partitions were refused for their size: a candidate must
+    have said yes to every operation of the step. A reference device that is not among them is held to
+    *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps that it may
+    repeat, the smallest go first while `min_coverage` holds with all of them on it.
     """
+    if not policy.allow_fallback:
+        return tuple(steps)
+    granted = _granted_to_reference(steps, table, operations, policy)
+    last = (REFERENCE_DEVICE,)
+    return tuple(
+        replace(step, fallbacks=_others(step, table) + last * (step.index in granted))
+        for step in steps
+    )
+
+
+def _others(step: ExecutionStep, table: SupportTable) -> tuple[str, ...]:
+    return tuple(
+        candidate.name
+        for candidate in table.candidates
+        if candidate.name not in {step.device, REFERENCE_DEVICE}
+        and all(candidate.answers[index].supported for index in step.operations)
+    )
+
+
+def _granted_to_reference(
+    steps: Sequence[ExecutionStep],
+    table: SupportTable,
+    operations: Sequence[Placement],
+    policy: Policy,
+) -> set[int]:
     eligible = [
         step
         for step in steps
         if step.device != REFERENCE_DEVICE
-        and all(_may_run(table, index, policy) for index in step.operations)
+        and all(_reference_may_run(table, index, policy) for index in step.operations)
     ]
     guests = sum(placement.device != REFERENCE_DEVICE for placement in operations)
     granted = set()
@@ -37,10 +62,10 @@ def permit_fallback(
         if guests / len(operations) < policy.min_coverage:
             break
         granted.add(step.index)
-    return tuple(replace(step, may_fall_back=step.index in granted) for step in steps)
+    return granted
 
 
-def _may_run(table: SupportTable, operation: int, policy: Policy) -> bool:
+def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> bool:
     for candidate in table.candidates:
         if candidate.is_reference:
             return candidate.answers[operation].supported

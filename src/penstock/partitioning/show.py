@@ -68,7 +68,7 @@ def plan_to_json(plan: ExecutionPlan) -> str:
                 "operations": step.operations,
                 "inputs": step.inputs,
                 "outputs": step.outputs,
-                "may_fall_back": step.may_fall_back,
+                "fallbacks": step.fallbacks,
             }
             for step in plan.steps
         ],

@@ -220,7 +220,7 @@ class TestFallBack:
     def test_a_step_that_may_not(self) -> None:
         device, reference = broken(), NumpyDevice("reference")
         plan = place(chain(KINDS), [device])
-        plan = replace(plan, steps=tuple(replace(s, may_fall_back=False) for s in plan.steps))
+        plan = replace(plan, steps=tuple(replace(s, fallbacks=()) for s in plan.steps))
         named: dict[str, Device] = {"broken": device, "reference": reference}
         with pytest.raises(GeneralFailure, match="no room"):
             compile_plan(plan, named, PrepareConfig(), Means())
@@ -254,7 +254,7 @@ class TestFallBack:
         result = compiled(broken("ADD"), rest, spare=spare)
         plan = result.plan
         assert plan.devices == ("broken", "rest", "reference")
-        assert [(s.device, s.may_fall_back) for s in plan.steps] == [
+        assert [(s.device, "reference" in s.fallbacks) for s in plan.steps] == [
             ("reference", False),
             ("rest", True),
             ("reference", False),

@@ -257,7 +257,7 @@ def test_json_holds_everything() -> None:
         "operations": [1],
         "inputs": [1],
         "outputs": [2],
-        "may_fall_back": False,
+        "fallbacks": [],
     }
     assert content["operations"][1] == {
         "index": 1,
