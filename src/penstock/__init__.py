@@ -10,8 +10,9 @@ Submodules load when their names are first used.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
+
+from penstock.logs import keep_quiet
 
 if TYPE_CHECKING:
     from penstock.compilation import Receipt
@@ -63,7 +64,7 @@ _HOMES = {
     "load": "penstock.loaders.registry",
 }
 
-logging.getLogger("penstock").addHandler(logging.NullHandler())
+keep_quiet()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -21,8 +20,9 @@ from penstock.blobcache.merge import merge
 from penstock.blobcache.policy import Limits, Policy, Select
 from penstock.blobcache.store import Store
 from penstock.errors import StateError
+from penstock.logs import Log
 
-log = logging.getLogger("penstock.blobcache")
+log = Log("penstock.blobcache")
 
 B = TypeVar("B", bound=Buffer)
 

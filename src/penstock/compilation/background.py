@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,11 +13,12 @@ from penstock.compilation.calls import describe
 from penstock.compilation.patience import BackgroundToken
 from penstock.errors import Cancelled
 from penstock.hal import PrepareConfig
+from penstock.logs import Log
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import PreparedStep
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class PendingStep:

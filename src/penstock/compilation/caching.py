@@ -6,7 +6,6 @@ and stand in the receipt.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +23,13 @@ from penstock.compilation.receipt import CacheOutcome
 from penstock.errors import CacheError, DriverError
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
+from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 
 if TYPE_CHECKING:
     from penstock.cache.index import IndexRecord
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 LEAST_FEATURE_LEVEL: Final = 3
 """Drivers below have no caching calls (NNAPI section 1.3)."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
 from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
+from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:

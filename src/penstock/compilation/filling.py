@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from msgspec.structs import replace
@@ -17,8 +16,9 @@ from penstock.compilation.patience import patience
 from penstock.compilation.receipt import TO_BE_WRITTEN, CacheOutcome
 from penstock.errors import CacheError, DriverError, NotYetWritten, Unreadable
 from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
+from penstock.logs import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
@@ -81,9 +81,8 @@ def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
             prepared.close()
             raise
     if not_saved:
-        level = logging.INFO if not_saved == TO_BE_WRITTEN else logging.WARNING
-        place = entry.step.index, entry.device.name
-        log.log(level, "step %d on %s: not saved: %s", *place, not_saved)
+        tell = log.info if not_saved == TO_BE_WRITTEN else log.warning
+        tell("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved)
     outcome = CacheOutcome("miss", reason, saved=not not_saved, not_saved=not_saved)
     return Obtained(prepared, outcome, True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from penstock.hal import (
     Capabilities,
     Device as HalDevice,
 )
+from penstock.logs import Log
 from penstock.nnapi import arguments
 from penstock.nnapi.codes import Preference, Priority
 from penstock.nnapi.devices import Device, choose_devices
@@ -29,7 +29,7 @@ from penstock.nnapi.model import Model, finished_model, policy_of
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 LEVEL_OF_DEADLINES: Final = 4
 """Devices below this feature level know no deadlines (NNAPI section 1.4)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -16,10 +15,11 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.errors import InputError, PlacementError
 from penstock.hal import Capabilities, Device, InvalidDevice
+from penstock.logs import Log
 from penstock.runtime.entries import DriverEntry, installed_entries
 from penstock.runtime.examination import describe, examine, is_device
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 MAX_DEVICES: Final = 256
 """Devices one driver may bring; it bounds what a driver that never stops can do."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 import time
@@ -35,6 +34,7 @@ from penstock.hal import (
 )
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
+from penstock.logs import Log
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.compilation.caching import Caching
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 def compile_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -12,13 +11,14 @@ from penstock.drivers.openvino.loading import imported, opened, said
 from penstock.drivers.openvino.source import Interrupts, Source
 from penstock.errors import CacheError, ClosedError, DriverError
 from penstock.hal import CacheReport
+from penstock.logs import Log
 from penstock.sealed import SaveReport
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
     from penstock.sealed.late import LateWriter
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 
 class Late:

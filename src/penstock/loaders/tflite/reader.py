@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,12 +22,12 @@ from penstock.loaders.tflite.lowering import Lowered, lower
 from penstock.loaders.tflite.metadata import read_metadata
 from penstock.loaders.tflite.operators import OperatorCode, RawOperator, read_codes, read_operator
 from penstock.loaders.tflite.tensors import read_operand
+from penstock.logs import Log
 
 MIB = 1 << 20
 SUBGRAPH_MEMORY = 3072
 
-log = logging.getLogger("penstock.loaders")
-log.addHandler(logging.NullHandler())
+log = Log("penstock.loaders")
 
 INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
 
