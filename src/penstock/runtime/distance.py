@@ -1,0 +1,224 @@
+"""How far an operation's results lie from the reference's, measured by the rule of its accuracy class.
+
+Quantised results are measured in steps of their scale: none is allowed in the class `exact`, one in
+`faithful`. Other integers, booleans and strings are equal or not. Floats are measured as a share of the largest
+expected value. `relaxed` accepts whatever `faithful` does, and beyond that a root mean square of the error, in
+real values, of a quarter of the result's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.execution.inputs import dequantize
+from penstock.hal import AccuracyClass
+from penstock.ir import Model, NDArray, Operand
+
+Measure: TypeAlias = Literal["steps", "elements", "relative", "rms", "none"]
+
+FLOAT_SHARE: Final = 2e-4
+"""Of the largest expected value: what the order of float32 sums may change."""
+HYBRID_SHARE: Final = 1e-2
+"""The same where float inputs meet integer weights, and the engine chooses how it quantises the inputs."""
+RELAXED_RMS: Final = 0.25
+CANCELLATION: Final = 2.0**-10
+"""Of the largest input: what counts as the largest result of a sum, which may cancel to nothing."""
+SUMMING: Final = frozenset({"MEAN", "SUM", "CUMSUM", "STABLEHLO_REDUCE"})
+
+
+class Distance(Struct, frozen=True):
+    """The result of an operation that lies farthest from what was expected, beside what is allowed.
+
+    *measure* says what *value* and *limit* count: "steps" of the quantisation scale, "elements" that differ where
+    none may, "relative" the largest difference as a share of the largest finite expected value, "rms" the root
+    mean square of the difference as a share of that of the expected values, "none" nothing: there are no
+    results, or *problem* says why they cannot be compared (their count, shape or element type, infinities).
+    *output* is the result's position, *element* the index of its worst element, *got* and *expected* the values
+    there, as text.
+    """
+
+    measure: Measure
+    value: float
+    limit: float
+    output: int = 0
+    element: tuple[int, ...] = ()
+    got: str = ""
+    expected: str = ""
+    problem: str = ""
+
+    @property
+    def departs(self) -> bool:
+        """Whether the result is farther away than its class allows."""
+        return bool(self.problem) or not self.value <= self.limit
+
+    @property
+    def severity(self) -> float:
+        """How many times the limit it is: at most 1 where nothing departs, infinite beyond a limit of 0."""
+        if self.problem:
+            return math.inf
+        if self.value == 0:
+            return 0.0
+        return self.value / self.limit if self.limit else math.inf
+
+    def show(self) -> str:
+        """The distance in words, without a line end."""
+        if self.problem:
+            return f"output {self.output}: {self.problem}"
+        if self.measure == "none":
+            return "there is nothing to compare"
+        number = {
+            "steps": f"{self.value:g} step{'' if self.value == 1 else 's'}",
+            "elements": f"{self.value:g} element{'' if self.value == 1 else 's'}",
+            "relative": f"{self.value:.3g} of the largest value",
+            "rms": f"an RMS error of {self.value:.3g} of the result's",
+        }[self.measure]
+        limit = "none" if not self.limit else f"{self.limit:.3g}"
+        text = f"output {self.output} is off by {number} ({limit} allowed)"
+        if self.value == 0:
+            return text
+        return f"{text}, at {list(self.element)}: {self.got}, not {self.expected}"
+
+
+NOTHING: Final = Distance("none", 0.0, 0.0)
+
+
+def distance_of(
+    model: Model,
+    inputs: Sequence[NDArray],
+    outputs: Sequence[NDArray],
+    expected: Sequence[NDArray],
+    accuracy: AccuracyClass = "faithful",
+) -> Distance:
+    """The worst distance between *outputs* of *model*, one operation or a few, and the *expected* ones.
+
+    *inputs* are what both were computed from: sums may cancel, and are measured against what was summed.
+    """
+    operands = [model.operands[i] for i in model.entry.outputs]
+    if len(outputs) != len(operands):
+        return _incomparable(0, f"{len(outputs)} outputs, not {len(operands)}")
+    share = HYBRID_SHARE if _is_hybrid(model) else FLOAT_SHARE
+    floor = _cancelling(model, inputs)
+    worst = NOTHING
+    for position, (operand, got, want) in enumerate(zip(operands, outputs, expected, strict=True)):
+        found = _one(operand, np.asarray(got), want, accuracy, share, floor)
+        if worst.measure == "none" or found.severity > worst.severity:
+            worst = replace(found, output=position)
+        if found.problem:
+            return replace(found, output=position)
+    return worst
+
+
+def _one(
+    operand: Operand,
+    got: NDArray,
+    want: NDArray,
+    accuracy: AccuracyClass,
+    share: float,
+    floor: float,
+) -> Distance:
+    if got.shape != want.shape:
+        return _incomparable(0, f"its shape is {got.shape}, not {want.shape}")
+    if got.dtype != want.dtype:
+        return _incomparable(0, f"its element type is {got.dtype}, not {want.dtype}")
+    if operand.dtype.is_float:
+        strict = _floats(got, want, max(share, _epsilon(want.dtype)), floor)
+    elif want.dtype.kind == "c":
+        strict = _floats(_pairs(got), _pairs(want), share, floor)
+    elif operand.dtype.is_integer and operand.quantization is not None:
+        strict = _steps(got, want, 0 if accuracy == "exact" else 1)
+    else:
+        strict = _equal(got, want)
+    if accuracy != "relaxed" or not strict.departs or strict.measure not in {"steps", "relative"}:
+        return strict
+    return _rms(operand, got, want, strict)
+
+
+def _pairs(array: NDArray) -> NDArray:
+    """Complex numbers as pairs of real ones."""
+    return np.stack([array.real, array.imag], axis=-1)
+
+
+def _steps(got: NDArray, want: NDArray, limit: int) -> Distance:
+    off = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    return _at_worst("steps", off, got, want, float(off.max(initial=0)), limit)
+
+
+def _equal(got: NDArray, want: NDArray) -> Distance:
+    off = np.asarray(got != want).astype(np.float64)
+    return _at_worst("elements", off, got, want, float(off.sum()), 0.0)
+
+
+def _floats(got: NDArray, want: NDArray, share: float, floor: float) -> Distance:
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if (wrong := ~same & ~(finite & np.isfinite(a))).any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        return _incomparable(0, f"it is {a[at]} at {list(at)}, not {b[at]}")
+    off = np.where(same, 0.0, np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0)))
+    largest = max(float(np.abs(b[finite]).max(initial=0.0)), floor)
+    most = float(off.max(initial=0.0))
+    value = 0.0 if most == 0 else most / largest if largest else math.inf
+    return _at_worst("relative", off, got, want, value, share)
+
+
+def _rms(operand: Operand, got: NDArray, want: NDArray, strict: Distance) -> Distance:
+    real = [
+        (a if operand.quantization is None else dequantize(a, operand.quantization)).astype(float)
+        for a in (got, want)
+    ]
+    error = float(np.sqrt(np.mean(np.square(np.nan_to_num(real[0] - real[1])))))
+    size = float(np.sqrt(np.mean(np.square(np.nan_to_num(real[1])))))
+    value = error / size if size else math.inf
+    return replace(strict, measure="rms", value=value, limit=RELAXED_RMS)
+
+
+def _at_worst(
+    measure: Measure, off: NDArray, got: NDArray, want: NDArray, value: float, limit: float
+) -> Distance:
+    if not value:
+        return Distance(measure, 0.0, limit)
+    at = tuple(int(i) for i in np.unravel_index(int(off.argmax()), off.shape))
+    return Distance(measure, value, limit, 0, at, _text(got[at]), _text(want[at]))
+
+
+def _text(value: Any) -> str:
+    return f"{float(value):.9g}" if np.asarray(value).dtype.kind == "f" else str(value)
+
+
+def _incomparable(output: int, problem: str) -> Distance:
+    return Distance("none", math.inf, 0.0, output, problem=problem)
+
+
+def _epsilon(dtype: np.dtype[Any]) -> float:
+    """One unit in the last place of the largest value: what a narrow float type cannot say more finely."""
+    return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # published without types
+
+
+def _is_hybrid(model: Model) -> bool:
+    """Whether an operation multiplies float values by integer weights."""
+    for operation in model.operations:
+        operands = [model.operands[i] for i in operation.inputs]
+        if operands and operands[0].dtype.is_float and operation.type != "QUANTIZE":
+            weights = (o for o in operands[1:] if o.is_constant and o.quantization is not None)
+            if any(o.dtype.is_integer for o in weights):
+                return True
+    return False
+
+
+def _cancelling(model: Model, inputs: Sequence[NDArray]) -> float:
+    if not any(operation.type in SUMMING for operation in model.operations):
+        return 0.0
+    largest = 0.0
+    for operand, array in zip((model.operands[i] for i in model.entry.inputs), inputs, strict=True):
+        if operand.dtype.is_float:
+            values = np.abs(array.astype(np.float64))
+            largest = max(largest, float(values[np.isfinite(values)].max(initial=0.0)))
+    return largest * CANCELLATION

@@ -1,0 +1,253 @@
+"""Single operations cut out of a model, each with the values that it really gets.
+
+One pass of the reference device over the model computes every operation by itself, in order, from what those
+before it gave; what no later operation reads is forgotten at once, so that a pass holds no more than a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.errors import InputError
+from penstock.execution.inputs import arrange, as_array
+from penstock.execution.state import State
+from penstock.export.tflite.state import RANDOM_INPUTS, state_positions
+from penstock.hal import AccuracyClass, Device
+from penstock.ir import (
+    ConstantPool,
+    DataLocation,
+    Lifetime,
+    Model,
+    NDArray,
+    StatePort,
+    Subgraph,
+    Variable,
+    infer_shapes,
+)
+from penstock.ir.builder import pack
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.split import Cutter
+from penstock.runtime.discovery import DeviceInfo
+from penstock.runtime.distance import Distance, distance_of
+from penstock.runtime.session import compile_model
+
+REFERENCE: Final = "reference"
+
+
+class OperationCase(Struct, frozen=True, eq=False):
+    """One operation of a network, alone, with its real inputs and the reference's results.
+
+    *index* counts the operations of the network's entry subgraph; *type* is its row of the operation table
+    (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`. *model* is the operation as a
+    model of its own, its input shapes those of this run: *inputs* has one array for each of its inputs, state
+    that comes in among them, *expected* one for each of its outputs, new state among them. Values that the
+    operation reads twice are one input; constants stay constants. An operation with subgraphs (IF, WHILE) keeps
+    them: it is one case, with all that they do. Outputs come in the operation's order.
+    """
+
+    index: int
+    type: str
+    name: str
+    model: Model
+    inputs: tuple[NDArray, ...]
+    expected: tuple[NDArray, ...]
+
+    def tflite(self) -> bytes:
+        """The case as a `.tflite` file; what it takes is `tflite_inputs`.
+
+        A recurrent operation keeps its state to itself in TFLite, from zeros on: such state is no input and no
+        output of the file. Raises `NotExportable` where the case's state is anything else, or the operation has
+        no form in TFLite.
+        """
+        from penstock.export.tflite import write
+
+        return write(_with_state(self))
+
+    @property
+    def tflite_inputs(self) -> tuple[NDArray, ...]:
+        """The arrays that the file of `tflite` takes, in its order."""
+        entry = self.model.entry
+        held = {i for i, _ in _state_pairs(self.model)}
+        return tuple(a for i, a in zip(entry.inputs, self.inputs, strict=True) if i not in held)
+
+    @property
+    def tflite_expected(self) -> tuple[NDArray, ...]:
+        """What the file of `tflite` gives, in its order."""
+        entry = self.model.entry
+        held = {o for _, o in _state_pairs(self.model)}
+        return tuple(a for o, a in zip(entry.outputs, self.expected, strict=True) if o not in held)
+
+
+def cases_of(
+    model: Model,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    *,
+    state: State | None = None,
+    only: frozenset[int] | None = None,
+) -> Iterator[OperationCase]:
+    """Every operation of *model*'s entry subgraph, in the order in which they run, with its real inputs.
+
+    *inputs* are those of `CompiledModel.run`. *state* holds the values of the network's variables and gets
+    the new ones once the last case was taken (None: the initial values, for this pass alone), so that a second
+    pass goes on where the first one ended. *only* leaves out the cases of other operations; they are computed
+    all the same. Arrays are shared between cases and must not be changed.
+
+    Raises `InputError` for inputs that do not fit, and whatever the reference device raises for an operation
+    that it cannot run, when it is reached.
+    """
+    entry = model.entry
+    arrays = [
+        as_array(value, operand, at, [])
+        for at, (value, operand) in enumerate(
+            zip(arrange(inputs, [o.name for o in model.inputs]), model.inputs, strict=True)
+        )
+    ]
+    values: dict[int, NDArray] = dict(zip(entry.ordinary_inputs, arrays, strict=True))
+    memory = State(model) if state is None else state
+    values |= {p.input: memory.get(p.variable) for p in entry.states if p.input is not None}
+    cutter, frees = Cutter(exposed(model)), _frees(entry)
+    for index, operation in enumerate(entry.operations):
+        cut = cutter.cut([index])
+        given = tuple(values[i] for i in cut.inputs)
+        shapes = {at: array.shape for at, array in enumerate(given)}
+        alone = infer_shapes(cut.model, shapes)
+        results = tuple(run_alone(alone, given, REFERENCE, accuracy="exact"))
+        values |= dict(zip(cut.outputs, results, strict=True))
+        if only is None or index in only:
+            yield OperationCase(
+                index, operation.key, entry.operation_name(index), alone, given, results
+            )
+        for operand in frees[index]:
+            values.pop(operand, None)
+    if state is not None:
+        constants = {i: model.constant(o) for i, o in enumerate(entry.operands) if o.is_constant}
+        state.replace(
+            {
+                p.variable: np.array(constants[p.output] if p.output in constants else values[p.output])
+                for p in entry.states
+                if p.output is not None
+            }
+        )  # fmt: skip
+
+
+def distance(
+    case: OperationCase, outputs: Sequence[NDArray], accuracy: AccuracyClass = "faithful"
+) -> Distance:
+    """How far *outputs*, what a device made of *case*, lie from the reference's, beside what *accuracy* allows."""
+    return distance_of(case.model, case.inputs, outputs, case.expected, accuracy)
+
+
+def run_case(
+    case: OperationCase,
+    device: str | DeviceInfo | Device,
+    accuracy: AccuracyClass = "faithful",
+    *,
+    timeout: float | None = None,
+) -> list[NDArray]:
+    """What *device*, alone and without fall-back, makes of *case*.
+
+    Raises `PlacementError`, with the device's reason, where it does not take the operation in the class
+    *accuracy*, `DriverError` where it fails.
+    """
+    return run_alone(case.model, case.inputs, device, accuracy=accuracy, timeout=timeout)
+
+
+def run_alone(
+    model: Model,
+    inputs: Sequence[NDArray],
+    device: str | DeviceInfo | Device,
+    *,
+    accuracy: AccuracyClass,
+    timeout: float | None = None,
+) -> list[NDArray]:
+    """One run of *model*, which has no state, on *device* alone: nothing cached, nothing repeated elsewhere."""
+    policy = Policy(accuracy=accuracy, allow_fallback=False)
+    with compile_model(
+        model, devices=[device], cache=None, policy=policy, timeout=timeout
+    ) as compiled:
+        return list(compiled.run(list(inputs), timeout=timeout))
+
+
+def exposed(model: Model) -> Model:
+    """*model*'s entry subgraph with every result as an output, in the order of writing, and its state as plain
+    inputs.
+    """
+    entry = model.entry
+    written = [o for operation in entry.operations for o in operation.outputs]
+    operands = list(entry.operands)
+    for index in written:
+        if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
+            operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
+    subgraphs = [_stateless(subgraph) for subgraph in model.subgraphs]
+    subgraphs[model.main] = replace(
+        entry, operands=tuple(operands), outputs=tuple(written), states=()
+    )
+    return Model(tuple(subgraphs), model.pools, main=model.main)
+
+
+def _stateless(subgraph: Subgraph) -> Subgraph:
+    return replace(subgraph, states=()) if subgraph.states else subgraph
+
+
+def _frees(entry: Subgraph) -> list[list[int]]:
+    """For each operation the operands that nobody reads after it; outputs are read at the end."""
+    last: dict[int, int] = {}
+    for at, operation in enumerate(entry.operations):
+        last.update(dict.fromkeys((*operation.inputs, *operation.outputs), at))
+    frees: list[list[int]] = [[] for _ in entry.operations]
+    for operand, at in last.items():
+        if operand not in entry.outputs:
+            frees[at].append(operand)
+    return frees
+
+
+def _state_pairs(model: Model) -> list[tuple[int, int]]:
+    """(input, output) of the state that TFLite's operator keeps to itself; the model's one operation's."""
+    operation = model.operations[0]
+    positions = state_positions(operation.type, operation.attributes)
+    own = RANDOM_INPUTS.get(operation.type)
+    if own is not None:
+        positions = tuple(range(own, len(operation.inputs)))
+    states = [operation.inputs[p] for p in positions]
+    return list(zip(states, operation.outputs[len(operation.outputs) - len(states) :], strict=True))
+
+
+def _with_state(case: OperationCase) -> Model:
+    """The case's model with the state of its operation as state ports, from the case's values on."""
+    model, entry = case.model, case.model.entry
+    pairs = _state_pairs(model)
+    if not pairs:
+        return model
+    values = dict(zip(entry.inputs, case.inputs, strict=True))
+    if any(i not in values or i not in entry.inputs for i, _ in pairs):
+        raise InputError(f"operation {case.index} ({case.type}): its state is no input")
+    pools, variables = list(model.pools), []
+    for given, _ in pairs:
+        operand, value = entry.operands[given], values[given]
+        data, _ = pack(value, operand.dtype)
+        location = None
+        if any(data):
+            location = DataLocation(len(pools), 0, len(data))
+            pools.append(ConstantPool(memoryview(data)))
+        variables.append(
+            Variable(
+                operand.name, operand.dtype, value.shape, operand.quantization, location=location
+            )
+        )
+    kept_in, kept_out = {i for i, _ in pairs}, {o for _, o in pairs}
+    subgraph = replace(
+        entry,
+        inputs=(*(i for i in entry.inputs if i not in kept_in), *(i for i, _ in pairs)),
+        outputs=(*(o for o in entry.outputs if o not in kept_out), *(o for _, o in pairs)),
+        states=tuple(StatePort(at, i, o) for at, (i, o) in enumerate(pairs)),
+    )
+    subgraphs = list(model.subgraphs)
+    subgraphs[model.main] = subgraph
+    return replace(
+        model, subgraphs=tuple(subgraphs), pools=tuple(pools), variables=tuple(variables)
+    )
