@@ -4,67 +4,72 @@ Everything above it (the runtime) and below it (drivers) meets here. Every argum
 a frozen struct or a handle and could cross a process boundary as it is.
 """
 
-from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
-from penstock.hal.capabilities import (
-    ACCURACY_RANK,
-    SUPPORTED,
-    AccuracyClass,
-    Capabilities,
-    DeviceType,
-    PerformanceInfo,
-    Support,
-)
-from penstock.hal.config import (
-    BYTE_SIZE_OF_CACHE_TOKEN,
-    DEFAULT_LOOP_TIMEOUT_NS,
-    MAX_NUMBER_OF_CACHE_FILES,
-    MAXIMUM_LOOP_TIMEOUT_NS,
-    NO_TOKEN,
-    PREFERENCES,
-    PRIORITIES,
-    CacheHandle,
-    CancelToken,
-    ExecutionConfig,
-    Preference,
-    PrepareConfig,
-    Priority,
-    ProgressCallback,
-    ProgressEvent,
-)
-from penstock.hal.device import HAL_VERSION, Device, DeviceBase
-from penstock.hal.fence import EventFence, Fence
-from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
-from penstock.hal.prepared import (
-    NO_CACHE_REPORT,
-    Burst,
-    CacheReport,
-    PreparedModel,
-    PreparedModelBase,
-    ReusableExecution,
-)
-from penstock.hal.request import (
-    DONE,
-    NO_TIMING,
-    NO_VALUE_ARGUMENT,
-    ExecutionResult,
-    HostMemory,
-    Memory,
-    NoValue,
-    OperationTiming,
-    OutputShape,
-    PoolArgument,
-    Request,
-    RequestArgument,
-    Timing,
-    TokenArgument,
-)
-from penstock.hal.validate import (
-    check_deadline,
-    validate_fenced,
-    validate_prepare,
-    validate_prepare_config,
-    validate_request,
-)
+from typing import TYPE_CHECKING
+
+from penstock.facade import lazily
+
+if TYPE_CHECKING:
+    from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
+    from penstock.hal.capabilities import (
+        ACCURACY_RANK,
+        SUPPORTED,
+        AccuracyClass,
+        Capabilities,
+        DeviceType,
+        PerformanceInfo,
+        Support,
+    )
+    from penstock.hal.config import (
+        BYTE_SIZE_OF_CACHE_TOKEN,
+        DEFAULT_LOOP_TIMEOUT_NS,
+        MAX_NUMBER_OF_CACHE_FILES,
+        MAXIMUM_LOOP_TIMEOUT_NS,
+        NO_TOKEN,
+        PREFERENCES,
+        PRIORITIES,
+        CacheHandle,
+        CancelToken,
+        ExecutionConfig,
+        Preference,
+        PrepareConfig,
+        Priority,
+        ProgressCallback,
+        ProgressEvent,
+    )
+    from penstock.hal.device import HAL_VERSION, Device, DeviceBase
+    from penstock.hal.fence import EventFence, Fence
+    from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
+    from penstock.hal.prepared import (
+        NO_CACHE_REPORT,
+        Burst,
+        CacheReport,
+        PreparedModel,
+        PreparedModelBase,
+        ReusableExecution,
+    )
+    from penstock.hal.request import (
+        DONE,
+        NO_TIMING,
+        NO_VALUE_ARGUMENT,
+        ExecutionResult,
+        HostMemory,
+        Memory,
+        NoValue,
+        OperationTiming,
+        OutputShape,
+        PoolArgument,
+        Request,
+        RequestArgument,
+        Timing,
+        TokenArgument,
+    )
+    from penstock.hal.validate import (
+        check_deadline,
+        validate_fenced,
+        validate_prepare,
+        validate_prepare_config,
+        validate_request,
+    )
 
 __all__ = [
     "ACCURACY_RANK",
@@ -126,3 +131,18 @@ __all__ = [
     "validate_prepare_config",
     "validate_request",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "buffer": "Buffer BufferDesc BufferRole",
+        "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType PerformanceInfo Support",
+        "config": "BYTE_SIZE_OF_CACHE_TOKEN DEFAULT_LOOP_TIMEOUT_NS MAX_NUMBER_OF_CACHE_FILES MAXIMUM_LOOP_TIMEOUT_NS NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
+        "device": "HAL_VERSION Device DeviceBase",
+        "fence": "EventFence Fence",
+        "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
+        "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
+        "request": "DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PoolArgument Request RequestArgument Timing TokenArgument",
+        "validate": "check_deadline validate_fenced validate_prepare validate_prepare_config validate_request",
+    },
+)

@@ -1,21 +1,26 @@
 """What a model is: immutable, validated, digestible; knows no file format and no device."""
 
-from penstock.ir.builder import ModelBuilder, SubgraphBuilder
-from penstock.ir.digest import Digest
-from penstock.ir.infer import infer_shapes
-from penstock.ir.model import (
-    ConstantPool,
-    Metadata,
-    Model,
-    Signature,
-    StatePort,
-    Subgraph,
-    TensorMetadata,
-    Variable,
-)
-from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
-from penstock.ir.operation import Attributes, AttributeValue, Operation
-from penstock.ir.types import DType, NDArray, Quantization, Shape
+from typing import TYPE_CHECKING
+
+from penstock.facade import lazily
+
+if TYPE_CHECKING:
+    from penstock.ir.builder import ModelBuilder, SubgraphBuilder
+    from penstock.ir.digest import Digest
+    from penstock.ir.infer import infer_shapes
+    from penstock.ir.model import (
+        ConstantPool,
+        Metadata,
+        Model,
+        Signature,
+        StatePort,
+        Subgraph,
+        TensorMetadata,
+        Variable,
+    )
+    from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
+    from penstock.ir.operation import Attributes, AttributeValue, Operation
+    from penstock.ir.types import DType, NDArray, Quantization, Shape
 
 __all__ = [
     "AttributeValue",
@@ -42,3 +47,16 @@ __all__ = [
     "Variable",
     "infer_shapes",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "builder": "ModelBuilder SubgraphBuilder",
+        "digest": "Digest",
+        "infer": "infer_shapes",
+        "model": "ConstantPool Metadata Model Signature StatePort Subgraph TensorMetadata Variable",
+        "operand": "DataLocation Lifetime Operand Origin",
+        "operation": "Attributes AttributeValue Operation",
+        "types": "DType NDArray Quantization Shape",
+    },
+)

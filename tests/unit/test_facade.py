@@ -1,0 +1,34 @@
+"""Packages whose names load their modules when first asked for."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = ("penstock.hal", "penstock.ir")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_listed_name_is_there_and_is_kept(package: str) -> None:
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == sorted(set(module.__all__))
+    for name in module.__all__:
+        assert getattr(module, name) is vars(module)[name]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_another_name_is_an_attribute_error(package: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
+        _ = importlib.import_module(package).nothing
+
+
+def test_a_package_loads_only_what_is_asked_of_it() -> None:
+    code = (
+        "import sys; from penstock.ir import DType;"
+        "print('penstock.ir.types' in sys.modules, 'penstock.ir.model' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
