@@ -1,0 +1,44 @@
+"""TensorFlow Lite's delegate API. Experimental until 1.0: names and meanings may still change.
+
+import penstock.delegates as delegates
+
+class MyDelegate(delegates.SimpleDelegate): ...
+
+interpreter = penstock.tflite.Interpreter("net.tflite", experimental_delegates=[MyDelegate()])
+"""
+
+from __future__ import annotations
+
+from penstock.delegates.api import (
+    NULL_BUFFER_HANDLE,
+    Delegate,
+    DelegateFlags,
+    DelegateNode,
+    DelegateParams,
+    DelegateRegistration,
+    Registration,
+)
+from penstock.delegates.codes import BuiltinOperator
+from penstock.delegates.context import DelegateContext, PartitionModel
+from penstock.delegates.driver import DriverDelegate
+from penstock.delegates.nnapi import NnapiDelegate
+from penstock.delegates.simple import DelegateKernel, SimpleDelegate
+from penstock.delegates.tensor import DelegateTensor
+
+__all__ = [
+    "NULL_BUFFER_HANDLE",
+    "BuiltinOperator",
+    "Delegate",
+    "DelegateContext",
+    "DelegateFlags",
+    "DelegateKernel",
+    "DelegateNode",
+    "DelegateParams",
+    "DelegateRegistration",
+    "DelegateTensor",
+    "DriverDelegate",
+    "NnapiDelegate",
+    "PartitionModel",
+    "Registration",
+    "SimpleDelegate",
+]

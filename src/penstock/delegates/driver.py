@@ -1,0 +1,201 @@
+"""`DriverDelegate`: any device, or the whole runtime, as a delegate. Experimental until 1.0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.delegates.api import DelegateFlags, DelegateNode, DelegateParams, Registration
+from penstock.delegates.simple import DelegateKernel, SimpleDelegate
+from penstock.hal import Device, Preference, Priority
+from penstock.ir import Model
+from penstock.ir.types import static_shape
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import collect_support
+from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.session import compile_model
+
+if TYPE_CHECKING:
+    from penstock.cache.info import CacheInfo
+    from penstock.compilation import Receipt
+    from penstock.delegates.context import DelegateContext, PartitionModel
+    from penstock.execution import CompiledModel, Outputs
+    from penstock.partitioning.plan import ExecutionPlan
+
+AnyDevice = str | DeviceInfo | Device
+
+STRICT = Policy(allow_fallback=False)
+"""A delegate that fails is reported, and the interpreter goes on without it: nothing takes its device's place silently."""
+
+
+class DriverDelegate(SimpleDelegate):
+    """Hands the nodes that a device supports to that device: each subset is a model, compiled and run by the runtime.
+
+    *device* is a device, its name or its `DeviceInfo`; several, in order of preference; or None for every usable one, which is
+    the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache* and *num_threads* are those of
+    `penstock.compile`; without a policy nothing falls back to another device. *num_threads* None takes the interpreter's.
+
+    A device that is not there, or cannot work here, raises `PlacementError` at once, with the reason.
+    """
+
+    def __init__(
+        self,
+        device: AnyDevice | Sequence[AnyDevice] | None = None,
+        *,
+        policy: Policy | None = None,
+        preference: Preference = "fast_single_answer",
+        priority: Priority = "medium",
+        cache: Any = True,
+        num_threads: int | None = None,
+        max_delegated_partitions: int | None = None,
+        min_nodes_per_partition: int | None = None,
+    ) -> None:
+        super().__init__(
+            DelegateFlags.ALLOW_DYNAMIC_TENSORS,
+            max_delegated_partitions=max_delegated_partitions,
+            min_nodes_per_partition=min_nodes_per_partition,
+        )
+        several = device is None or (isinstance(device, Sequence) and not isinstance(device, str))
+        self.devices: list[Device] = manager.choose(device if several else [device])  # type: ignore[list-item, arg-type]  # one or several
+        self.policy = STRICT if policy is None else policy
+        self.preference, self.priority = preference, priority
+        self.cache, self.num_threads = cache, num_threads
+        names = ", ".join(d.name for d in self.devices)
+        self.name = f"{type(self).__name__}({names})"
+        self._taken: frozenset[int] = frozenset()
+        self._nodes: dict[int, int] = {}
+        self._kernels: list[DriverKernel] = []
+        self.reasons: dict[int, str] = {}
+        """Why a node of the graph it was added to last was not taken, by node."""
+
+    def initialize(self, context: DelegateContext) -> None:
+        """Asks the devices about every node that can be replaced, all at once."""
+        self.reasons = {}
+        nodes = []
+        for index in context.execution_plan:
+            if reason := context.reason_kept(index):
+                self.reasons[index] = reason
+            else:
+                nodes.append(index)
+        taken = []
+        if nodes:
+            part = context.partition_model(nodes)
+            for node, refused in zip(part.nodes, self.refusals(part.model), strict=True):
+                if refused:
+                    self.reasons[node] = refused
+                else:
+                    taken.append(node)
+        self._taken = frozenset(taken)
+        self._nodes = {id(context.node_and_registration(i)[0]): i for i in nodes}
+
+    def refusals(self, model: Model) -> list[str]:
+        """For each operation of *model* why no device of this delegate takes it; empty where one does."""
+        table = collect_support(model, self.devices, self.policy)
+        return [
+            ""
+            if table.takers(at)
+            else "; ".join(f"{name}: {reason}" for name, reason in table.refusals(at).items())
+            for at in range(len(model.operations))
+        ]
+
+    def is_node_supported(
+        self, registration: Registration, node: DelegateNode, context: DelegateContext
+    ) -> bool:
+        """Whether any of its devices takes the node."""
+        return self._nodes.get(id(node)) in self._taken
+
+    def create_kernel(self) -> DelegateKernel:
+        """A kernel that compiles its nodes for the devices."""
+        kernel = DriverKernel(self)
+        self._kernels.append(kernel)
+        return kernel
+
+    def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
+        """The *cache* argument that one subset is compiled with."""
+        return self.cache  # type: ignore[no-any-return]  # compile checks it
+
+    @property
+    def plans(self) -> tuple[ExecutionPlan, ...]:
+        """What runs where in each delegate node that is prepared, in the order in which they were made."""
+        return tuple(k.compiled.plan for k in self._kernels if k.compiled is not None)
+
+    @property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipt of each prepared node's compile, likewise."""
+        return tuple(k.compiled.receipt for k in self._kernels if k.compiled is not None)
+
+    @property
+    def run_receipts(self) -> tuple[Receipt, ...]:
+        """The receipt of each node's last run, likewise."""
+        return tuple(k.outputs.receipt for k in self._kernels if k.outputs is not None)
+
+    def forget(self, kernel: DriverKernel) -> None:
+        """Drops a kernel that was freed."""
+        if kernel in self._kernels:
+            self._kernels.remove(kernel)
+
+
+class DriverKernel(DelegateKernel):
+    """One subset of nodes, compiled."""
+
+    def __init__(self, delegate: DriverDelegate) -> None:
+        self._delegate = delegate
+        self._params: DelegateParams | None = None
+        self._part: PartitionModel | None = None
+        self._static: tuple[bool, ...] = ()
+        self.compiled: CompiledModel | None = None
+        self.outputs: Outputs | None = None
+
+    def init(self, context: DelegateContext, params: DelegateParams) -> None:
+        """Remembers which nodes."""
+        self._params = params
+
+    def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
+        """Compiles for the present shapes. Raises what `penstock.compile` does."""
+        delegate = self._delegate
+        self._close()
+        part = context.partition_model(() if self._params is None else self._params.nodes)
+        threads = context.num_threads if delegate.num_threads is None else delegate.num_threads
+        self.compiled = compile_model(
+            part.model,
+            devices=delegate.devices,
+            preference=delegate.preference,
+            priority=delegate.priority,
+            num_threads=threads,
+            cache=delegate.cache_for(part),
+            policy=delegate.policy,
+        )
+        self._part = part
+        self._static = tuple(
+            static_shape(operand.shape) is not None
+            and operand.dtype != "string"
+            and not context.tensor(tensor).is_variable
+            for tensor, operand in zip(part.outputs, part.model.outputs, strict=True)
+        )
+
+    def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+        """Runs it on the tensors' own memory. Raises what `CompiledModel.run` does."""
+        part, compiled = self._part, self.compiled
+        if part is None or compiled is None:
+            return
+        given = [context.tensor(i).data for i in part.inputs]
+        places = [
+            context.tensor(i).data if static else None
+            for i, static in zip(part.outputs, self._static, strict=True)
+        ]
+        self.outputs = compiled.run(given, out=places)
+        for tensor, place, value in zip(part.outputs, places, self.outputs, strict=True):
+            if place is None:
+                if not context.tensor(tensor).is_variable:
+                    context.resize_tensor(tensor, value.shape)
+                context.tensor(tensor).data[...] = value
+
+    def free(self) -> None:
+        """Releases what was compiled."""
+        self._close()
+        self._delegate.forget(self)
+
+    def _close(self) -> None:
+        compiled, self.compiled, self.outputs = self.compiled, None, None
+        if compiled is not None:
+            compiled.close()

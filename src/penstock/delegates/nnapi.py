@@ -1,0 +1,114 @@
+"""`NnapiDelegate`: the whole runtime as a delegate, with the options of TensorFlow Lite's NNAPI delegate. Experimental until 1.0."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+from penstock.delegates.driver import DriverDelegate
+from penstock.errors import DeviceUnavailable, InputError
+from penstock.hal import Device, Preference
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.runtime.discovery import manager
+
+if TYPE_CHECKING:
+    from penstock.cache.info import CacheInfo
+    from penstock.delegates.context import PartitionModel
+
+ExecutionPreference = Literal["undefined", "low_power", "fast_single_answer", "sustained_speed"]
+
+PREFERENCE_OF: Final[Mapping[str, Preference]] = {
+    "undefined": "fast_single_answer",
+    "low_power": "low_power",
+    "fast_single_answer": "fast_single_answer",
+    "sustained_speed": "sustained_speed",
+}
+
+DEFAULT_PARTITIONS: Final = 3
+"""TFLite's: more subsets than that cost more to enter and leave than they save."""
+
+
+class NnapiDelegate(DriverDelegate):
+    """Gives the runtime what its devices support, and leaves the rest to the interpreter.
+
+    *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones where it is none of
+    them. *cache_dir* is where compiled subsets are kept, under *model_token* (text, or bytes) where one is given, under
+    what they depend on otherwise; without *cache_dir* nothing is kept. *execution_preference* "undefined" is
+    "fast_single_answer". At most *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes
+    all. *disallow_nnapi_cpu* leaves out the reference device, which stands for NNAPI's own CPU path, unless it is named.
+    *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
+    """
+
+    def __init__(
+        self,
+        accelerator_name: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        model_token: str | bytes | None = None,
+        execution_preference: ExecutionPreference = "undefined",
+        max_number_delegated_partitions: int = DEFAULT_PARTITIONS,
+        disallow_nnapi_cpu: bool = True,
+        allow_fp16: bool = False,
+        num_threads: int | None = None,
+    ) -> None:
+        if execution_preference not in PREFERENCE_OF:
+            known = ", ".join(PREFERENCE_OF)
+            raise InputError(f"execution_preference {execution_preference!r} is not one of {known}")
+        if type(max_number_delegated_partitions) is not int:
+            raise InputError(
+                f"max_number_delegated_partitions is a whole number, not {max_number_delegated_partitions!r}"
+            )
+        most = max_number_delegated_partitions
+        super().__init__(
+            _devices(accelerator_name, disallow_nnapi_cpu),
+            policy=Policy(
+                accuracy="relaxed" if allow_fp16 else "faithful",
+                allow_fallback=not disallow_nnapi_cpu,
+            ),
+            preference=PREFERENCE_OF[execution_preference],
+            cache=False,
+            num_threads=num_threads,
+            max_delegated_partitions=most if most > 0 else None,
+        )
+        self._directory, self._token = cache_dir, _token(model_token)
+        if cache_dir is None and model_token is not None:
+            raise InputError("model_token names entries in cache_dir, which is not given")
+
+    def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
+        """An entry of its own for each subset, in the caller's directory."""
+        from penstock.cache.info import CacheInfo
+
+        if self._directory is None:
+            return False
+        if self._token is None:
+            return CacheInfo(self._directory)
+        nodes = ",".join(map(str, part.nodes))
+        return CacheInfo(
+            self._directory, hashlib.sha256(self._token + nodes.encode("ascii")).digest()
+        )
+
+
+def _token(given: str | bytes | None) -> bytes | None:
+    """The caller's token as 32 bytes, whatever its length."""
+    if given is None:
+        return None
+    if not isinstance(given, str | bytes) or not given:
+        raise InputError(f"model_token is text or bytes, not {given!r}")
+    return hashlib.sha256(given.encode("utf-8") if isinstance(given, str) else given).digest()
+
+
+def _devices(name: str | None, without_cpu: bool) -> list[Device]:
+    """The named device, or all that may be used."""
+    if name is not None:
+        if (found := manager.by_name(name)) is None:
+            usable = ", ".join(i.name for i in manager.infos() if i.usable) or "none"
+            raise DeviceUnavailable(f"no usable accelerator {name!r}; usable are: {usable}")
+        return [found]
+    devices = [d for d in manager.choose(None) if not (without_cpu and d.name == REFERENCE_DEVICE)]
+    if not devices:
+        raise DeviceUnavailable(
+            "no device but the reference one is usable here, and disallow_nnapi_cpu leaves that out"
+        )
+    return devices

@@ -1,0 +1,131 @@
+"""The simple form of a delegate: say which nodes, and make a kernel. Experimental until 1.0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.delegates.api import (
+    Delegate,
+    DelegateFlags,
+    DelegateNode,
+    DelegateParams,
+    DelegateRegistration,
+    Registration,
+)
+from penstock.delegates.codes import BuiltinOperator
+from penstock.errors import GeneralFailure, InputError
+
+if TYPE_CHECKING:
+    from penstock.delegates.context import DelegateContext
+    from penstock.delegates.tensor import DelegateTensor
+
+
+class DelegateKernel:
+    """Computes one subset of nodes. A subclass overrides `invoke`; every other method is optional.
+
+    What a method raises is a failure of that stage; what it returns counts for nothing.
+    """
+
+    def init(self, context: DelegateContext, params: DelegateParams) -> None:
+        """Once, when the nodes of *params* are replaced: they and their constants can be read from *context*."""
+
+    def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
+        """After `init`, and whenever shapes have changed: those of the inputs are known."""
+
+    def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+        """Writes the data of `node.outputs`. Required."""
+        raise NotImplementedError(f"{type(self).__name__} has no invoke")
+
+    def free(self) -> None:
+        """Once, when the node goes."""
+
+
+class SimpleDelegate(Delegate):
+    """A delegate that answers for each node whether it takes it. A subclass overrides `is_node_supported` and
+    `create_kernel`.
+
+    *max_delegated_partitions* (None: all) and *min_nodes_per_partition* bound what it takes: the largest subsets first. Both may
+    be set in the class instead. Nodes that another delegate has taken, and those whose network state no tensor holds
+    (resource variables, tables, generators), are not asked about.
+    """
+
+    name: str = ""
+    """What errors call it; its class's name where it is empty."""
+
+    max_delegated_partitions: int | None = None
+    min_nodes_per_partition: int = 0
+
+    def __init__(
+        self,
+        flags: DelegateFlags = DelegateFlags.NONE,
+        *,
+        max_delegated_partitions: int | None = None,
+        min_nodes_per_partition: int | None = None,
+    ) -> None:
+        super().__init__(flags)
+        if max_delegated_partitions is not None:
+            self.max_delegated_partitions = max_delegated_partitions
+        if min_nodes_per_partition is not None:
+            self.min_nodes_per_partition = min_nodes_per_partition
+
+    def initialize(self, context: DelegateContext) -> None:
+        """Before any node is asked about. Optional."""
+
+    def is_node_supported(
+        self, registration: Registration, node: DelegateNode, context: DelegateContext
+    ) -> bool:
+        """Whether a kernel can take this node. Required."""
+        raise NotImplementedError(f"{type(self).__name__} has no is_node_supported")
+
+    def create_kernel(self) -> DelegateKernel:
+        """A new kernel, for one subset of nodes. Required."""
+        raise NotImplementedError(f"{type(self).__name__} has no create_kernel")
+
+    def copy_from_buffer_handle(
+        self, context: DelegateContext, handle: int, tensor: DelegateTensor
+    ) -> None:
+        """A simple delegate that keeps no buffers has none to copy from."""
+        raise GeneralFailure(f"{type(self).__name__} keeps no buffers")
+
+    def prepare(self, context: DelegateContext) -> None:
+        """Asks, partitions, and takes the largest subsets that the limits leave."""
+        self.initialize(context)
+        nodes = context.nodes_within_limits(
+            self._asked(context), self._most(), self.min_nodes_per_partition
+        )
+        if nodes:
+            context.replace_node_subsets_with_delegate_kernels(self._registration(), nodes, self)
+
+    def _asked(self, context: DelegateContext) -> list[int]:
+        found = []
+        for index in context.execution_plan:
+            if context.reason_kept(index):
+                continue
+            node, registration = context.node_and_registration(index)
+            if self.is_node_supported(registration, node, context):
+                found.append(index)
+        return found
+
+    def _most(self) -> int | None:
+        for limit in (self.max_delegated_partitions, self.min_nodes_per_partition):
+            if limit is not None and (type(limit) is not int or limit < 0):
+                raise InputError(
+                    f"a limit of a delegate is a whole number, 0 or more, not {limit!r}"
+                )
+        return self.max_delegated_partitions
+
+    def _registration(self) -> DelegateRegistration:
+        return DelegateRegistration(
+            self.name or type(self).__name__,
+            BuiltinOperator.DELEGATE,
+            init=self._init,
+            prepare=lambda context, node: node.user_data.prepare(context, node),
+            invoke=lambda context, node: node.user_data.invoke(context, node),
+            free=lambda _, kernel: kernel.free(),
+        )
+
+    def _init(self, context: DelegateContext, params: DelegateParams) -> DelegateKernel:
+        kernel = self.create_kernel()
+        if kernel is not None:
+            kernel.init(context, params)
+        return kernel
