@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
+from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.rules.windows import windows
 from penstock.drivers.openvino.site import QUANTIZED, Refused, Site, require
@@ -18,7 +19,7 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
     activation(site, ACTIVATIONS)
     accuracy = activations(site, [data])
     kind = site.input(weights).dtype
-    if accuracy == "relaxed":
+    if site.is_quantized:
         _check_quantized(site, data, weights, bias)
     elif kind is not F32:
         raise Refused(
@@ -59,11 +60,11 @@ def add_bias(
         return graph.op.add(node, graph.reshape(graph.get(site.input_indexes[bias]), shape))
     value = site.constant(bias, "its bias")
     if operand.dtype is not F32:
-        value = value.astype(np.float32) * _bias_scales(site, data, weights)
+        value = value.astype(np.float32) * _product_scales(site, data, weights)
     return graph.op.add(node, graph.constant(value.reshape(shape)))
 
 
-def _bias_scales(site: Site, data: int, weights: int) -> NDArray:
+def _product_scales(site: Site, data: int, weights: int) -> NDArray:
     quantization = site.input(weights).quantization
     scales = np.array(quantization.scales if quantization else (1.0,), np.float32)
     return scales * np.float32(one_scale(site.input(data))[0])
@@ -72,7 +73,12 @@ def _bias_scales(site: Site, data: int, weights: int) -> NDArray:
 def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0) -> None:
     """Bias, activation and the name of a convolution's output, channels first."""
     channels = site.output_shape()[3]
-    node = add_bias(graph, site, node, (1, channels, 1, 1), bias=bias, data=data)
+    shape = (1, channels, 1, 1)
+    node = add_bias(graph, site, node, shape, bias=bias, data=data)
+    if site.is_quantized:
+        ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
+        rounded = rounded_twice(site, np.broadcast_to(ratio, channels)).reshape(shape)
+        node = leave_zero(graph, site, node, rounded)
     graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)), first=True)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from penstock.drivers.openvino.graph import FIRST_AXIS, Graph
+from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.site import Site, require
-from penstock.drivers.openvino.types import activations
+from penstock.drivers.openvino.types import activations, one_scale
 from penstock.hal import AccuracyClass
 
 
@@ -37,4 +42,9 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         axes = sorted(FIRST_AXIS[a] for a in axes)
     x = graph.get(index, first=first)
     node = reduce(x, graph.whole(axes), keep) if axes else x
+    if site.is_quantized and site.operation.type != "REDUCE_MAX":
+        count = math.prod(site.shape()[a] for a in _axes(site))
+        divided = count if site.operation.type == "MEAN" else 1
+        ratio = np.array(one_scale(site.input())[0] / one_scale(site.output())[0])
+        node = leave_zero(graph, site, node, rounded_twice(site, ratio, divided.bit_length() - 1))
     graph.define(site, node, first=first and keep)
