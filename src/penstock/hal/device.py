@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import GeneralFailure
-from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
 from penstock.hal.capabilities import Capabilities, DeviceType, Support
 from penstock.hal.config import PrepareConfig
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import Model
 
+if TYPE_CHECKING:
+    from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
+
 HAL_VERSION: Final = 1
 """Raised whenever a driver written for the contract before would break."""
+
+NO_VERSION: Final = "invalid"
+"""The version of a device that does not tell its own."""
 
 
 class Device(Protocol):

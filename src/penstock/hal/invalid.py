@@ -9,7 +9,7 @@ from penstock.errors import GeneralFailure
 from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
 from penstock.hal.capabilities import Support
 from penstock.hal.config import ExecutionConfig, PrepareConfig
-from penstock.hal.device import DeviceBase
+from penstock.hal.device import NO_VERSION, DeviceBase
 from penstock.hal.prepared import PreparedModel, PreparedModelBase
 from penstock.hal.request import ExecutionResult, Memory, Request
 from penstock.ir import Model
@@ -19,7 +19,7 @@ class InvalidDevice(DeviceBase):
     """A device that refuses everything with one reason."""
 
     def __init__(self, name: str, reason: str) -> None:
-        self.name, self.version, self.reason = name, "invalid", reason
+        self.name, self.version, self.reason = name, NO_VERSION, reason
 
     def check(self) -> str | None:
         return self.reason

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
-from penstock.errors import DriverError, GeneralFailure, MissedDeadlineTransient
+from penstock.errors import GeneralFailure
 from penstock.hal.config import ExecutionConfig
-from penstock.hal.fence import EventFence, Fence, remaining_ns
 from penstock.hal.request import ExecutionResult, Request
-from penstock.hal.validate import validate_fenced
 from penstock.ir import Model
 
-CANCEL_POLL_NS: Final = 10_000_000
-"""How often a wait for a fence looks at its cancel token."""
+if TYPE_CHECKING:
+    from penstock.hal.fence import Fence
 
 
 class Burst(Protocol):
@@ -128,80 +124,21 @@ class PreparedModelBase:
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
         """Optional. The default waits in the calling thread, executes, and returns a signalled fence."""
-        if hasattr(self, "model"):
-            validate_fenced(self.model)
-        done = EventFence()
-        for fence in wait_for:
-            if not _wait(fence, config):
-                done.signal(MissedDeadlineTransient("a fence did not signal before the deadline"))
-                return done
-            if (failure := fence.error()) is not None:
-                done.signal(GeneralFailure(f"a fence this execution waits for failed: {failure}"))
-                return done
-        if timeout_after_fence_ns is not None:
-            latest = time.monotonic_ns() + timeout_after_fence_ns
-            deadline = latest if config.deadline_ns is None else min(latest, config.deadline_ns)
-            config = msgspec.structs.replace(config, deadline_ns=deadline)
-        try:
-            self.execute(request, config)
-        except DriverError as error:
-            done.signal(error)
-        else:
-            done.signal()
-        return done
+        from penstock.hal.defaults import execute_fenced
+
+        return execute_fenced(self, request, wait_for, config, timeout_after_fence_ns)
 
     def configure_burst(self) -> Burst:
         """Optional. The default executes each request by itself."""
+        from penstock.hal.defaults import DefaultBurst
+
         return DefaultBurst(self)
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
         """Optional. The default executes the request anew each time."""
+        from penstock.hal.defaults import DefaultExecution
+
         return DefaultExecution(self, request)
 
     def close(self) -> None:
         """Optional. The default holds nothing."""
-
-
-class DefaultBurst:
-    """`Burst` over plain executions."""
-
-    def __init__(self, prepared: PreparedModelBase) -> None:
-        self._prepared = prepared
-        self._running = threading.Lock()
-
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        if not self._running.acquire(blocking=False):
-            raise GeneralFailure("this burst is executing already")
-        try:
-            return self._prepared.execute(request, config)
-        finally:
-            self._running.release()
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class DefaultExecution:
-    """`ReusableExecution` over plain executions."""
-
-    def __init__(self, prepared: PreparedModelBase, request: Request) -> None:
-        self._prepared, self._request = prepared, request
-
-    def execute(self, config: ExecutionConfig) -> ExecutionResult:
-        return self._prepared.execute(self._request, config)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-def _wait(fence: Fence, config: ExecutionConfig) -> bool:
-    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
-    if config.cancel is None:
-        return fence.wait(remaining_ns(config.deadline_ns))
-    while True:
-        config.cancel.check()
-        left = remaining_ns(config.deadline_ns)
-        if fence.wait(CANCEL_POLL_NS if left is None else min(left, CANCEL_POLL_NS)):
-            return True
-        if left == 0:
-            return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from penstock.hal import (
@@ -13,13 +12,19 @@ from penstock.hal import (
     MAX_NUMBER_OF_CACHE_FILES,
     Capabilities,
     Device,
+    DeviceBase,
     DeviceType,
-    InvalidDevice,
+    PerformanceInfo,
 )
 from penstock.hal.capabilities import FEATURE_LEVELS
+from penstock.hal.device import NO_VERSION
 
 MAX_SHOWN: Final = 300
 """Characters of a driver's value that a reason quotes."""
+
+
+_DEFAULTS: Final = Capabilities()
+_ONE: Final = PerformanceInfo()
 
 
 class Told(Struct):
@@ -50,8 +55,8 @@ def examine(device: Device, driver: str) -> tuple[Told, str]:
     capabilities, numbers of cache files, and the device's own check, which is asked last and only when
     the rest is right. What raises is a reason. A device without a readable name has *driver*'s.
     """
-    blank = InvalidDevice(driver, "")
-    told = Told(driver, blank.version, blank.type, blank.feature_level, blank.capabilities)
+    blank = DeviceBase
+    told = Told(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)
     reasons: list[str] = []
     for member, fault in _METADATA.items():
         try:
@@ -116,9 +121,31 @@ def _feature_level_fault(value: Any) -> str | None:
 def _capabilities_fault(value: Any) -> str | None:
     if not isinstance(value, Capabilities):
         return "its capabilities are {}, which are no Capabilities"
-    # The struct checks nothing when made; NumPy's numbers are as good as Python's.
-    msgspec.convert(msgspec.to_builtins(value, enc_hook=float), Capabilities)
+    # The struct checks nothing when made.
+    fields = Capabilities.__struct_fields__
+    if not all(_is_alike(getattr(value, name), getattr(_DEFAULTS, name)) for name in fields):
+        import msgspec
+
+        # It says what is wrong, and takes NumPy's numbers for Python's.
+        msgspec.convert(msgspec.to_builtins(value, enc_hook=float), Capabilities)
     return None
+
+
+def _is_alike(value: object, default: object) -> bool:
+    """Whether *value* is surely of the type of a field of `Capabilities` that has this *default*."""
+    if isinstance(default, dict):
+        return type(value) is dict and all(
+            type(name) is str and _is_alike(cost, _ONE) for name, cost in value.items()
+        )
+    if value is None:
+        return default is _DEFAULTS.default_performance
+    if isinstance(default, PerformanceInfo):
+        return type(value) is PerformanceInfo and all(
+            type(part) is float for part in (value.execution_time, value.power_usage)
+        )
+    if isinstance(default, tuple):
+        return type(value) is tuple and all(type(word) is str for word in value)
+    return type(value) is type(default)
 
 
 _METADATA: Final[dict[str, Callable[[Any], str | None]]] = {

@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 
 from penstock.export.tflite import metadata_schema, schema
-from penstock.export.tflite.fields import METADATA, TFLITE, Kind, Schema
+from penstock.export.tflite.fields import TFLITE, Kind, Schema
+from penstock.export.tflite.metadata_fields import METADATA
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec import Struct
 
-from penstock.export.tflite import metadata_schema, schema
+from penstock.export.tflite import schema
 
 SCALARS: Final[dict[str, str]] = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
@@ -165,12 +165,3 @@ def _default(scalar: str, text: str) -> bool | int | float:
 
 TFLITE: Final = Schema(schema.FILE_IDENTIFIER, "Model", schema.TABLES, schema.ENUMS, schema.UNIONS)
 """TensorFlow Lite schema v3."""
-
-METADATA: Final = Schema(
-    metadata_schema.FILE_IDENTIFIER,
-    "ModelMetadata",
-    metadata_schema.TABLES,
-    metadata_schema.ENUMS,
-    metadata_schema.UNIONS,
-)
-"""TensorFlow Lite metadata schema 1.5."""

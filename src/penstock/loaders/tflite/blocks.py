@@ -8,21 +8,18 @@ zero points, which LiteRT does not read, are 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import IndexOutOfRange, InvalidQuantization
 from penstock.export.tflite.blocks import BLOCK_SCALED
-from penstock.export.tflite.fields import TFLITE
 from penstock.ir.operand import Operand
 from penstock.ir.types import DType, element_count
 from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.file import tensor_place
 from penstock.loaders.tflite.operators import RawOperator
-
-BLOCKWISE: Final = TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization")
+from penstock.loaders.tflite.tensors import BLOCKWISE
 
 
 class Blocks(Struct, frozen=True):

@@ -1,15 +1,15 @@
 """Which subgraph enters which, and what network state each of them touches.
 
 State in a TFLite file hides in variable tensors and in resource variables (named by VAR_HANDLE). This module
-finds out who reads and writes what, through control flow; `lowering` then makes it explicit.
+finds out who reads and writes what, through control flow; `states` then makes it explicit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import InvalidOperand, InvalidOperation, LimitExceeded
@@ -17,21 +17,7 @@ from penstock.export.tflite.state import state_positions
 from penstock.ir.calls import callees_first
 from penstock.ir.operand import Operand
 from penstock.ir.types import Shape
-from penstock.loaders.tflite.operators import RawOperator
-
-
-class Key(Struct, frozen=True):
-    """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
-    *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether CALL_ONCE has
-    entered *subgraph*, or where the generator of the random operator *number* of *subgraph* stands.
-    """
-
-    kind: Literal["resource", "tensor", "table", "keys", "values", "filled", "once", "random"]
-    container: str = ""
-    name: str = ""
-    subgraph: int = -1
-    number: int = -1
-
+from penstock.loaders.tflite.operators import Key, RawOperator, RawSubgraph
 
 BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
 """Operators that enter one of several subgraphs, by their first input."""
@@ -56,21 +42,6 @@ STEPS_PER_OPERATOR: Final = 16
 STEP_ALLOWANCE: Final = 100_000
 STATE_PER_OPERAND: Final = 8
 STATE_ALLOWANCE: Final = 4096
-
-
-class RawSubgraph(Struct):
-    """A subgraph before state is lowered: operands by tensor index, operators as in the file."""
-
-    index: int
-    name: str
-    operands: list[Operand]
-    operators: list[RawOperator]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    variables: frozenset[int]
-    """Its variable tensors."""
-    handles: dict[int, Key] = field(default_factory=dict)
-    """Resource tensors: tensor index to the state each one stands for."""
 
 
 def state_inputs(operator: RawOperator) -> tuple[int, ...]:

@@ -13,6 +13,10 @@ from penstock.loaders.flatbuffer import Blob, Reader, Values
 SCHEMA_VERSION: Final = 3
 BUFFER_MEMORY: Final = 160
 
+END_OF_ARCHIVE: Final = b"PK\x05\x06"
+ARCHIVE_END: Final = 22 + 0xFFFF
+"""What a zip archive's last record begins with, and the most bytes that it takes, its comment included."""
+
 
 class File:
     """The root table of a file, verified, with access to buffers by index."""
@@ -40,6 +44,10 @@ class File:
         if not 0 <= index < len(self._places):
             raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
         return self._places[index]
+
+    def tail(self, size: int) -> bytes:
+        """A copy of the last *size* bytes of the file, or of all there are."""
+        return bytes(self.data[-size:])
 
     def bytes_at(self, place: DataLocation) -> memoryview:
         return self.data[place.offset : place.offset + place.length]

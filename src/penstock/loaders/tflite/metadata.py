@@ -12,16 +12,13 @@ from typing import Final
 
 from penstock import knobs
 from penstock.errors import InvalidMetadata, LimitExceeded, ModelError
-from penstock.export.tflite.fields import METADATA
+from penstock.export.tflite.metadata_fields import METADATA
 from penstock.ir.model import NO_METADATA, Metadata, TensorMetadata
 from penstock.loaders.flatbuffer import Reader, Values
-from penstock.loaders.tflite.file import File
+from penstock.loaders.tflite.file import ARCHIVE_END, END_OF_ARCHIVE, File
 
 ENTRY: Final = "TFLITE_METADATA"
 MIB: Final = 1 << 20
-END_OF_ARCHIVE: Final = b"PK\x05\x06"
-END_SIZE: Final = 22
-MAX_COMMENT: Final = 0xFFFF
 LABEL_TYPES: Final = ("TENSOR_AXIS_LABELS", "TENSOR_VALUE_LABELS")
 CONTENT: Final = {
     "FeatureProperties": "feature",
@@ -41,7 +38,7 @@ def read_metadata(file: File) -> Metadata:
         where = f"metadata {index} ({table['name'] or ''})"
         file.charge(ENTRY_MEMORY, where)
         entries[table["name"] or ""] = file.copy(file.buffer(table["buffer"], where), where)
-    files = read_archive(file.data)
+    files = read_archive(file)
     raw = entries.get(ENTRY)
     if raw:
         return _described(file, raw, entries, files)
@@ -50,13 +47,12 @@ def read_metadata(file: File) -> Metadata:
     return Metadata(entries=entries, files=files)
 
 
-def read_archive(data: memoryview) -> dict[str, bytes]:
-    """The files of the zip archive at the end of *data*; empty when there is none.
+def read_archive(file: File) -> dict[str, bytes]:
+    """The files of the zip archive at the end of *file*; empty when there is none.
 
     All together may take what the knob metadata_limit_mib allows (`LimitExceeded`).
     """
-    tail = bytes(data[-(END_SIZE + MAX_COMMENT) :])
-    if END_OF_ARCHIVE not in tail:
+    if END_OF_ARCHIVE not in file.tail(ARCHIVE_END):
         return {}
     import zipfile
     import zlib
@@ -66,7 +62,7 @@ def read_archive(data: memoryview) -> dict[str, bytes]:
     limit = knobs.metadata_limit_mib() * MIB
     files: dict[str, bytes] = {}
     try:
-        with zipfile.ZipFile(_View(data)) as archive:
+        with zipfile.ZipFile(_View(file.data)) as archive:
             members = [info for info in archive.infolist() if not info.is_dir()]
             if sum(info.file_size for info in members) > limit:
                 raise LimitExceeded("the associated files take more than metadata_limit_mib allows")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
 from penstock.errors import IndexOutOfRange, InvalidAttribute, UnknownOperator
 from penstock.export.tflite.fields import TFLITE, Field, Kind
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
-from penstock.ir.operand import Origin
+from penstock.ir.operand import Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS
 from penstock.loaders.flatbuffer import Values
@@ -69,6 +69,34 @@ class RawOperator(Struct):
     @property
     def place(self) -> str:
         return f"subgraph {self.origin.subgraph}, operator {self.origin.index} ({self.type})"
+
+
+class Key(Struct, frozen=True):
+    """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
+    *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether CALL_ONCE has
+    entered *subgraph*, or where the generator of the random operator *number* of *subgraph* stands.
+    """
+
+    kind: Literal["resource", "tensor", "table", "keys", "values", "filled", "once", "random"]
+    container: str = ""
+    name: str = ""
+    subgraph: int = -1
+    number: int = -1
+
+
+class RawSubgraph(Struct):
+    """A subgraph before state is lowered: operands by tensor index, operators as in the file."""
+
+    index: int
+    name: str
+    operands: list[Operand]
+    operators: list[RawOperator]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    variables: frozenset[int]
+    """Its variable tensors."""
+    handles: dict[int, Key] = field(default_factory=dict)
+    """Resource tensors: tensor index to the state each one stands for."""
 
 
 def read_codes(file: File) -> list[OperatorCode]:

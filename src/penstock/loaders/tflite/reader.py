@@ -10,18 +10,27 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
 from penstock.export.tflite.schema import FILE_IDENTIFIER
-from penstock.ir.model import ConstantPool, Metadata, Model, Signature
+from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values
-from penstock.loaders.tflite.blocks import give_scales, read_blocks
-from penstock.loaders.tflite.calls import RawSubgraph
-from penstock.loaders.tflite.file import File, integers, tensor_place
+from penstock.loaders.tflite.file import (
+    ARCHIVE_END,
+    END_OF_ARCHIVE,
+    File,
+    integers,
+    tensor_place,
+)
 from penstock.loaders.tflite.lowering import Lowered, lower
-from penstock.loaders.tflite.metadata import read_metadata
-from penstock.loaders.tflite.operators import OperatorCode, RawOperator, read_codes, read_operator
-from penstock.loaders.tflite.tensors import read_operand
+from penstock.loaders.tflite.operators import (
+    OperatorCode,
+    RawOperator,
+    RawSubgraph,
+    read_codes,
+    read_operator,
+)
+from penstock.loaders.tflite.tensors import BLOCKWISE, read_operand
 from penstock.logs import Log
 
 MIB = 1 << 20
@@ -55,8 +64,16 @@ def load(pool: ConstantPool) -> Model:
     lowered = lower(raw, file.data, dense.left)
     pools = (pool, *dense.pools())
     signatures = _signatures(file, lowered, raw)
-    metadata = _once_each(read_metadata(file), raw[0].inputs)
+    metadata = _once_each(_metadata(file), raw[0].inputs)
     return Model(tuple(lowered.subgraphs), pools, tuple(lowered.variables), signatures, metadata)
+
+
+def _metadata(file: File) -> Metadata:
+    if not file.tables("metadata") and END_OF_ARCHIVE not in file.tail(ARCHIVE_END):
+        return NO_METADATA
+    from penstock.loaders.tflite.metadata import read_metadata
+
+    return read_metadata(file)
 
 
 def _once_each(metadata: Metadata, inputs: tuple[int, ...]) -> Metadata:
@@ -125,8 +142,10 @@ def _subgraph(
         read_operator(file, codes, index, i, o, len(tensors), subgraphs)
         for i, o in enumerate(table["operators"] or ())
     ]
-    if blocks := read_blocks(tensors):
-        give_scales(index, operators, operands, tensors, blocks)
+    if any(t["quantization"] and t["quantization"]["details_type"] == BLOCKWISE for t in tensors):
+        from penstock.loaders.tflite.blocks import give_scales, read_blocks
+
+        give_scales(index, operators, operands, tensors, read_blocks(tensors))
     for operator in operators:
         if operator.type in INTERMEDIATE_OPERATORS:
             operator.attributes.update(_intermediates(operator, operands))

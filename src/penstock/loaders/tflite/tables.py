@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from penstock.errors import InvalidOperation
 from penstock.ir.operand import Operand
-from penstock.loaders.tflite.calls import Key, RawSubgraph, handle_of
-from penstock.loaders.tflite.operators import RawOperator
+from penstock.loaders.tflite.calls import handle_of
+from penstock.loaders.tflite.operators import Key, RawOperator, RawSubgraph
 
 Table: TypeAlias = "tuple[Operand, Operand]"
 """Keys and values, both constants."""
@@ -24,7 +24,7 @@ Table: TypeAlias = "tuple[Operand, Operand]"
 def lower_tables(subgraphs: list[RawSubgraph]) -> None:
     """Rewrites the operators of tables with constant content in place; `resolve_handles` has run.
 
-    The operators of other tables stay as they are, for `lowering`.
+    The operators of other tables stay as they are, for `states`.
     """
     kinds = ("HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE")
     users = [(s, o) for s in subgraphs for o in s.operators if o.type in kinds]

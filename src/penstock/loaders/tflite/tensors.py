@@ -17,12 +17,14 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
 from penstock.ir.types import DType, Quantization, Shape, byte_size, element_count
 from penstock.loaders.flatbuffer import Values
-from penstock.loaders.tflite.blocks import BLOCKWISE
 from penstock.loaders.tflite.file import File, integers, tensor_place
 
 DTYPES: Final = {
     number: DType(name.lower()) for name, number in TFLITE.numbers("TensorType").items()
 }
+
+BLOCKWISE: Final = TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization")
+"""The kind of quantisation details of a tensor whose scales are one a block of each row."""
 
 QUANTIZED: Final = frozenset(
     {DType.INT8, DType.UINT8, DType.INT16, DType.INT4, DType.UINT4, DType.INT2}

@@ -1,0 +1,254 @@
+"""Network state made explicit: variables, state ports, and extra operands of control flow.
+
+- READ_VARIABLE becomes a use of the variable's current value, ASSIGN_VARIABLE makes its operand the current
+  value; an entry subgraph takes the first value as a state input and gives the last as a state output.
+- A variable tensor is the state input of its subgraph; the recurrent operation that changes it gives the new
+  value as an extra output, after its own, in the order of its state inputs.
+- Branches, loops and composites pass what their subgraphs touch as extra inputs and outputs, after their own.
+- CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any other becomes an
+  IF on a boolean variable.
+- HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds already.
+- A random operator takes its generator's position as another input, and gives it as another output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.errors import (
+    InvalidOperation,
+    LimitExceeded,
+)
+from penstock.ir.model import Subgraph, Variable
+from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.types import DType, byte_size, is_static
+from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
+from penstock.loaders.tflite.calls import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    StateUse,
+    call_order,
+    find_state,
+    handle_of,
+    resolve_handles,
+    state_types,
+    value_of,
+)
+from penstock.loaders.tflite.lowering import Lowered
+from penstock.loaders.tflite.operators import Key, RawOperator, RawSubgraph
+
+RESOURCE_OPERATORS: Final = frozenset(
+    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
+    | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
+)
+
+
+def lower_states(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
+    """As `lowering.lower`, for a file that may have state or whose operators enter subgraphs."""
+    order = call_order(raw)
+    if any(o.type in RESOURCE_OPERATORS for s in raw for o in s.operators):
+        resolve_handles(raw, order)
+        from penstock.loaders.tflite.tables import lower_tables
+
+        lower_tables(raw)
+    return StateLowering(raw, data, find_state(raw, order), zero_limit).run()
+
+
+class StateLowering:
+    def __init__(
+        self, raw: list[RawSubgraph], data: memoryview, use: StateUse, zero_limit: int
+    ) -> None:
+        self.raw, self.data, self.use = raw, data, use
+        self.types = state_types(raw) if any(use.touched) else {}
+        self.roles = self._find_roles()
+        self.folded = self._find_folded()
+        self.initial = {
+            key: operand for values in self.folded.values() for key, operand in values.items()
+        }
+        self.keys: dict[Key, int] = {}
+        self.variables: list[Variable] = []
+        self.zero_left = zero_limit
+        self.skipping: dict[int, int] = {}
+        self.choices: dict[tuple[tuple[DType, DType], bool], int] = {}
+        self.extra: list[Subgraph] = []
+
+    def run(self) -> Lowered:
+        bodies = [StateBody(self, s) for s in self.raw]
+        subgraphs = [b.lower() for b in bodies]
+        self._assign_passed_on(subgraphs)
+        return Lowered(subgraphs + self.extra, self.variables, [b.renamed for b in bodies])
+
+    def _assign_passed_on(self, subgraphs: list[Subgraph]) -> None:
+        """Gives zeros to unassigned variables that control flow takes: it may not read them at all."""
+        for subgraph in subgraphs:
+            taken = {i for o in subgraph.operations if o.type in CONTROL_FLOW for i in o.inputs}
+            for port in subgraph.states:
+                if port.input in taken:
+                    variable = self.variables[port.variable]
+                    self.variables[port.variable] = replace(variable, assigned=True)
+
+    def state_operand(self, key: Key) -> Operand:
+        """A temporary of the type of the state *key*."""
+        match key.kind:
+            case "once" | "filled":
+                return Operand(DType.BOOL, ())
+            case "random":
+                return Operand(DType.INT64, ())
+        tensor = key.kind == "tensor"
+        known = self.raw[key.subgraph].operands[key.number] if tensor else self.types[key]
+        return Operand(known.dtype, known.shape, name=known.name, quantization=known.quantization)
+
+    def variable(self, key: Key) -> int:
+        """The index of the variable for *key*, made on first use."""
+        if key not in self.keys:
+            self.keys[key] = len(self.variables)
+            self.variables.append(self._variable(key))
+        return self.keys[key]
+
+    def _variable(self, key: Key) -> Variable:
+        operand = self.state_operand(key)
+        owner = f"subgraph_{key.subgraph}" if key.subgraph >= 0 else f"table_{key.number}"
+        name = key.name or operand.name or f"{owner}/{key.kind}/{key.number}"
+        given = self.initial.get(key)
+        if given is not None:
+            if self._is_zero(given):
+                return Variable(name, given.dtype, given.shape, operand.quantization)
+            return Variable(
+                name, given.dtype, given.shape, operand.quantization, given.value, given.location
+            )
+        return Variable(
+            name,
+            operand.dtype,
+            operand.shape,
+            operand.quantization,
+            self._zeros(key, operand),
+            assigned=key.kind != "resource",
+        )
+
+    def _is_zero(self, given: Operand) -> bool:
+        place = given.location
+        if place is None or place.pool:
+            return given.value is not None and not any(given.value)
+        return not np.frombuffer(
+            self.data[place.offset : place.offset + place.length], np.uint8
+        ).any()
+
+    def _zeros(self, key: Key, operand: Operand) -> bytes | None:
+        """TFLite resets an int8 variable tensor to its zero point, every other one to zero bytes."""
+        if key.kind != "tensor" or operand.dtype is not DType.INT8 or operand.quantization is None:
+            return None
+        zero_point = operand.quantization.zero_point % 256
+        if not zero_point or operand.shape is None or not is_static(operand.shape):
+            return None
+        size = byte_size(operand.dtype, operand.shape) or 0
+        self.zero_left -= size
+        if self.zero_left < 0:
+            raise LimitExceeded(
+                f"the initial value of variable tensor {operand.name!r} takes {size} bytes"
+            )
+        return bytes([zero_point]) * size
+
+    def _find_roles(self) -> list[str]:
+        """How each subgraph is entered: entry, branch, cond, body, called or once. State needs one role each."""
+        roles = ["entry"] * len(self.raw)
+        for subgraph in self.raw:
+            for operator in subgraph.operators:
+                for target, role in zip(operator.targets, _roles_of(operator), strict=False):
+                    if roles[target] not in ("entry", role) and self.use.touched[target]:
+                        raise InvalidOperation(
+                            f"subgraph {target} has network state and is used both as {roles[target]} and as {role}",
+                            where=operator.place,
+                        )
+                    roles[target] = role
+        if self.raw and roles[0] != "entry" and self.use.touched[0]:
+            raise InvalidOperation(
+                "the main subgraph has network state and is entered by another", where="subgraph 0"
+            )
+        return roles
+
+    def _find_folded(self) -> dict[int, dict[Key, Operand]]:
+        """The CALL_ONCE subgraphs that only give initial values, with these.
+
+        An initial value is a variable's only when no entry subgraph touches it before CALL_ONCE.
+        """
+        found: dict[int, dict[Key, Operand]] = {}
+        owners: dict[Key, int] = {}
+        late: set[int] = set()
+        for subgraph in self.raw:
+            index = subgraph.index
+            if self.roles[index] == "once" and (values := _constants_assigned(subgraph)):
+                found[index] = values
+                for key in values:
+                    if owners.setdefault(key, index) != index:
+                        late |= {index, owners[key]}
+        for subgraph in self.raw:
+            if owners and self.roles[subgraph.index] == "entry":
+                late |= self._touched_before(subgraph, owners, found.keys())
+        return {index: values for index, values in found.items() if index not in late}
+
+    def _touched_before(
+        self, subgraph: RawSubgraph, owners: Mapping[Key, int], inits: Collection[int]
+    ) -> set[int]:
+        """The subgraphs among *inits* whose variables *subgraph* touches before it enters them."""
+        entered: set[int] = set()
+        late: set[int] = set()
+        for operator in subgraph.operators:
+            if operator.type == "CALL_ONCE" and operator.targets[0] in inits:
+                entered.add(operator.targets[0])
+                continue
+            touched = [k for t in operator.targets for k in self.use.touched[t]]
+            if operator.type in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+                touched.append(handle_of(subgraph, operator))
+            late |= {owners[k] for k in touched if k in owners} - entered
+        return late
+
+    def skip_subgraph(self, init: int) -> int:
+        """A subgraph that passes on unchanged what *init* touches: the branch of a CALL_ONCE already done."""
+        if init not in self.skipping:
+            body = StateBody(self, RawSubgraph(init, "", [], [], (), (), frozenset()))
+            self.skipping[init] = len(self.raw) + len(self.extra)
+            self.extra.append(body.lower())
+        return self.skipping[init]
+
+    def choice(self, types: tuple[DType, DType], second: bool) -> int:
+        """A subgraph of two pairs of vectors of these types that gives the first pair, or the *second*."""
+        known = self.choices.get((types, second))
+        if known is None:
+            known = self.choices[types, second] = len(self.raw) + len(self.extra)
+            operands = tuple(
+                Operand(dtype, (None,), Lifetime.SUBGRAPH_INPUT) for dtype in types * 2
+            )
+            given = (2, 3) if second else (0, 1)
+            self.extra.append(Subgraph(operands, (), (0, 1, 2, 3), given))
+        return known
+
+
+def _roles_of(operator: RawOperator) -> Sequence[str]:
+    """How *operator* enters each of its subgraphs."""
+    if operator.type in BRANCHES:
+        return ("branch",) * len(operator.targets)
+    if operator.type in CALLS:
+        return ("called",)
+    if operator.type in LOOPS:
+        return ("cond", "body")
+    return ("once",) if operator.type == "CALL_ONCE" else ()
+
+
+def _constants_assigned(subgraph: RawSubgraph) -> dict[Key, Operand] | None:
+    values: dict[Key, Operand] = {}
+    if subgraph.inputs or subgraph.outputs:
+        return None
+    for operator in subgraph.operators:
+        if operator.type == "ASSIGN_VARIABLE":
+            key, operand = handle_of(subgraph, operator), subgraph.operands[value_of(operator)]
+            if key in values or not operand.is_constant:
+                return None
+            values[key] = operand
+        elif operator.type != "VAR_HANDLE":
+            return None
+    return values
