@@ -12,11 +12,6 @@ ANYTHING: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that reads no further."""
 
 
-def compare(context: typer.Context) -> None:
-    """Compare every driver's results with the reference driver's (not available yet)."""
-    not_yet(context)
-
-
 def replay(context: typer.Context) -> None:
     """Repeat a recorded run (not available yet)."""
     not_yet(context)

@@ -15,12 +15,13 @@ from typer.core import TyperGroup
 from penstock.cli import failures
 from penstock.cli.bench import bench
 from penstock.cli.cache import cache
+from penstock.cli.compare import compare
 from penstock.cli.devices import devices
 from penstock.cli.doctor import doctor
 from penstock.cli.dump import dump
 from penstock.cli.inspect import inspect
 from penstock.cli.knobs import knobs
-from penstock.cli.later import ANYTHING, compare, replay
+from penstock.cli.later import ANYTHING, replay
 from penstock.cli.output import Output
 from penstock.cli.plan import plan
 from penstock.cli.run import run
@@ -133,10 +134,9 @@ def root(
         raise typer.Exit
 
 
-for command in (run, inspect, plan, dump, bench, devices, doctor, knobs):
+for command in (run, inspect, plan, dump, bench, compare, devices, doctor, knobs):
     app.command()(command)
-for command in (compare, replay):
-    app.command(context_settings=dict(ANYTHING))(command)
+app.command(context_settings=dict(ANYTHING))(replay)
 app.add_typer(cache)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import InputError
+from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
 from penstock.export.tflite.state import RANDOM_INPUTS, state_positions
@@ -89,13 +89,14 @@ def cases_of(
     *,
     state: State | None = None,
     only: frozenset[int] | None = None,
+    device: str | DeviceInfo | Device = REFERENCE,
 ) -> Iterator[OperationCase]:
     """Every operation of *model*'s entry subgraph, in the order in which they run, with its real inputs.
 
     *inputs* are those of `CompiledModel.run`. *state* holds the values of the network's variables and gets
     the new ones once the last case was taken (None: the initial values, for this pass alone), so that a second
     pass goes on where the first one ended. *only* leaves out the cases of other operations; they are computed
-    all the same. Arrays are shared between cases and must not be changed.
+    all the same. *device* computes what it supports in the place of the reference. Arrays are shared between cases and must not be changed.
 
     Raises `InputError` for inputs that do not fit, and whatever the reference device raises for an operation
     that it cannot run, when it is reached.
@@ -116,7 +117,7 @@ def cases_of(
         given = tuple(values[i] for i in cut.inputs)
         shapes = {at: array.shape for at, array in enumerate(given)}
         alone = infer_shapes(cut.model, shapes)
-        results = tuple(run_alone(alone, given, REFERENCE, accuracy="exact"))
+        results = _results(alone, given, device)
         values |= dict(zip(cut.outputs, results, strict=True))
         if only is None or index in only:
             yield OperationCase(
@@ -133,6 +134,17 @@ def cases_of(
                 if p.output is not None
             }
         )  # fmt: skip
+
+
+def _results(
+    model: Model, inputs: Sequence[NDArray], device: str | DeviceInfo | Device
+) -> tuple[NDArray, ...]:
+    if device != REFERENCE:
+        try:
+            return tuple(run_alone(model, inputs, device, accuracy="relaxed"))
+        except PlacementError:
+            pass
+    return tuple(run_alone(model, inputs, REFERENCE, accuracy="exact"))
 
 
 def distance(
@@ -207,14 +219,22 @@ def _frees(entry: Subgraph) -> list[list[int]]:
 
 
 def _state_pairs(model: Model) -> list[tuple[int, int]]:
-    """(input, output) of the state that TFLite's operator keeps to itself; the model's one operation's."""
-    operation = model.operations[0]
-    positions = state_positions(operation.type, operation.attributes)
-    own = RANDOM_INPUTS.get(operation.type)
-    if own is not None:
-        positions = tuple(range(own, len(operation.inputs)))
-    states = [operation.inputs[p] for p in positions]
-    return list(zip(states, operation.outputs[len(operation.outputs) - len(states) :], strict=True))
+    """(input, output) of the state that TFLite's operators keep to themselves."""
+    entry = model.entry
+    pairs = []
+    for operation in entry.operations:
+        own = RANDOM_INPUTS.get(operation.type)
+        positions = state_positions(operation.type, operation.attributes)
+        if own is not None:
+            positions = tuple(range(own, len(operation.inputs)))
+        states = [operation.inputs[p] for p in positions]
+        after = operation.outputs[len(operation.outputs) - len(states) :]
+        pairs += [
+            (before, new)
+            for before, new in zip(states, after, strict=True)
+            if before in entry.inputs and new in entry.outputs
+        ]
+    return pairs
 
 
 def _with_state(case: OperationCase) -> Model:
@@ -224,8 +244,6 @@ def _with_state(case: OperationCase) -> Model:
     if not pairs:
         return model
     values = dict(zip(entry.inputs, case.inputs, strict=True))
-    if any(i not in values or i not in entry.inputs for i, _ in pairs):
-        raise InputError(f"operation {case.index} ({case.type}): its state is no input")
     pools, variables = list(model.pools), []
     for given, _ in pairs:
         operand, value = entry.operands[given], values[given]

@@ -168,7 +168,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, arguments: list[str])
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["compare", "m.tflite"],
         ["replay", "f"],
         ["bench", "m.tflite", "--tune"],
         ["doctor", "--last-crash"],

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.errors import (
     Cancelled,
+    DeadObject,
+    ErrorStatus,
     GeneralFailure,
     InputError,
     InvalidArgument,
@@ -37,6 +41,8 @@ from penstock.testing.doubles import (
     METHODS,
     FaultyDevice,
     InterceptingDevice,
+    Lie,
+    LyingDevice,
     RecordingDevice,
     SlowDevice,
     SubsetDevice,
@@ -115,6 +121,14 @@ class TestFaulty:
         with pytest.raises(InputError, match="no method of a device is named run"):
             FaultyDevice(null(), {"run": 1})
 
+    def test_a_status_is_the_error_of_its_class(self) -> None:
+        device = FaultyDevice(null(), {"execute": 1}, ErrorStatus.DEAD_OBJECT)
+        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        with Trial(CASE) as trial, pytest.raises(DeadObject, match="execute fails at call 1"):
+            prepared.execute(trial.request, PLAIN)
+        with pytest.raises(InputError, match="NONE is no failure"):
+            FaultyDevice(null(), {}, ErrorStatus.NONE)
+
     def test_the_runtime_falls_back_from_it(self) -> None:
         class Quick(FaultyDevice):
             capabilities = Capabilities(default_performance=PerformanceInfo(0.1, 0.1))
@@ -177,6 +191,70 @@ class TestSlow:
         device = SlowDevice(sample(), {"prepare_model": 60.0}, sleep=sleep)
         with pytest.raises(Cancelled):
             device.prepare_model(CASE.model, PrepareConfig(cancel=token))
+
+    def test_a_heedless_one_notices_nothing(self) -> None:
+        clock = Clock()
+        started = clock.now = time.monotonic() + 900.0  # past the deadline by its own clock alone
+        config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
+        for heedless in (True, False):
+            device = SlowDevice(
+                sample(),
+                {"execute": 3.0},
+                heedless=heedless,
+                sleep=clock.sleep,
+                clock_ns=clock.nanoseconds,
+            )
+            prepared = device.prepare_model(CASE.model, PrepareConfig())
+            with Trial(CASE) as trial:
+                if heedless:
+                    prepared.execute(trial.request, config)
+                    assert clock.now - started == pytest.approx(3.0, abs=0.002)
+                else:
+                    with pytest.raises(MissedDeadlineTransient):
+                        prepared.execute(trial.request, config)
+
+    def test_a_method_that_does_not_exist_is_refused(self) -> None:
+        with pytest.raises(InputError, match="no method of a device is named run"):
+            SlowDevice(null(), {"run": 1})
+
+
+class TestLying:
+    def test_several_lies_are_told_at_once(self) -> None:
+        device = LyingDevice(sample(), "values", "output_count", "writes_behind")
+        prepared = device.prepare_model(CASE.model, PrepareConfig())
+        with Trial(CASE) as trial:
+            result = prepared.execute(trial.request, PLAIN)
+            assert len(result.output_shapes) == len(CASE.outputs) - 1
+            with pytest.raises(AssertionError, match="bytes behind argument"):
+                trial.check_memory()
+
+    @pytest.mark.parametrize(
+        ("lie", "complaint"),
+        [
+            ("writes_behind", "bytes behind argument"),
+            ("writes_before", "bytes before argument"),
+            ("changes_inputs", "input 0 was changed"),
+        ],
+    )
+    def test_lies_that_are_writes(self, lie: Lie, complaint: str) -> None:
+        prepared = LyingDevice(sample(), lie).prepare_model(CASE.model, PrepareConfig())
+        with Trial(CASE) as trial:
+            prepared.execute(trial.request, PLAIN)
+            with pytest.raises(AssertionError, match=complaint):
+                trial.check_memory()
+
+    @pytest.mark.parametrize("where", ["host", "pool"])
+    def test_values_are_far_off_in_any_memory(self, where: Literal["host", "pool"]) -> None:
+        prepared = LyingDevice(reference(), "values").prepare_model(CASE.model, PrepareConfig())
+        with Trial(CASE, where) as trial:
+            found = trial.run(prepared)
+        for array, wanted in zip(found, CASE.outputs, strict=True):
+            assert np.abs(array - wanted).reshape(-1)[0] > 0.1
+            assert np.array_equal(array.reshape(-1)[2:], wanted.reshape(-1)[2:])
+
+    def test_an_unknown_lie_is_refused(self) -> None:
+        with pytest.raises(InputError, match="no lie is named flattery; known: support_length"):
+            LyingDevice(sample(), "flattery")  # type: ignore[arg-type]  # the point
 
 
 class Clock:

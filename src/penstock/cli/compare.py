@@ -1,0 +1,174 @@
+"""`penstock compare`: the first operation whose result departs, device by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+
+import typer
+
+from penstock.cli import options, writing
+from penstock.cli.failures import Unfinished, UsageError
+from penstock.cli.output import Output, output_of
+from penstock.errors import NotExportable
+
+if TYPE_CHECKING:
+    from penstock.hal import AccuracyClass
+    from penstock.ir import Model, NDArray
+    from penstock.runtime.comparison import Comparison, Departure
+
+REFERENCE: Final = "reference"
+DEFAULT_CLASS: Final = "faithful"
+
+
+def compare(
+    context: typer.Context,
+    model: options.ModelFile,
+    inputs: options.Inputs = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            "-d",
+            metavar="NAME",
+            help="Compare this device; repeat for several (default: every usable one).",
+        ),
+    ] = None,
+    against: Annotated[
+        str, typer.Option("--against", metavar="NAME", help="The device that is right.")
+    ] = REFERENCE,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="F",
+            help="Write the operation that departs as F (.tflite), its inputs and expected results beside it (.npz).",
+        ),
+    ] = None,
+    normalise: options.Normalise = None,
+    signature: options.SignatureName = None,
+    accuracy: options.Accuracy = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Find the first operation of MODEL whose result on a device departs from the reference's.
+
+    The model is cut at its operations, each part is fed the real values that INPUT leads to, and a part that departs
+    is halved. Exit code 1 when something departs.
+    """
+    from penstock.cli import opening
+    from penstock.cli.feed import Wishes, feed, parse_normalisation
+    from penstock.execution.inputs import in_order
+    from penstock.execution.interface import interface_of
+
+    output = output_of(context)
+    wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    target = writing.target("--out", out, (".tflite",))
+    opening.policy_of(accuracy)
+    opening.check_devices([*(device or ()), against])
+    names = _chosen(device, against)
+    loaded = opening.load(model)
+    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
+    interface = interface_of(entered, signature)
+    given = inputs or (["random"] if interface.inputs else [])
+    fed = feed(given, interface.inputs, entered.metadata.inputs, wishes)
+    arrays = in_order(fed.arrays, interface)
+    kind = cast("AccuracyClass", accuracy or DEFAULT_CLASS)
+    found = []
+    written: list[str] = []
+    for name in names:
+        with _told(output, name) as progress:
+            result = _compare(entered, arrays, name, against, kind, progress)
+        output.line(result.show(), "" if not result.departs else "red")
+        found.append(result)
+        if target is not None and result.departure is not None and not written:
+            written = write_case(target, result.departure)
+            output.line(f"written: {', '.join(written)}")
+    output.notes(fed.notes)
+    departing = [r for r in found if r.departure is not None]
+    output.json(
+        {
+            "departs": bool(departing),
+            "devices": [result.to_builtins() for result in found],
+            "inputs": fed.sources,
+            "notes": fed.notes,
+            "written": written,
+        }
+    )
+    if departing:
+        names_in_words = ", ".join(r.device for r in departing)
+        raise Unfinished(f"a result departs on {names_in_words}")
+
+
+def _compare(
+    model: Model,
+    arrays: Sequence[NDArray],
+    device: str,
+    against: str,
+    accuracy: AccuracyClass,
+    progress: Callable[[str], None],
+) -> Comparison:
+    from penstock.runtime.comparison import compare as compare_device
+
+    return compare_device(model, arrays, device, against, accuracy=accuracy, progress=progress)
+
+
+def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
+    """The devices to compare. Raises `UsageError` where there is none, or one would be compared with itself."""
+    import penstock
+
+    if given is not None and against in given:
+        raise UsageError(f"--device {against} would be compared with itself (--against {against})")
+    names = list(given or ())
+    if not names:
+        names = [
+            d.name
+            for d in penstock.devices()
+            if d.usable and not d.only_when_named and d.name not in {against, REFERENCE}
+        ]
+    if not names:
+        raise UsageError(f"there is no usable device to compare with {against}; name one: --device")
+    return list(dict.fromkeys(names))
+
+
+@contextmanager
+def _told(output: Output, device: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal which part of the model is being tried."""
+    with output.progress() as bar:
+        task = bar.add_task(f"{device}: computing the reference", total=None)
+        yield lambda part: bar.update(task, description=f"{device}: {part}")
+
+
+def write_case(path: Path, departure: Departure) -> list[str]:
+    """Writes the cut-out operations, and their arrays beside them; returns the files' names.
+
+    Operations that have no form in TFLite leave the arrays alone to be written.
+    """
+    import numpy as np
+
+    from penstock.runtime.comparison import case_arrays
+
+    written: list[str] = []
+    arrays = path.with_suffix(".npz")
+    as_file = True
+    try:
+        content = departure.case.tflite()
+    except NotExportable:
+        as_file = False
+    else:
+        writing.write(path, lambda: path.write_bytes(content))
+        written.append(str(path))
+    named = case_arrays(departure.case, as_file=as_file)
+    plain: dict[str, Any] = {name: _plain(array) for name, array in named.items()}
+    writing.write(arrays, lambda: np.savez(arrays, **plain))
+    return [*written, str(arrays)]
+
+
+def _plain(array: NDArray) -> NDArray:
+    """*array* as a `.npz` file holds it without pickling: strings of a fixed length, types NumPy lacks as bytes."""
+    import numpy as np
+
+    if array.dtype.kind == "O":
+        return np.array(array.tolist(), "S").reshape(array.shape)
+    return array if array.dtype.isbuiltin == 1 else array.view(np.uint8)

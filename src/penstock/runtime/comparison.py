@@ -1,0 +1,378 @@
+"""Finding the operation whose result departs: a device against the reference, by bisection.
+
+Every operation is first computed by the reference, from its real inputs. The device then gets its parts of the
+model, each fed the reference's values and with every result inside it as an output, so that nothing an operation
+does wrong is hidden by a later one. A part that departs is halved, and the first of its halves that departs halved
+again, down to one operation. Where none departs alone and yet the device's own run does, parts are halved as they
+are compiled in earnest, without the results in between: what is found then departs only together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from penstock.errors import DriverError, InputError, PlacementError
+from penstock.execution.state import State
+from penstock.hal import AccuracyClass, Device
+from penstock.ir import Model, NDArray, infer_shapes
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.split import Cut, Cutter
+from penstock.partitioning.support import collect_support
+from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.distance import NOTHING, Distance, distance_of
+from penstock.runtime.operations import (
+    REFERENCE,
+    OperationCase,
+    cases_of,
+    distance,
+    exposed,
+    run_alone,
+)
+
+
+class Departure(Struct, frozen=True):
+    """Where a device's results depart first.
+
+    *operations* are the indexes of one operation, or of the fewest found that depart only when they are compiled
+    together. *type* and *name* are the first one's. *distance* is what was measured; with *error*, what the device
+    raised instead of giving a result, there is none. *case* is the cut-out model with its inputs and what is
+    expected of it.
+    """
+
+    operations: tuple[int, ...]
+    type: str
+    name: str
+    device: str
+    distance: Distance | None
+    error: str
+    case: OperationCase
+
+    def show(self) -> str:
+        """The departure in words, without a line end."""
+        first = f"operation {self.operations[0]} ({self.type}, {self.name!r})"
+        if len(self.operations) > 1:
+            first += f" to {self.operations[-1]}, only when compiled together,"
+        what = self.error if self.distance is None else self.distance.show()
+        return f"{first} departs on {self.device}: {what}"
+
+
+class Comparison(Struct, frozen=True):
+    """What came of comparing *device* with *against*.
+
+    *operations* counts the model's operations, *supported* those that the device takes in the class *accuracy*;
+    *refused* says of the others why not, by index. *outputs* is the distance of the model's own outputs when the
+    device runs what it supports, everything it gets computed by itself: roundings of many operations add up in it,
+    and only a *departure* is a fault. *runs* counts the device's compiles for the search.
+    """
+
+    device: str
+    against: str
+    accuracy: AccuracyClass
+    operations: int
+    supported: int
+    refused: Mapping[int, str]
+    outputs: Distance
+    departure: Departure | None
+    runs: int
+
+    @property
+    def departs(self) -> bool:
+        """Whether a result departs."""
+        return self.departure is not None
+
+    def show(self) -> str:
+        """The comparison in a few lines, without a line end."""
+        took = f"{self.device} took {self.supported} of {self.operations} operations"
+        if self.departure is not None:
+            return f"{self.departure.show()}\n({took}; found in {self.runs} runs)"
+        if not self.supported:
+            return f"{took}: there is nothing to compare"
+        lines = [f"OK: {took}, and no result departs from {self.against}'s ({self.accuracy})"]
+        if self.outputs.departs:
+            lines.append(
+                f"The model's {self.outputs.show()}: the roundings of many operations, each within its class"
+            )
+        return "\n".join(lines)
+
+    def to_builtins(self) -> dict[str, Any]:
+        """The comparison in JSON's types, without the arrays of its case."""
+        found: dict[str, Any] = {
+            "device": self.device,
+            "against": self.against,
+            "accuracy": self.accuracy,
+            "departs": self.departs,
+            "operations": self.operations,
+            "supported": self.supported,
+            "refused": {str(index): reason for index, reason in self.refused.items()},
+            "runs": self.runs,
+            "outputs": distance_to_builtins(self.outputs),
+            "departure": None,
+        }
+        if self.departure is not None:
+            d = self.departure
+            found["departure"] = {
+                "operations": list(d.operations),
+                "index": d.operations[0],
+                "type": d.type,
+                "name": d.name,
+                "device": d.device,
+                "distance": None if d.distance is None else distance_to_builtins(d.distance),
+                "error": d.error or None,
+            }
+        return found
+
+
+def distance_to_builtins(found: Distance) -> dict[str, Any]:
+    """A distance in JSON's types."""
+    made: dict[str, Any] = msgspec.to_builtins(found)
+    return {**made, "element": list(found.element), "departs": found.departs}
+
+
+def compare(
+    model: Model,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    device: str | DeviceInfo | Device,
+    against: str | DeviceInfo | Device = REFERENCE,
+    *,
+    accuracy: AccuracyClass = "faithful",
+    state: State | None = None,
+    timeout: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """The first operation of *model* whose result on *device* departs from that on *against*.
+
+    *inputs* are those of `CompiledModel.run`; variables start at their initial values, or at those of *state*,
+    which gets the new ones. *against* computes what it supports, the reference device the rest. An operation with
+    subgraphs (IF, WHILE) counts as one. What the device does not support, or not in the class *accuracy*, is not
+    compared. *timeout*, in seconds, is each run's deadline. *progress* is told each part that is tried.
+
+    All values of one run are held in memory at once. Raises `InputError` for inputs that do not fit,
+    `PlacementError` for a device that is unknown or cannot be used, and whatever *against* raises.
+    """
+    (candidate,) = manager.choose([device])
+    (judge,) = manager.choose([against])
+    if candidate.name == judge.name:
+        raise InputError(f"{candidate.name} would be compared with itself")
+    search = _Search(model, candidate, accuracy, timeout, progress)
+    search.record(inputs, judge, state)
+    outputs, failed = search.whole()
+    departure = search.first()
+    if departure is None and (failed is not None or outputs.departs):
+        departure = search.together() or failed
+    return Comparison(
+        candidate.name,
+        judge.name,
+        accuracy,
+        len(model.operations),
+        len(search.supported),
+        search.refused,
+        outputs,
+        departure,
+        search.runs,
+    )
+
+
+class _Search:
+    """One device, one model, and the values that its operations are fed."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        accuracy: AccuracyClass,
+        timeout: float | None,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self.model, self.device, self.accuracy = model, device, accuracy
+        self.timeout, self.progress, self.runs = timeout, progress, 0
+        (answers,) = collect_support(model, [device], Policy(accuracy=accuracy)).candidates
+        told = answers.answers
+        self.supported = [i for i, answer in enumerate(told) if answer.supported]
+        self.refused = {i: a.reason for i, a in enumerate(told) if not a.supported}
+        self.parts = _runs_of(self.supported)
+        self._natural, self._exposed = Cutter(model), Cutter(exposed(model))
+        self.cases: list[OperationCase] = []
+        self.values: dict[int, NDArray] = {}
+
+    def record(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        against: Device,
+        state: State | None,
+    ) -> None:
+        """Takes every operation's real inputs and expected results."""
+        for case in cases_of(self.model, inputs, state=state, device=against):
+            self.cases.append(case)
+            cut = self._exposed.cut([case.index])
+            self.values |= dict(zip(cut.inputs, case.inputs, strict=True))
+            self.values |= dict(zip(cut.outputs, case.expected, strict=True))
+
+    def whole(self) -> tuple[Distance, Departure | None]:
+        """The distance of the model's outputs when each part gets what the device itself gave before, and the
+        part that failed at it.
+        """
+        written = {o for p in self.model.operations for o in p.outputs}
+        own = {i: v for i, v in self.values.items() if i not in written}
+        starts = {part[0]: part for part in self.parts}
+        index = 0
+        while index < len(self.cases):
+            if (part := starts.get(index)) is None:
+                part = range(index, index + 1)
+                cut = self._exposed.cut([index])
+                given = [own[i] for i in cut.inputs]
+                alone = infer_shapes(cut.model, _shapes(given))
+                results = run_alone(alone, given, REFERENCE, accuracy="exact")
+            else:
+                cut = self._natural.cut(list(part))
+                found = self._run(cut, [own[i] for i in cut.inputs], part)
+                if isinstance(found, str):
+                    return NOTHING, self._departure(part, cut, None, found)
+                results = found
+            own |= dict(zip(cut.outputs, results, strict=True))
+            index = part[-1] + 1
+        outputs = [i for i in dict.fromkeys(self.model.entry.outputs) if i in written]
+        return self._worst(outputs, own), None
+
+    def first(self) -> Departure | None:
+        """The first operation that departs alone."""
+        for part in self.parts:
+            if (found := self._first_in(part)) is not None:
+                return found
+        return None
+
+    def together(self) -> Departure | None:
+        """The fewest operations in a row found that depart when they are compiled as one."""
+        for part in self.parts:
+            if (found := self._together_in(part)) is not None:
+                return found
+        return None
+
+    def _first_in(self, part: range) -> Departure | None:
+        cut = self._exposed.cut(list(part))
+        results = self._run(cut, [self.values[i] for i in cut.inputs], part)
+        suspect = part[0]
+        if not isinstance(results, str):
+            given = dict(zip(cut.outputs, results, strict=True))
+            distances = ((i, self._distance(i, given)) for i in part)
+            worst = next(((i, d) for i, d in distances if d.departs), None)
+            if worst is None:
+                return None
+            suspect = worst[0]
+            if len(part) == 1:
+                return self._departure(part, cut, worst[1], "")
+        elif len(part) == 1:
+            return self._departure(part, cut, None, results)
+        middle = part[len(part) // 2]
+        halves = [range(part[0], middle), range(middle, part[-1] + 1)]
+        # What stands before the suspect was right already, fed the reference's values.
+        for half in halves[suspect >= middle :]:
+            if (found := self._first_in(half)) is not None:
+                return found
+        return None
+
+    def _together_in(self, part: range) -> Departure | None:
+        cut = self._natural.cut(list(part))
+        results = self._run(cut, [self.values[i] for i in cut.inputs], part)
+        found: Departure | None = None
+        if isinstance(results, str):
+            found = self._departure(part, cut, None, results)
+        else:
+            worst = self._worst(cut.outputs, dict(zip(cut.outputs, results, strict=True)))
+            # Each operation may add its own distance.
+            if worst.severity > len(part):
+                found = self._departure(part, cut, worst, "")
+        if found is None or len(part) == 1:
+            return found
+        middle = part[len(part) // 2]
+        for half in (range(part[0], middle), range(middle, part[-1] + 1)):
+            if (inner := self._together_in(half)) is not None:
+                return inner
+        return found
+
+    def _run(self, cut: Cut, given: Sequence[NDArray], part: range) -> list[NDArray] | str:
+        """The device's results for *cut*, or what it raised."""
+        self.runs += 1
+        if self.progress is not None:
+            self.progress(f"operations {part[0]} to {part[-1]}")
+        try:
+            return run_alone(
+                infer_shapes(cut.model, _shapes(given)),
+                given,
+                self.device,
+                accuracy=self.accuracy,
+                timeout=self.timeout,
+            )
+        except (DriverError, PlacementError) as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+    def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
+        case = self.cases[index]
+        outputs = [given[o] for o in self.model.operations[index].outputs]
+        return distance(case, outputs, self.accuracy)
+
+    def _worst(self, operands: Sequence[int], given: Mapping[int, NDArray]) -> Distance:
+        """The worst distance among *operands*, each judged as a result of the operation that writes it."""
+        writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
+        worst = NOTHING
+        for position, operand in enumerate(operands):
+            case = self.cases[writers[operand]]
+            outputs = self.model.operations[case.index].outputs
+            mixed = [
+                given[o] if o == operand else e for o, e in zip(outputs, case.expected, strict=True)
+            ]
+            found = distance_of(case.model, case.inputs, mixed, case.expected, self.accuracy)
+            if worst.measure == "none" or found.severity > worst.severity:
+                worst = msgspec.structs.replace(found, output=position)
+        return worst
+
+    def _departure(self, part: range, cut: Cut, found: Distance | None, error: str) -> Departure:
+        first = self.cases[part[0]]
+        case = first
+        if len(part) > 1:
+            given = tuple(self.values[i] for i in cut.inputs)
+            case = OperationCase(
+                first.index,
+                "+".join(self.cases[i].type for i in part),
+                first.name,
+                infer_shapes(cut.model, _shapes(given)),
+                given,
+                tuple(self.values[i] for i in cut.outputs),
+            )
+        return Departure(tuple(part), first.type, first.name, self.device.name, found, error, case)
+
+
+def _runs_of(indexes: Sequence[int]) -> list[range]:
+    """*indexes*, ascending, as the ranges without gaps that they form."""
+    found: list[range] = []
+    for index in indexes:
+        if found and found[-1].stop == index:
+            found[-1] = range(found[-1].start, index + 1)
+        else:
+            found.append(range(index, index + 1))
+    return found
+
+
+def _shapes(arrays: Sequence[NDArray]) -> dict[int, tuple[int, ...]]:
+    return {at: np.shape(array) for at, array in enumerate(arrays)}
+
+
+CASE_INPUTS: Final = "input{}"
+CASE_OUTPUTS: Final = "expected{}"
+
+
+def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArray]:
+    """The arrays of *case* by name, as `numpy.savez` takes them: `input0`, ..., `expected0`, ...
+
+    *as_file* gives those of `case.tflite()`, where some state is inside, else all.
+    """
+    inputs = case.tflite_inputs if as_file else case.inputs
+    expected = case.tflite_expected if as_file else case.expected
+    return {
+        **{CASE_INPUTS.format(k): a for k, a in enumerate(inputs)},
+        **{CASE_OUTPUTS.format(k): a for k, a in enumerate(expected)},
+    }
