@@ -1,0 +1,17 @@
+"""ONNX Runtime as a driver: each of its execution providers that is installed is a device (docs/onnxruntime.md).
+
+Nothing here imports the engine before a model is prepared.
+"""
+
+from __future__ import annotations
+
+from penstock.drivers.onnxruntime.device import OnnxRuntimeDevice
+from penstock.drivers.onnxruntime.installation import find_installation
+
+__all__ = ["OnnxRuntimeDevice", "create"]
+
+
+def create() -> list[OnnxRuntimeDevice]:
+    """The entry point of `penstock.drivers`: one device a provider, or one that says what is missing."""
+    installation = find_installation()
+    return [OnnxRuntimeDevice(provider, installation) for provider in installation.providers]

@@ -1,0 +1,77 @@
+"""Request arguments as arrays over the caller's memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from penstock.errors import GeneralFailure, InvalidArgument
+from penstock.hal import HostMemory, NoValue, PoolArgument, Request, RequestArgument
+from penstock.ir import NDArray, Operand, Subgraph
+from penstock.ir.types import static_shape
+from penstock.memory import map_memory
+
+
+@contextmanager
+def bound(
+    request: Request, entry: Subgraph
+) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
+    """Inputs and outputs (None: nobody wants it) of a checked request, viewing pools that are mapped for the
+    time of the block.
+    """
+    mappings = [map_memory(pool) for pool in request.pools]
+    try:
+        pools = [mapping.array for mapping in mappings]
+        inputs = [
+            _input(argument, entry.operands[index], pools)
+            for argument, index in zip(request.inputs, entry.inputs, strict=True)
+        ]
+        outputs = [
+            _output(argument, entry.operands[index], pools)
+            for argument, index in zip(request.outputs, entry.outputs, strict=True)
+        ]
+        yield inputs, outputs
+    finally:
+        for mapping in mappings:
+            mapping.close()
+
+
+def _input(argument: RequestArgument, operand: Operand, pools: Sequence[NDArray]) -> NDArray:
+    match argument:
+        case HostMemory(array, _):
+            return array
+        case PoolArgument():
+            return _region(argument, operand, pools)
+    raise _unknown(argument)
+
+
+def _output(
+    argument: RequestArgument, operand: Operand, pools: Sequence[NDArray]
+) -> NDArray | None:
+    match argument:
+        case HostMemory(array, _):
+            return array
+        case PoolArgument():
+            region = _region(argument, operand, pools)
+            if not region.flags.writeable:
+                raise GeneralFailure("an output lies in memory that cannot be written")
+            return region
+        case NoValue():
+            return None
+    raise _unknown(argument)
+
+
+def _region(argument: PoolArgument, operand: Operand, pools: Sequence[NDArray]) -> NDArray:
+    place, shape = argument.location, static_shape(operand.shape) or ()
+    nbytes = math.prod(shape) * operand.dtype.numpy.itemsize
+    content = pools[place.pool][place.offset : place.offset + nbytes]
+    array: NDArray = np.asarray(content.view(operand.dtype.numpy).reshape(shape))
+    return array
+
+
+def _unknown(argument: RequestArgument) -> InvalidArgument:
+    kind = type(argument).__name__
+    return InvalidArgument(f"this device has no memory of its own; a {kind} means nothing to it")

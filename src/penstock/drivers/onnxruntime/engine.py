@@ -1,0 +1,130 @@
+"""ONNX Runtime itself: imported when a model is first prepared."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from penstock.errors import DeviceUnavailable, GeneralFailure
+
+Session: TypeAlias = Any
+"""ONNX Runtime's inference session."""
+
+MAX_MESSAGE: Final = 300
+SILENT: Final = 4
+"""Nothing but fatal errors is logged: what fails is raised."""
+
+FORKED: Final = (
+    "ONNX Runtime was in use when this process was forked, and its threads stay with the parent; "
+    "start processes by spawn, or fork before the first compile"
+)
+
+
+class _Engine:
+    """The process's ONNX Runtime, imported when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._package: Any = None
+        self._process: int | None = None
+
+    def package(self) -> Any:
+        if self.is_forked():
+            raise DeviceUnavailable(FORKED)
+        with self._lock:
+            if self._package is None:
+                try:
+                    package = importlib.import_module("onnxruntime")
+                    package.set_default_logger_severity(SILENT)
+                    package.disable_telemetry_events()
+                except Exception as error:
+                    raise DeviceUnavailable(
+                        f"ONNX Runtime cannot be used: {told(error)}"
+                    ) from error
+                self._package, self._process = package, os.getpid()
+            return self._package
+
+    def is_forked(self) -> bool:
+        """Whether the engine's threads are those of another process."""
+        return self._process not in {None, os.getpid()}
+
+
+_engine: Final = _Engine()
+
+
+def onnxruntime() -> Any:
+    """ONNX Runtime's Python package, silent and without telemetry. Raises `DeviceUnavailable` when it cannot
+    be imported, or was in use before this process was forked.
+    """
+    return _engine.package()
+
+
+def unusable() -> str | None:
+    """Why the engine cannot be used in this process, as far as is known without loading it."""
+    return FORKED if _engine.is_forked() else None
+
+
+def onnx() -> Any:
+    """The package with ONNX's protobuf classes."""
+    try:
+        package = importlib.import_module("onnx")
+        importlib.import_module("onnx.helper")
+    except Exception as error:
+        raise DeviceUnavailable(f"the package onnx cannot be used: {told(error)}") from error
+    return package
+
+
+def session_of(
+    data: bytes,
+    provider: str,
+    num_threads: int | None,
+    *,
+    optimised: bool = False,
+    save_to: Path | None = None,
+) -> Session:
+    """A session of an ONNX model's bytes; `GeneralFailure` with ONNX Runtime's words.
+
+    *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it is. The
+    optimised model is written to *save_to*.
+    """
+    package = onnxruntime()
+    if provider not in package.get_available_providers():
+        raise DeviceUnavailable(f"this build of ONNX Runtime has no {provider}")
+    levels = package.GraphOptimizationLevel
+    options = package.SessionOptions()
+    options.log_severity_level = SILENT
+    options.inter_op_num_threads = 1
+    options.intra_op_num_threads = num_threads or 0
+    options.graph_optimization_level = (
+        levels.ORT_DISABLE_ALL if optimised else levels.ORT_ENABLE_ALL
+    )
+    for name, value in SETTINGS.items():
+        options.add_session_config_entry(name, value)
+    if save_to is not None:
+        options.optimized_model_filepath = str(save_to)
+    chosen = [provider]
+    if provider != CPU:
+        chosen.append(CPU)
+    else:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    try:
+        return package.InferenceSession(data, options, providers=chosen)
+    except Exception as error:
+        raise GeneralFailure(f"ONNX Runtime did not take the model: {told(error)}") from error
+
+
+CPU: Final = "CPUExecutionProvider"
+SETTINGS: Final = {
+    # Threads wait actively within a run, and not after it, when other devices of the plan may run.
+    "session.force_spinning_stop": "1",
+    "session.set_denormal_as_zero": "0",
+}
+
+
+def told(error: BaseException) -> str:
+    """The first line of an exception of ONNX Runtime that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:MAX_MESSAGE]

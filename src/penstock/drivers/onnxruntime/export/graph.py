@@ -1,0 +1,294 @@
+"""The graph that ONNX Runtime is given, made operation by operation.
+
+Real values are float32 in the layout that the operation left them in: images channels first where a convolution made
+them, turned only for a reader that needs NHWC. Quantised values are uint8 throughout, an int8 value being the one
+128 less, and stay channels last: the integer kernels take them so, and are fastest with that type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, known_shape
+from penstock.drivers.onnxruntime.export.types import one_scale
+from penstock.errors import GeneralFailure
+from penstock.ir import DType, Model, NDArray, Operand
+
+Value: TypeAlias = str
+"""The name of a value in the ONNX graph."""
+
+MICROSOFT: Final = "com.microsoft"
+TO_FIRST: Final = (0, 3, 1, 2)
+TO_LAST: Final = (0, 2, 3, 1)
+FIRST_AXIS: Final = (0, 2, 3, 1)
+"""Where each axis of NHWC stands in NCHW."""
+
+BIAS: Final = 128
+"""What a stored int8 value is raised by to be a uint8."""
+
+AWAY: Final = 1 - 2.0**-21
+"""What a scale is multiplied with so that halves are rounded away from zero: more than float32 rounding takes."""
+
+SHARED_BYTES: Final = 1024
+"""Constants up to this size are kept once, however many nodes read their like."""
+
+CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
+ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
+"""The fused activations that are computed."""
+
+
+class Node:
+    """One ONNX node: plain Python until the model is written."""
+
+    __slots__ = ("attributes", "domain", "inputs", "kind", "outputs", "site")
+
+    def __init__(
+        self,
+        kind: str,
+        inputs: list[Value],
+        outputs: list[Value],
+        domain: str,
+        attributes: dict[str, Any],
+    ) -> None:
+        self.kind, self.inputs, self.outputs = kind, inputs, outputs
+        self.domain, self.attributes = domain, attributes
+
+
+class Graph:
+    """Nodes by operand index of the entry subgraph. *wide* keeps 8-bit weights unsigned: for processors whose
+    product of unsigned and signed bytes saturates. *portable* has nothing but ONNX's own operators, layers
+    between dequantisation and quantisation, as providers other than the CPU's know them.
+    """
+
+    def __init__(self, model: Model, *, wide: bool = False, portable: bool = False) -> None:
+        self.model, self.entry = model, model.entry
+        self.wide, self.portable = wide, portable
+        self.nodes: list[Node] = []
+        self.constants: dict[Value, NDArray] = {}
+        self.inputs: list[tuple[Value, Operand]] = []
+        self.outputs: list[tuple[Value, Operand]] = []
+        self._last: dict[int, Value] = {}
+        self._first: dict[int, Value] = {}
+        self._real: dict[Value, Value] = {}
+        self._held: dict[int, NDArray] = {}
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._count = 0
+        for index in self.entry.inputs:
+            self._input(index)
+
+    def finish(self) -> None:
+        """Names the outputs of the entry subgraph that are not its inputs."""
+        for index in self.entry.outputs:
+            if index not in self.entry.inputs:
+                self._output(index)
+
+    def node(self, kind: str, *inputs: Value, domain: str = "", **attributes: Any) -> Value:
+        """A node with one output."""
+        return self.node_of(kind, inputs, 1, domain=domain, **attributes)[0]
+
+    def node_of(
+        self, kind: str, inputs: Sequence[Value], outputs: int, *, domain: str = "", **attributes: Any
+    ) -> list[Value]:  # fmt: skip
+        """A node with *outputs* outputs."""
+        made = [self._name() for _ in range(outputs)]
+        self.nodes.append(Node(kind, list(inputs), made, domain, attributes))
+        return made
+
+    def constant(self, value: NDArray) -> Value:
+        """A constant; small ones that are alike are one."""
+        if value.nbytes > SHARED_BYTES:
+            name = self._name("c")
+            self.constants[name] = value
+            return name
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self._shared:
+            name = self._shared[key] = self._name("c")
+            self.constants[name] = value
+        return self._shared[key]
+
+    def number(self, value: float) -> Value:
+        """A float32 scalar."""
+        return self.constant(np.array(value, np.float32))
+
+    def whole(self, values: Sequence[int] | int) -> Value:
+        """Whole numbers, int64: axes, shapes, sizes."""
+        return self.constant(np.array(values, np.int64))
+
+    def is_first(self, index: int) -> bool:
+        """Whether operand *index* is there channels first, and only so."""
+        return index in self._first and index not in self._last
+
+    def get(self, index: int, *, first: bool = False) -> Value:
+        """The stored value of an operand; with *first* as NCHW, which operands of rank 4 alone can be."""
+        have, other = (self._first, self._last) if first else (self._last, self._first)
+        if index not in have:
+            if index in other:
+                have[index] = self.transpose(other[index], TO_FIRST if first else TO_LAST)
+            else:
+                value = self.known(index)
+                if value is None:
+                    raise GeneralFailure(f"operand {index} is read before it is computed")
+                have[index] = self.constant(value.transpose(TO_FIRST) if first else value)
+        return have[index]
+
+    def known(self, index: int) -> NDArray | None:
+        """The value of an operand, as it is stored, where that is known already."""
+        if index in self._held:
+            return self._held[index]
+        operand = self.entry.operands[index]
+        return self.stored(operand) if operand.is_constant else None
+
+    def hold(self, site: Site, value: NDArray) -> None:
+        """Names a constant as the output of *site*."""
+        self._held[site.output_indexes[0]] = value
+
+    def real(self, index: int, *, first: bool = False) -> Value:
+        """As `get`, dequantised where the operand is quantised."""
+        operand = self.entry.operands[index]
+        if operand.dtype not in QUANTIZED:
+            return self.get(index, first=first)
+        if operand.is_constant:
+            scale, zero = one_scale(operand)
+            steps = self.model.constant(operand).astype(np.float32) - np.float32(zero)
+            exact = steps * np.float32(scale)
+            return self.constant(exact.transpose(TO_FIRST) if first else exact)
+        value = self.get(index, first=first)
+        if value not in self._real:
+            self._real[value] = self.node("DequantizeLinear", value, *self.grid(operand))
+        return self._real[value]
+
+    def grid(self, operand: Operand) -> tuple[Value, Value]:
+        """Scale and zero point of a quantised operand, as its stored values have them."""
+        scale, zero = stored_grid(operand)
+        return self.number(scale), self.constant(np.array(zero, np.uint8))
+
+    def target(self, operand: Operand) -> tuple[Value, Value]:
+        """As `grid`, of an operand that is computed: kernels round halves to even, TFLite rounds them away from
+        zero, and so does a scale that is a little smaller.
+        """
+        scale, zero = stored_grid(operand)
+        return self.number(scale * AWAY), self.constant(np.array(zero, np.uint8))
+
+    def define(self, site: Site, value: Value, *, first: bool = False, output: int = 0) -> None:
+        """Names *value*, as it is stored, as an output of *site*."""
+        (self._first if first else self._last)[site.output_indexes[output]] = value
+
+    def round(self, site: Site, value: Value, *, first: bool = False, output: int = 0) -> None:
+        """Names a real *value* as an output of *site*, rounded to its grid where that is quantised."""
+        operand = site.output(output)
+        if operand.dtype in QUANTIZED:
+            value = self.node("QuantizeLinear", value, *self.target(operand))
+        self.define(site, value, first=first, output=output)
+
+    def source(
+        self, site: Site, position: int = 0, *, output: int = 0, first: bool = False
+    ) -> Value:
+        """The stored value of input *position* on the grid of an output that its values are moved to."""
+        index, given, wanted = (
+            site.input_indexes[position],
+            site.input(position),
+            site.output(output),
+        )
+        if given.dtype not in QUANTIZED or stored_grid(given) == stored_grid(wanted):
+            return self.get(index, first=first)
+        return self.node("QuantizeLinear", self.real(index, first=first), *self.target(wanted))
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        return self.node("Reshape", value, self.whole(list(shape)), allowzero=1)
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        return self.node("Transpose", value, perm=list(order))
+
+    def activate(self, value: Value, fused: str) -> Value:
+        """A real *value* through one of `ACTIVATIONS`."""
+        if fused == "NONE":
+            return value
+        if fused == "RELU":
+            return self.node("Relu", value)
+        return self.clip(value, *CLAMPS[fused])
+
+    def clip(self, value: Value, low: float, high: float) -> Value:
+        return self.node("Clip", value, self.number(low), self.number(high))
+
+    def limit(self, value: Value, operand: Operand, fused: str) -> Value:
+        """A stored *value* through a fused activation, whose bounds are rounded to the grid as TFLite does."""
+        low, high = stored_limits(operand, fused)
+        if (low, high) == (0, 255):
+            return value
+        bounds = [self.constant(np.array(v, np.uint8)) for v in (low, high)]
+        return self.node("Clip", value, *bounds)
+
+    def stored(self, operand: Operand) -> NDArray:
+        """The value of a constant as this graph stores it."""
+        value = self.model.constant(operand)
+        if operand.dtype is DType.INT8:
+            return raised(value)
+        return value
+
+    def _input(self, index: int) -> None:
+        operand = self.entry.operands[index]
+        known_shape(operand, f"input {operand.name!r}")
+        if index in self._last:
+            return
+        name = f"i{index}"
+        self.inputs.append((name, operand))
+        self._last[index] = self._flip(name) if operand.dtype is DType.INT8 else name
+
+    def _output(self, index: int) -> None:
+        operand, value = self.entry.operands[index], self.get(index)
+        name = f"o{len(self.outputs)}"
+        self.outputs.append((name, operand))
+        if operand.dtype is DType.INT8:
+            value = self._flip(value)
+        self._rename(value, name)
+
+    def _flip(self, value: Value) -> Value:
+        """Between int8, seen as bytes, and the uint8 that is 128 more."""
+        return self.node("BitwiseXor", value, self.constant(np.array(BIAS, np.uint8)))
+
+    def _rename(self, value: Value, name: Value) -> None:
+        """Lets a node's output be the model's; what no node of its own makes is copied."""
+        made = [node for node in self.nodes if value in node.outputs]
+        if not made or value in {n for n, _ in self.outputs}:
+            self.nodes.append(Node("Identity", [value], [name], "", {}))
+            return
+        for node in self.nodes:
+            node.inputs = [name if v == value else v for v in node.inputs]
+            node.outputs = [name if v == value else v for v in node.outputs]
+        for values in (self._last, self._first):
+            for index, known in values.items():
+                if known == value:
+                    values[index] = name
+
+    def _name(self, kind: str = "v") -> Value:
+        self._count += 1
+        return f"{kind}{self._count}"
+
+
+def raised(value: NDArray) -> NDArray:
+    """int8 values as uint8, each 128 more."""
+    flipped: NDArray = np.ascontiguousarray(value).view(np.uint8) ^ np.uint8(BIAS)
+    return flipped
+
+
+def stored_grid(operand: Operand) -> tuple[float, int]:
+    """Scale and zero point of an activation as it is stored here."""
+    scale, zero = one_scale(operand)
+    return scale, zero + (BIAS if operand.dtype is DType.INT8 else 0)
+
+
+def stored_limits(operand: Operand, fused: str) -> tuple[int, int]:
+    """The least and the greatest stored value that a fused activation lets through."""
+    scale, zero = stored_grid(operand)
+    low, high = {"NONE": (None, None), "RELU": (0.0, None)}.get(fused) or CLAMPS[fused]
+    at = [None if v is None else _nearest(v / scale) + zero for v in (low, high)]
+    least = 0 if at[0] is None else min(max(at[0], 0), 255)
+    return least, 255 if at[1] is None else max(min(at[1], 255), least)
+
+
+def _nearest(value: float) -> int:
+    """Halves away from zero."""
+    return int(np.copysign(np.floor(np.abs(np.float32(value)) + 0.5), value))

@@ -1,0 +1,321 @@
+"""Operations on each element, and on pairs of elements with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.graph import (
+    ACTIVATIONS,
+    CLAMPS,
+    MICROSOFT,
+    TO_FIRST,
+    Graph,
+    Value,
+)
+from penstock.drivers.onnxruntime.export.rules.rule import rule
+from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
+from penstock.drivers.onnxruntime.export.types import (
+    F32,
+    WHOLE,
+    activation,
+    activations,
+    moves,
+    numbers,
+)
+from penstock.hal import AccuracyClass
+from penstock.ir import DType
+
+UNARY: Final[dict[str, Callable[[Graph, Value], Value]]] = {
+    "RELU": lambda g, x: g.node("Relu", x),
+    **{
+        kind: lambda g, x, limits=limits: g.clip(x, *limits)  # type: ignore[misc]  # bound now
+        for kind, limits in CLAMPS.items()
+    },
+    "LOGISTIC": lambda g, x: g.node("Sigmoid", x),
+    "TANH": lambda g, x: g.node("Tanh", x),
+    "HARD_SWISH": lambda g, x: g.node("HardSwish", x),
+    "ABS": lambda g, x: g.node("Abs", x),
+    "NEG": lambda g, x: g.node("Neg", x),
+    "SIGN": lambda g, x: g.node("Sign", x),
+    "FLOOR": lambda g, x: g.node("Floor", x),
+    "CEIL": lambda g, x: g.node("Ceil", x),
+    "ROUND": lambda g, x: g.node("Round", x),
+    "EXP": lambda g, x: g.node("Exp", x),
+    "LOG": lambda g, x: g.node("Log", x),
+    "SQRT": lambda g, x: g.node("Sqrt", x),
+    "RSQRT": lambda g, x: g.node("Reciprocal", g.node("Sqrt", x)),
+    "SQUARE": lambda g, x: g.node("Mul", x, x),
+    "SIN": lambda g, x: g.node("Sin", x),
+    "COS": lambda g, x: g.node("Cos", x),
+    "ELU": lambda g, x: g.node("Elu", x, alpha=1.0),
+}
+FLOAT_ONLY: Final = frozenset(
+    {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
+)
+OF_WHOLE: Final = frozenset({"ABS", "NEG", "SIGN"})
+
+BINARY: Final[dict[str, str]] = {
+    "ADD": "Add",
+    "SUB": "Sub",
+    "MUL": "Mul",
+    "DIV": "Div",
+    "MAXIMUM": "Max",
+    "MINIMUM": "Min",
+    "POW": "Pow",
+    "SQUARED_DIFFERENCE": "",
+    "FLOOR_DIV": "",
+    "FLOOR_MOD": "Mod",
+}
+DIVIDES: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
+INTEGER_KERNELS: Final = {"ADD": "QLinearAdd", "MUL": "QLinearMul"}
+
+
+def _check_unary(site: Site) -> AccuracyClass:
+    site.shape()
+    kind = site.operation.type
+    if kind in OF_WHOLE and site.input().dtype in WHOLE:
+        return "exact"
+    if kind in FLOAT_ONLY:
+        require(site.input().dtype is F32, "only float32 values are computed here")
+    return activations(site)
+
+
+@rule(*UNARY, check=_check_unary)
+def emit_unary(graph: Graph, site: Site) -> None:
+    index = site.input_indexes[0]
+    first = graph.is_first(index)
+    graph.round(site, UNARY[site.operation.type](graph, graph.real(index, first=first)), first=first)
+
+
+@rule("GELU", check=_check_unary)
+def emit_gelu(graph: Graph, site: Site) -> None:
+    index, approximate = site.input_indexes[0], site.operation.attributes.flag("approximate")
+    first = graph.is_first(index)
+    x = graph.real(index, first=first)
+    node = graph.node("Gelu", x, approximate="tanh" if approximate else "none")
+    graph.round(site, node, first=first)
+
+
+def _check_binary(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    kind, dtype = site.operation.type, site.input().dtype
+    if kind in FLOAT_ONLY:
+        require(dtype is F32, "only float32 values are computed here")
+    if kind in {"FLOOR_DIV", "FLOOR_MOD"}:
+        require(dtype in WHOLE, "only whole numbers are divided so here")
+    if "fused_activation_function" in site.operation.attributes:
+        fused = activation(site, ACTIVATIONS)
+        require(fused == "NONE" or dtype not in WHOLE, "whole numbers with a fused activation")
+    if kind in DIVIDES and dtype in WHOLE:
+        # The engine leaves these to the processor, which stops the process.
+        divisor = site.constant(1, "the divisor of whole numbers")
+        require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
+    return numbers(site)
+
+
+@rule(*BINARY, check=_check_binary)
+def emit_binary(graph: Graph, site: Site) -> None:
+    fused = str(site.operation.attributes.get("fused_activation_function", "NONE"))
+    kind = site.operation.type
+    if site.is_quantized and kind in INTEGER_KERNELS:
+        node = graph.node(
+            INTEGER_KERNELS[kind],
+            *_stored(graph, site, 0),
+            *_stored(graph, site, 1),
+            *graph.target(site.output()),
+            domain=MICROSOFT,
+        )
+        graph.define(site, graph.limit(node, site.output(), fused))
+        return
+    first = keeps_channels_first(graph, site)
+    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    if kind == "SQUARED_DIFFERENCE":
+        difference = graph.node("Sub", a, b)
+        node = graph.node("Mul", difference, difference)
+    elif kind == "FLOOR_DIV":
+        node = graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
+    else:
+        node = graph.node(BINARY[kind], a, b)
+    graph.round(site, graph.activate(node, fused), first=first)
+
+
+def _stored(graph: Graph, site: Site, position: int) -> tuple[Value, Value, Value]:
+    return graph.get(site.input_indexes[position]), *graph.grid(site.input(position))
+
+
+def keeps_channels_first(graph: Graph, site: Site) -> bool:
+    """Whether an input is there as NCHW, and all others can be brought to it."""
+    if not any(map(graph.is_first, site.input_indexes)):
+        return False
+    return all(
+        site.input(p).is_constant or len(site.shape(p)) in {0, 4} for p in range(len(site.inputs))
+    )
+
+
+def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Value:
+    """The real value of an input, which takes part in broadcasting."""
+    index, rank = site.input_indexes[position], len(site.shape(position))
+    if not first or rank in {0, 4}:
+        return graph.real(index, first=first and rank == 4)
+    # A constant of lower rank belongs to the last dimensions of NHWC.
+    shape = (*(1,) * (4 - rank), *site.shape(position))
+    if shape[:3] == (1, 1, 1):
+        return graph.reshape(graph.real(index), tuple(shape[axis] for axis in TO_FIRST))
+    return graph.transpose(graph.reshape(graph.real(index), shape), TO_FIRST)
+
+
+def _check_add_n(site: Site) -> AccuracyClass:
+    for position in range(len(site.inputs)):
+        site.shape(position)
+    require(site.output().dtype is F32, "only float32 values are added here")
+    return activations(site)
+
+
+@rule("ADD_N", check=_check_add_n)
+def emit_add_n(graph: Graph, site: Site) -> None:
+    first = keeps_channels_first(graph, site)
+    graph.define(
+        site,
+        graph.node("Sum", *(graph.get(i, first=first) for i in site.input_indexes)),
+        first=first,
+    )
+
+
+def _check_leaky(site: Site) -> AccuracyClass:
+    site.shape()
+    return activations(site)
+
+
+@rule("LEAKY_RELU", check=_check_leaky)
+def emit_leaky_relu(graph: Graph, site: Site) -> None:
+    index, alpha = site.input_indexes[0], site.operation.attributes.number("alpha")
+    first = graph.is_first(index)
+    x = graph.real(index, first=first)
+    graph.round(site, graph.node("LeakyRelu", x, alpha=float(alpha)), first=first)
+
+
+def _check_prelu(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    site.constant(1, "alpha")
+    return activations(site)
+
+
+@rule("PRELU", check=_check_prelu)
+def emit_prelu(graph: Graph, site: Site) -> None:
+    first = keeps_channels_first(graph, site)
+    x, alpha = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    graph.round(site, graph.node("PRelu", x, alpha), first=first)
+
+
+COMPARISONS: Final = {
+    "EQUAL": "Equal",
+    "NOT_EQUAL": "Equal",
+    "GREATER": "Greater",
+    "GREATER_EQUAL": "GreaterOrEqual",
+    "LESS": "Less",
+    "LESS_EQUAL": "LessOrEqual",
+}
+
+
+def _check_comparison(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    dtype = site.input().dtype
+    require(dtype is F32 or dtype in WHOLE, "only float32 and whole numbers are compared here")
+    return "exact"
+
+
+@rule(*COMPARISONS, check=_check_comparison)
+def emit_comparison(graph: Graph, site: Site) -> None:
+    first = keeps_channels_first(graph, site)
+    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    node = graph.node(COMPARISONS[site.operation.type], a, b)
+    if site.operation.type == "NOT_EQUAL":
+        node = graph.node("Not", node)
+    graph.define(site, node, first=first)
+
+
+LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
+
+
+def _check_logic(site: Site) -> AccuracyClass:
+    for position in range(len(site.inputs)):
+        site.shape(position)
+        require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
+    return "exact"
+
+
+@rule(*LOGIC, check=_check_logic)
+def emit_logic(graph: Graph, site: Site) -> None:
+    first = keeps_channels_first(graph, site)
+    given = [operand_of(graph, site, p, first=first) for p in range(len(site.inputs))]
+    graph.define(site, graph.node(LOGIC[site.operation.type], *given), first=first)
+
+
+def _check_select(site: Site) -> AccuracyClass:
+    shapes = [site.shape(p) for p in range(3)]
+    site.output_shape()
+    if site.operation.type == "SELECT":
+        vector = len(shapes[0]) == 1 and len(shapes[1]) > 1
+        require(vector or shapes[0] == shapes[1] == shapes[2], "a choice that broadcasts")
+    quantized = site.output().dtype in QUANTIZED
+    same = all(site.input(p).quantization == site.output().quantization for p in (1, 2))
+    require(same or not quantized, "a choice between values of another scale")
+    require(site.input(1).dtype is site.input(2).dtype, "a choice between two types")
+    return moves(site, 1)
+
+
+@rule("SELECT", "SELECT_V2", check=_check_select)
+def emit_select(graph: Graph, site: Site) -> None:
+    """The condition of SELECT may be one truth value a row."""
+    condition, shape = graph.get(site.input_indexes[0]), site.shape()
+    if site.operation.type == "SELECT" and len(shape) == 1:
+        condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))
+    a, b = (graph.get(site.input_indexes[p]) for p in (1, 2))
+    graph.define(site, graph.node("Where", condition, a, b))
+
+
+TARGETS: Final = {
+    F32: 1,
+    DType.UINT8: 2,
+    DType.INT8: 3,
+    DType.INT32: 6,
+    DType.INT64: 7,
+    DType.BOOL: 9,
+    DType.FLOAT16: 10,
+}
+"""ONNX's numbers of the element types that are converted."""
+
+
+def _check_cast(site: Site) -> AccuracyClass:
+    site.shape()
+    source, target = site.input().dtype, site.output().dtype
+    known = {F32, DType.INT32, DType.INT64, DType.BOOL}
+    if source not in known or target not in known:
+        site.refuse_types()
+    require(source is not F32 or target in {F32, DType.BOOL}, "a float32 cut to a whole number")
+    return "exact"
+
+
+@rule("CAST", check=_check_cast)
+def emit_cast(graph: Graph, site: Site) -> None:
+    index = site.input_indexes[0]
+    first = graph.is_first(index)
+    x = graph.get(index, first=first)
+    graph.define(site, graph.node("Cast", x, to=TARGETS[site.output().dtype]), first=first)
+
+
+def _check_zeros(site: Site) -> AccuracyClass:
+    site.shape()
+    return moves(site)
+
+
+@rule("ZEROS_LIKE", check=_check_zeros)
+def emit_zeros_like(graph: Graph, site: Site) -> None:
+    zero = np.zeros((), np.uint8 if site.is_quantized else site.output().dtype.numpy)
+    if site.output().dtype is DType.INT8:
+        zero = zero + np.uint8(128)
+    shape = graph.whole(site.shape())
+    graph.define(site, graph.node("Expand", graph.constant(zero), shape))

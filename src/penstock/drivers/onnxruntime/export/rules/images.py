@@ -1,0 +1,226 @@
+"""Pooling, resizing, and the moves between depth, space and batch, over NHWC images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.graph import (
+    ACTIVATIONS,
+    MICROSOFT,
+    TO_LAST,
+    Graph,
+    Value,
+    stored_grid,
+)
+from penstock.drivers.onnxruntime.export.rules.rule import rule
+from penstock.drivers.onnxruntime.export.rules.windows import Windows, windows
+from penstock.drivers.onnxruntime.export.site import Site, require
+from penstock.drivers.onnxruntime.export.types import F32, activation, activations, moves
+from penstock.hal import AccuracyClass
+from penstock.ir import NDArray
+
+
+def _extents(site: Site) -> tuple[int, int]:
+    attributes = site.operation.attributes
+    return attributes.integer("filter_height"), attributes.integer("filter_width")
+
+
+def _check_pool(site: Site) -> AccuracyClass:
+    windows(site, site.shape()[1:3], _extents(site))
+    activation(site, ACTIVATIONS)
+    if site.operation.type == "L2_POOL_2D":
+        require(site.input().dtype is F32, "only float32 values are computed here")
+    elif site.input().dtype is not F32:
+        same = site.input().quantization == site.output().quantization
+        require(same, "a quantised pool whose output has another scale")
+    return activations(site)
+
+
+def _attributes(site: Site, w: Windows) -> dict[str, object]:
+    return {"kernel_shape": list(_extents(site)), "strides": w.strides, "pads": [*w.before, *w.after]}
+
+
+@rule("AVERAGE_POOL_2D", check=_check_pool)
+def emit_average_pool(graph: Graph, site: Site) -> None:
+    w, fused = windows(site, site.shape()[1:3], _extents(site)), activation(site, ACTIVATIONS)
+    named = _attributes(site, w)
+    if not site.is_quantized:
+        x = graph.get(site.input_indexes[0], first=True)
+        node = graph.node("AveragePool", x, count_include_pad=0, **named)
+        graph.round(site, graph.activate(node, fused), first=True)
+        return
+    stored = graph.node("Cast", graph.get(site.input_indexes[0], first=True), to=FLOAT)
+    node = rounded(graph, graph.node("AveragePool", stored, count_include_pad=0, **named), site)
+    graph.define(site, graph.limit(graph.transpose(node, TO_LAST), site.output(), fused))
+
+
+def rounded(graph: Graph, mean: Value, site: Site) -> Value:
+    """A mean of stored values rounded to a stored value: halves away from what TFLite stores as zero."""
+    half = graph.number(0.5)
+    if site.input().dtype.value == "uint8":
+        return graph.node("Cast", graph.node("Floor", graph.node("Add", mean, half)), to=UINT8)
+    offset = graph.number(128.0)
+    value = graph.node("Sub", mean, offset)
+    size = graph.node("Floor", graph.node("Add", graph.node("Abs", value), half))
+    signed = graph.node("Mul", graph.node("Sign", value), size)
+    return graph.node("Cast", graph.node("Add", signed, offset), to=UINT8)
+
+
+FLOAT, UINT8 = 1, 2
+"""ONNX's numbers of element types."""
+
+
+@rule("MAX_POOL_2D", check=_check_pool)
+def emit_max_pool(graph: Graph, site: Site) -> None:
+    w, fused = windows(site, site.shape()[1:3], _extents(site)), activation(site, ACTIVATIONS)
+    named = _attributes(site, w)
+    if not site.is_quantized:
+        x = graph.get(site.input_indexes[0], first=True)
+        node = graph.activate(graph.node("MaxPool", x, **named), fused)
+        graph.round(site, node, first=True)
+        return
+    x = graph.get(site.input_indexes[0])
+    node = graph.node("NhwcMaxPool", x, domain=MICROSOFT, **named)
+    graph.define(site, graph.limit(node, site.output(), fused))
+
+
+@rule("L2_POOL_2D", check=_check_pool)
+def emit_l2_pool(graph: Graph, site: Site) -> None:
+    w, x = windows(site, site.shape()[1:3], _extents(site)), graph.get(site.input_indexes[0], first=True)
+    squares = graph.node("Mul", x, x)
+    node = graph.node("AveragePool", squares, count_include_pad=0, **_attributes(site, w))
+    node = graph.activate(graph.node("Sqrt", node), activation(site, ACTIVATIONS))
+    graph.round(site, node, first=True)
+
+
+def _check_resize(site: Site) -> AccuracyClass:
+    attributes = site.operation.attributes
+    site.shape()
+    both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
+    require(not both, "corners aligned and pixel centres halved at once")
+    require(min(site.integers(1, "its size")) >= 1, "a picture of no size")
+    if site.operation.type == "RESIZE_NEAREST_NEIGHBOR":
+        return moves(site)
+    return activations(site, [0])
+
+
+@rule("RESIZE_BILINEAR", check=_check_resize)
+def emit_resize_bilinear(graph: Graph, site: Site) -> None:
+    attributes = site.operation.attributes
+    mode = "asymmetric"
+    if attributes.flag("align_corners"):
+        mode = "align_corners"
+    elif attributes.flag("half_pixel_centers"):
+        mode = "half_pixel"
+    image = site.shape()
+    sizes = graph.whole([image[0], image[3], *site.integers(1, "its size")])
+    x = graph.real(site.input_indexes[0], first=True)
+    node = graph.node("Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=mode)
+    if site.is_quantized:
+        graph.round(site, graph.transpose(node, TO_LAST))
+    else:
+        graph.round(site, node, first=True)
+
+
+@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
+def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
+    """Rows, then columns, gathered by the positions that TFLite computes in float32."""
+    first = graph.is_first(site.input_indexes[0])
+    node = graph.source(site, first=first)
+    attributes = site.operation.attributes
+    align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
+    for axis, (size, out) in enumerate(
+        zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=2 if first else 1
+    ):
+        positions = nearest(size, out, align=align, half=half)
+        if not np.array_equal(positions, np.arange(size)):
+            node = graph.node("Gather", node, graph.constant(positions), axis=axis)
+    graph.define(site, node, first=first)
+
+
+def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
+    """The position in *size* that each of *out* positions falls on: int64."""
+    scale = np.float32(size) / np.float32(out)
+    if align and out > 1:
+        scale = np.float32(size - 1) / np.float32(out - 1)
+    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
+    # TFLite rounds halves away from zero; positions are not negative.
+    whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
+    found: NDArray = np.minimum(whole.astype(np.int64), size - 1)
+    return found
+
+
+def _check_blocks(site: Site) -> AccuracyClass:
+    require(len(site.shape()) == 4, "an image of another rank")
+    site.output_shape()
+    return moves(site)
+
+
+@rule("DEPTH_TO_SPACE", check=_check_blocks)
+def emit_depth_to_space(graph: Graph, site: Site) -> None:
+    """The place within the block comes before the channel."""
+    block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.output_shape()
+    if graph.is_first(site.input_indexes[0]):
+        x = graph.get(site.input_indexes[0], first=True)
+        graph.define(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"), first=True)
+        return
+    node = graph.reshape(graph.source(site), (n, h // block, w // block, block, block, c))
+    node = graph.transpose(node, (0, 1, 3, 2, 4, 5))
+    graph.define(site, graph.reshape(node, (n, h, w, c)))
+
+
+@rule("SPACE_TO_DEPTH", check=_check_blocks)
+def emit_space_to_depth(graph: Graph, site: Site) -> None:
+    block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.shape()
+    node = graph.reshape(graph.source(site), (n, h // block, block, w // block, block, c))
+    node = graph.transpose(node, (0, 1, 3, 2, 4, 5))
+    graph.define(site, graph.reshape(node, site.output_shape()))
+
+
+def _check_batches(site: Site) -> AccuracyClass:
+    blocks, edges = site.integers(1, "its blocks"), site.integers(2, "its edges")
+    require(len(site.shape()) > len(blocks) and min(blocks, default=1) >= 1, f"blocks {blocks}")
+    require(len(edges) == 2 * len(blocks) and min(edges, default=0) >= 0, f"edges {edges}")
+    site.output_shape()
+    return moves(site)
+
+
+@rule("SPACE_TO_BATCH_ND", check=_check_batches)
+def emit_space_to_batch(graph: Graph, site: Site) -> None:
+    """Padded, cut in blocks, and the place within a block put before the batch."""
+    blocks, edges = site.integers(1, "its blocks"), site.integers(2, "its edges")
+    shape, k, output = site.shape(), len(blocks), site.output_shape()
+    rest = len(shape) - 1 - k
+    pads = [0, *edges[::2], *[0] * rest, 0, *edges[1::2], *[0] * rest]
+    node = graph.source(site)
+    if any(pads):
+        node = graph.node("Pad", node, graph.whole(pads), zero_of(graph, site))
+    cut = [n for pair in zip(output[1 : k + 1], blocks, strict=True) for n in pair]
+    node = graph.reshape(node, (shape[0], *cut, *shape[k + 1 :]))
+    order = (*range(2, 2 * k + 2, 2), 0, *range(1, 2 * k + 1, 2), *range(2 * k + 1, 2 * k + 1 + rest))
+    graph.define(site, graph.reshape(graph.transpose(node, order), output))
+
+
+@rule("BATCH_TO_SPACE_ND", check=_check_batches)
+def emit_batch_to_space(graph: Graph, site: Site) -> None:
+    blocks, edges = site.integers(1, "its blocks"), site.integers(2, "its edges")
+    shape, k, output = site.shape(), len(blocks), site.output_shape()
+    rest, batch = len(shape) - 1 - k, output[0]
+    node = graph.reshape(graph.source(site), (*blocks, batch, *shape[1:]))
+    pairs = [axis for i in range(k) for axis in (k + 1 + i, i)]
+    node = graph.transpose(node, (k, *pairs, *range(2 * k + 1, 2 * k + 1 + rest)))
+    whole = [s * b for s, b in zip(shape[1 : k + 1], blocks, strict=True)]
+    node = graph.reshape(node, (batch, *whole, *shape[k + 1 :]))
+    if any(edges):
+        ends = [e + n for e, n in zip(edges[::2], output[1 : k + 1], strict=True)]
+        axes = graph.whole(range(1, k + 1))
+        node = graph.node("Slice", node, graph.whole(edges[::2]), graph.whole(ends), axes)
+    graph.define(site, node)
+
+
+def zero_of(graph: Graph, site: Site) -> Value:
+    """What padding without a value is filled with: the stored zero of the output."""
+    operand = site.output()
+    if operand.dtype.value in {"int8", "uint8"}:
+        return graph.constant(np.array(stored_grid(operand)[1], np.uint8))
+    return graph.constant(np.zeros((), operand.dtype.numpy))

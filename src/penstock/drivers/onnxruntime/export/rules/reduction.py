@@ -1,0 +1,116 @@
+"""Reductions over constant axes, and positions of extremes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, Graph
+from penstock.drivers.onnxruntime.export.rules.elementwise import TARGETS
+from penstock.drivers.onnxruntime.export.rules.rule import rule
+from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
+from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves, one_scale
+from penstock.hal import AccuracyClass
+from penstock.ir import DType
+
+REDUCTIONS: Final = {
+    "MEAN": "ReduceMean",
+    "SUM": "ReduceSum",
+    "REDUCE_MAX": "ReduceMax",
+    "REDUCE_MIN": "ReduceMin",
+    "REDUCE_PROD": "ReduceProd",
+    "REDUCE_ANY": "ReduceMax",
+    "REDUCE_ALL": "ReduceMin",
+}
+LOGICAL: Final = frozenset({"REDUCE_ANY", "REDUCE_ALL"})
+EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
+
+
+def _axes(site: Site) -> list[int]:
+    """The axes, each once, none negative."""
+    rank = len(site.shape())
+    axes = [a + rank if a < 0 else a for a in site.integers(1, "its axes")]
+    require(all(0 <= a < rank for a in axes), f"axes {axes} of {rank} dimensions")
+    return sorted(set(axes))
+
+
+def _check(site: Site) -> AccuracyClass:
+    _axes(site), site.output_shape()
+    kind, dtype = site.operation.type, site.input().dtype
+    if kind in LOGICAL:
+        require(dtype is DType.BOOL, "only truth values are combined here")
+        return "exact"
+    if dtype in WHOLE:
+        require(kind != "MEAN", "the mean of whole numbers")
+        return "exact"
+    if kind in EXTREMES:
+        return moves(site)
+    require(kind != "REDUCE_PROD" or dtype is F32, "only float32 values are multiplied here")
+    return activations(site, [0])
+
+
+@rule(*REDUCTIONS, check=_check)
+def emit_reduction(graph: Graph, site: Site) -> None:
+    index, axes, kind = site.input_indexes[0], _axes(site), site.operation.type
+    keep = site.operation.attributes.flag("keep_dims")
+    # Without the two dimensions of the picture, NHWC and NCHW are the same.
+    first = graph.is_first(index) and (keep or axes == [1, 2])
+    if first:
+        axes = sorted(FIRST_AXIS[a] for a in axes)
+    moved = kind in EXTREMES
+    x = graph.source(site, first=first) if moved else graph.real(index, first=first)
+    if kind in LOGICAL:
+        x = graph.node("Cast", x, to=TARGETS[DType.INT32])
+    if axes:
+        x = graph.node(REDUCTIONS[kind], x, graph.whole(axes), keepdims=int(keep))
+    if kind in LOGICAL:
+        x = graph.node("Cast", x, to=TARGETS[DType.BOOL])
+    if moved:
+        graph.define(site, x, first=first and keep)
+    else:
+        graph.round(site, x, first=first and keep)
+
+
+def _check_position(site: Site) -> AccuracyClass:
+    shape = site.shape()
+    axes = site.integers(1, "its axis")
+    require(len(axes) == 1 and -len(shape) <= axes[0] < len(shape), f"axes {axes}")
+    dtype = site.input().dtype
+    require(dtype in {F32, DType.INT32, *QUANTIZED}, f"{dtype.value} values are not compared here")
+    if dtype in QUANTIZED:
+        one_scale(site.input())
+    require(site.output().dtype in WHOLE, "a position of another type")
+    return "exact"
+
+
+@rule("ARG_MAX", "ARG_MIN", check=_check_position)
+def emit_position(graph: Graph, site: Site) -> None:
+    """The first of equals."""
+    kind = "ArgMax" if site.operation.type == "ARG_MAX" else "ArgMin"
+    x, rank = graph.get(site.input_indexes[0]), len(site.shape())
+    axis = site.integers(1, "its axis")[0] % rank
+    node = graph.node(kind, x, axis=axis, keepdims=0)
+    if site.output().dtype is DType.INT32:
+        node = graph.node("Cast", node, to=TARGETS[DType.INT32])
+    graph.define(site, node)
+
+
+def _check_sum(site: Site) -> AccuracyClass:
+    shape, axes = site.shape(), site.integers(1, "its axis")
+    require(len(axes) == 1 and -len(shape) <= axes[0] < len(shape), f"axes {axes}")
+    if site.input().dtype in WHOLE:
+        return "exact"
+    require(site.input().dtype is F32, "only float32 and whole numbers are summed here")
+    return "faithful"
+
+
+@rule("CUMSUM", check=_check_sum)
+def emit_cumulative_sum(graph: Graph, site: Site) -> None:
+    attributes = site.operation.attributes
+    node = graph.node(
+        "CumSum",
+        graph.get(site.input_indexes[0]),
+        graph.whole(site.integers(1, "its axis")[0] % len(site.shape())),
+        exclusive=int(attributes.flag("exclusive")),
+        reverse=int(attributes.flag("reverse")),
+    )
+    graph.define(site, node)

@@ -1,0 +1,272 @@
+"""Operations that move values: reshapes, transpositions, joins, splits and padding."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, TO_FIRST, Graph, Value
+from penstock.drivers.onnxruntime.export.rules.images import zero_of
+from penstock.drivers.onnxruntime.export.rules.rule import rule
+from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
+from penstock.drivers.onnxruntime.export.types import activation, moved, moves
+from penstock.hal import AccuracyClass
+from penstock.ir import DType
+
+MAX_PIECES: Final = 1024
+"""Inputs or outputs of one join or split."""
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """*axis* of *rank* dimensions, counted from the front."""
+    require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
+    return axis % rank
+
+
+def _check_reshape(site: Site) -> AccuracyClass:
+    site.shape(), site.output_shape()
+    return moves(site)
+
+
+@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
+def emit_reshape(graph: Graph, site: Site) -> None:
+    graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+
+
+def _check_transpose(site: Site) -> AccuracyClass:
+    order = site.integers(1, "its permutation")
+    require(sorted(order) == list(range(len(site.shape()))), f"permutation {order}")
+    return moves(site)
+
+
+@rule("TRANSPOSE", check=_check_transpose)
+def emit_transpose(graph: Graph, site: Site) -> None:
+    order = site.integers(1, "its permutation")
+    if tuple(order) == TO_FIRST and graph.is_first(site.input_indexes[0]):
+        graph.define(site, graph.source(site, first=True))
+        return
+    graph.define(site, graph.transpose(graph.source(site), order))
+
+
+def _check_concatenation(site: Site) -> AccuracyClass:
+    require(activation(site, ["NONE"]) == "NONE", "")
+    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
+    given = [site.input(p) for p in range(len(site.inputs))]
+    for position in range(len(given)):
+        site.shape(position)
+    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    return moved(site, given)
+
+
+@rule("CONCATENATION", check=_check_concatenation)
+def emit_concatenation(graph: Graph, site: Site) -> None:
+    axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    first = any(map(graph.is_first, site.input_indexes))
+    parts = [graph.source(site, p, first=first) for p in range(len(site.inputs))]
+    node = graph.node("Concat", *parts, axis=FIRST_AXIS[axis] if first else axis)
+    graph.define(site, node, first=first)
+
+
+def _check_pack(site: Site) -> AccuracyClass:
+    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
+    given = [site.input(p) for p in range(len(site.inputs))]
+    for position in range(len(given)):
+        site.shape(position)
+    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    return moved(site, given)
+
+
+@rule("PACK", check=_check_pack)
+def emit_pack(graph: Graph, site: Site) -> None:
+    shape = list(site.output_shape())
+    axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
+    shape[axis] = 1
+    parts = [graph.reshape(graph.source(site, p), shape) for p in range(len(site.inputs))]
+    graph.define(site, graph.node("Concat", *parts, axis=axis))
+
+
+def _check_unpack(site: Site) -> AccuracyClass:
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    return _pieces(site, 0)
+
+
+def _pieces(site: Site, source: int) -> AccuracyClass:
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    for output in site.outputs:
+        require(output.dtype is site.input(source).dtype, "pieces of another type")
+    return moves(site, source)
+
+
+@rule("UNPACK", check=_check_unpack)
+def emit_unpack(graph: Graph, site: Site) -> None:
+    axis = axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    sizes = [1] * len(site.outputs)
+    for position, piece in enumerate(_split(graph, site, 0, axis, sizes, first=False)):
+        value = graph.reshape(piece, site.output_shape(position))
+        graph.define(site, value, output=position)
+
+
+def _split(
+    graph: Graph, site: Site, source: int, axis: int, sizes: list[int], *, first: bool
+) -> list[Value]:
+    """The pieces of an input, each on the grid of its output."""
+    index, given = site.input_indexes[source], site.input(source)
+    same = all(o.quantization == given.quantization for o in site.outputs)
+    along = FIRST_AXIS[axis] if first else axis
+    x = graph.get(index, first=first) if same else graph.real(index, first=first)
+    if len(sizes) == 1:
+        pieces = [x]
+    else:
+        pieces = graph.node_of("Split", [x, graph.whole(sizes)], len(sizes), axis=along)
+    if same or given.dtype not in QUANTIZED:
+        return pieces
+    return [
+        graph.node("QuantizeLinear", piece, *graph.target(output))
+        for piece, output in zip(pieces, site.outputs, strict=True)
+    ]
+
+
+def _split_axis(site: Site, position: int, data: int) -> int:
+    axes = site.integers(position, "its axis")
+    require(len(axes) == 1, f"{len(axes)} axes")
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    return axis_of(axes[0], len(site.shape(data)))
+
+
+def _check_split(site: Site) -> AccuracyClass:
+    _split_axis(site, 0, 1)
+    return _pieces(site, 1)
+
+
+@rule("SPLIT", check=_check_split)
+def emit_split(graph: Graph, site: Site) -> None:
+    _emit_pieces(graph, site, _split_axis(site, 0, 1), source=1)
+
+
+def _check_split_v(site: Site) -> AccuracyClass:
+    _split_axis(site, 2, 0)
+    site.integers(1, "its sizes")
+    return _pieces(site, 0)
+
+
+@rule("SPLIT_V", check=_check_split_v)
+def emit_split_v(graph: Graph, site: Site) -> None:
+    _emit_pieces(graph, site, _split_axis(site, 2, 0), source=0)
+
+
+def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
+    first = graph.is_first(site.input_indexes[source])
+    sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
+    for position, piece in enumerate(_split(graph, site, source, axis, sizes, first=first)):
+        graph.define(site, piece, first=first, output=position)
+
+
+def _pads(site: Site) -> tuple[list[int], list[int]]:
+    pads = site.integers(1, "its padding")
+    require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
+    require(min(pads, default=0) >= 0, "a negative padding")
+    return pads[::2], pads[1::2]
+
+
+def _check_pad(site: Site) -> AccuracyClass:
+    _pads(site), site.output_shape()
+    if site.operation.type == "PADV2":
+        require(site.constant(2, "its value").size == 1, "a padding of several values")
+        return moved(site, [site.input(0), site.input(2)])
+    return moves(site)
+
+
+@rule("PAD", "PADV2", check=_check_pad)
+def emit_pad(graph: Graph, site: Site) -> None:
+    before, after = _pads(site)
+    first = graph.is_first(site.input_indexes[0])
+    if first:
+        before, after = ([side[a] for a in TO_FIRST] for side in (before, after))
+    value = zero_of(graph, site)
+    if site.operation.type == "PADV2":
+        value = graph.reshape(graph.source(site, 2), ())
+    node = graph.source(site, first=first)
+    if any(before) or any(after):
+        pads = graph.whole([*before, *after])
+        truth = site.output().dtype is DType.BOOL
+        node = graph.node("Pad", node, pads, value) if not truth else _padded(graph, node, pads)
+    graph.define(site, node, first=first)
+
+
+def _padded(graph: Graph, node: Value, pads: Value) -> Value:
+    """Truth values, padded as bytes."""
+    stored = graph.node("Cast", node, to=6)
+    return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
+
+
+def _check_mirror_pad(site: Site) -> AccuracyClass:
+    before, after = _pads(site)
+    reflect = site.operation.attributes.text("mode") == "REFLECT"
+    for size, b, a in zip(site.shape(), before, after, strict=True):
+        require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
+    return moves(site)
+
+
+@rule("MIRROR_PAD", check=_check_mirror_pad)
+def emit_mirror_pad(graph: Graph, site: Site) -> None:
+    """Each padded axis gathered at mirrored positions."""
+    before, after = _pads(site)
+    first = graph.is_first(site.input_indexes[0])
+    mode = "reflect" if site.operation.attributes.text("mode") == "REFLECT" else "symmetric"
+    node = graph.source(site, first=first)
+    for axis, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True)):
+        if a or b:
+            positions = np.pad(np.arange(size, dtype=np.int64), (b, a), mode=mode)  # type: ignore[call-overload]  # two literals
+            along = FIRST_AXIS[axis] if first else axis
+            node = graph.node("Gather", node, graph.constant(positions), axis=along)
+    graph.define(site, node, first=first)
+
+
+def _check_repeats(site: Site) -> AccuracyClass:
+    site.shape(), site.output_shape()
+    site.integers(1, "its second input")
+    return moves(site)
+
+
+@rule("TILE", check=_check_repeats)
+def emit_tile(graph: Graph, site: Site) -> None:
+    repeats = graph.whole(site.integers(1, "its multiples"))
+    graph.define(site, graph.node("Tile", graph.source(site), repeats))
+
+
+@rule("BROADCAST_TO", check=_check_repeats)
+def emit_broadcast(graph: Graph, site: Site) -> None:
+    shape = graph.whole(site.output_shape())
+    graph.define(site, graph.node("Expand", graph.source(site), shape))
+
+
+def _check_reverse(site: Site) -> AccuracyClass:
+    for axis in site.integers(1, "its axes"):
+        axis_of(axis, len(site.shape()))
+    return moves(site)
+
+
+@rule("REVERSE_V2", check=_check_reverse)
+def emit_reverse(graph: Graph, site: Site) -> None:
+    shape, node = site.shape(), graph.source(site)
+    for axis in {axis_of(a, len(shape)) for a in site.integers(1, "its axes")}:
+        positions = graph.whole(range(shape[axis] - 1, -1, -1))
+        node = graph.node("Gather", node, positions, axis=axis)
+    graph.define(site, node)
+
+
+def _check_shape(site: Site) -> AccuracyClass:
+    site.shape()
+    require(site.output().dtype in {DType.INT32, DType.INT64}, "a shape of another type")
+    return "exact"
+
+
+@rule("SHAPE", check=_check_shape)
+def emit_shape(graph: Graph, site: Site) -> None:
+    """Known already."""
+    graph.hold(site, np.array(site.shape(), site.output().dtype.numpy))
+
+

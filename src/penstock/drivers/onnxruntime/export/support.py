@@ -1,0 +1,73 @@
+"""What of a model the driver takes: an answer for each operation, without the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.drivers.onnxruntime.export.site import Refused, Site, make_sites
+from penstock.errors import PenstockError
+from penstock.hal import AccuracyClass, Support
+from penstock.ir import Model
+from penstock.ir.types import static_shape
+
+MAX_BYTES: Final = 1 << 31
+"""What an ONNX model may hold: the limit of its wire form."""
+
+ROOM: Final = 1 << 24
+"""Kept free for everything besides the constants."""
+
+UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
+"""Operations that turn the last bit of a float into a position."""
+
+
+def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
+    """One answer an operation. No class is better than *best*: what a provider was measured to meet.
+
+    What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole values later on.
+    """
+    if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
+        reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
+        return [Support(False, reason) for _ in model.operations]
+    sites = make_sites(model)
+    unsteady = _read_by_unsteady(model)
+    return [
+        _answer(site, "relaxed" if unsteady.intersection(site.output_indexes) else best)
+        for site in sites
+    ]
+
+
+def constant_bytes(model: Model) -> int:
+    """Bytes that the constants of the entry subgraph take in an ONNX model, where 8-bit ones may become float32."""
+    total = 0
+    for operand in model.entry.operands:
+        if operand.is_constant and (shape := static_shape(operand.shape)) is not None:
+            total += math.prod(shape) * max(4, operand.dtype.numpy.itemsize)
+    return total
+
+
+def _read_by_unsteady(model: Model) -> set[int]:
+    """The operands of the entry subgraph from which an unsteady operation computes."""
+    reached: set[int] = set()
+    for operation in reversed(model.operations):
+        if operation.key in UNSTEADY or reached.intersection(operation.outputs):
+            reached.update(operation.inputs)
+    return reached
+
+
+def _answer(site: Site, best: AccuracyClass) -> Support:
+    kind = site.operation.key
+    rule = RULES.get(kind)
+    if rule is None:
+        return Support(False, f"{kind} is not written as ONNX")
+    try:
+        for position in range(len(site.outputs)):
+            site.output_shape(position)
+        accuracy = rule.check(site)
+    except Refused as refusal:
+        return Support(False, str(refusal))
+    except (PenstockError, ValueError, LookupError, ArithmeticError) as error:
+        return Support(False, f"not computable as it stands: {error}")
+    return Support(True, "", "relaxed" if best == "relaxed" else accuracy)

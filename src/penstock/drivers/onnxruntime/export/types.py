@@ -1,0 +1,82 @@
+"""Which element types a rule takes, and the accuracy that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.drivers.onnxruntime.export.site import QUANTIZED, Refused, Site, require
+from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.ir import DType, Operand
+
+F32: Final = DType.FLOAT32
+PLAIN: Final = frozenset({F32, DType.INT32, DType.INT64, DType.BOOL})
+"""Element types that are moved as they are."""
+
+WHOLE: Final = frozenset({DType.INT32, DType.INT64})
+
+
+def activations(
+    site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "faithful"
+) -> AccuracyClass:
+    """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or all
+    quantised in 8 bits with one scale each: then it is *quantized*.
+    """
+    given = site.inputs if positions is None else [site.input(p) for p in positions]
+    operands = [o for o in (*given, *site.outputs) if o is not None]
+    if all(o.dtype is F32 for o in operands):
+        return "faithful"
+    for operand in operands:
+        if operand.dtype not in QUANTIZED:
+            site.refuse_types()
+        one_scale(operand)
+    return quantized
+
+
+def numbers(site: Site, quantized: AccuracyClass = "faithful") -> AccuracyClass:
+    """As `activations`, of all operands; int32 and int64 are computed too, exactly."""
+    operands = [o for o in (*site.inputs, *site.outputs) if o is not None]
+    for dtype in WHOLE:
+        if all(o.dtype is dtype for o in operands):
+            return "exact"
+    return activations(site, quantized=quantized)
+
+
+def moves(site: Site, position: int = 0) -> AccuracyClass:
+    """The class of an operation that moves values of input *position* and changes none."""
+    return moved(site, [site.input(position)])
+
+
+def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+    """As `moves`, of *operands*: exact, save where a quantised value gets another scale."""
+    given = list(operands)
+    for operand in (*given, *site.outputs):
+        if operand.dtype in QUANTIZED:
+            one_scale(operand)
+        elif operand.dtype not in PLAIN:
+            site.refuse_types()
+    if any(o.dtype is not site.output().dtype for o in given):
+        site.refuse_types()
+    same = all(o.quantization == t.quantization for o in given for t in site.outputs)
+    return "exact" if same else "faithful"
+
+
+def worse(a: AccuracyClass, b: AccuracyClass) -> AccuracyClass:
+    """The less accurate of two classes."""
+    return a if ACCURACY_RANK[a] <= ACCURACY_RANK[b] else b
+
+
+def one_scale(operand: Operand) -> tuple[float, int]:
+    """Scale and zero point of an activation quantised as a whole."""
+    quantization = operand.quantization
+    if quantization is None or quantization.scale <= 0:
+        raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
+    require(not quantization.per_channel, "activations quantised by channel are not computed here")
+    return quantization.scale, quantization.zero_point
+
+
+def activation(site: Site, known: Iterable[str]) -> str:
+    """The fused activation, which must be one of *known*."""
+    fused = site.operation.attributes.text("fused_activation_function")
+    require(fused in known, f"no fused activation {fused}")
+    return fused

@@ -1,0 +1,92 @@
+"""A graph as the bytes of an ONNX model, through the classes of the `onnx` package."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
+from penstock.drivers.onnxruntime.export.site import make_sites, known_shape
+from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.errors import DriverError, GeneralFailure, PenstockError
+from penstock.ir import DType, Model, NDArray, Operand
+
+OPSET: Final = 21
+IR_VERSION: Final = 10
+"""What ONNX Runtime 1.20 and later read."""
+
+MAX_BYTES: Final = (1 << 31) - 1
+ELEMENTS: Final = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+}
+"""ONNX's numbers of element types (onnx.proto, TensorProto.DataType)."""
+
+
+def build(model: Model, *, wide: bool = False, portable: bool = False) -> Graph:
+    """The graph of *model*, whose operations are all supported. `GeneralFailure` names the one that fails."""
+    try:
+        graph = Graph(model, wide=wide, portable=portable)
+    except PenstockError as error:
+        raise GeneralFailure(f"the inputs cannot be declared: {error}") from error
+    for index, site in enumerate(make_sites(model)):
+        kind = site.operation.key
+        try:
+            RULES[kind].emit(graph, site)
+        except DriverError:
+            raise
+        except Exception as error:
+            raise GeneralFailure(f"operation {index} ({kind}): {error}") from error
+    graph.finish()
+    return graph
+
+
+def serialize(graph: Graph, onnx: Any) -> bytes:
+    """The bytes of an ONNX model; `GeneralFailure` beyond what they can hold."""
+    size = sum(value.nbytes for value in graph.constants.values())
+    if size > MAX_BYTES:
+        raise GeneralFailure(f"{size} bytes of constants are more than an ONNX model holds")
+    model = onnx.ModelProto(ir_version=IR_VERSION, producer_name="penstock")
+    model.opset_import.add(domain="", version=OPSET)
+    model.opset_import.add(domain=MICROSOFT, version=1)
+    made = model.graph
+    made.name = "penstock"
+    for name, value in graph.constants.items():
+        _tensor(made.initializer.add(), name, value)
+    for values, ports in ((graph.inputs, made.input), (graph.outputs, made.output)):
+        for name, operand in values:
+            _port(ports.add(), name, operand)
+    for node in graph.nodes:
+        proto = made.node.add(op_type=node.kind, domain=node.domain)
+        proto.input.extend(node.inputs)
+        proto.output.extend(node.outputs)
+        for name, value in node.attributes.items():
+            proto.attribute.append(onnx.helper.make_attribute(name, value))
+    try:
+        data: bytes = model.SerializeToString()
+    except Exception as error:
+        raise GeneralFailure(f"the ONNX model cannot be written: {error}") from error
+    return data
+
+
+def _tensor(proto: Any, name: str, value: NDArray) -> None:
+    proto.name = name
+    proto.data_type = ELEMENTS[value.dtype.name]
+    proto.dims.extend(value.shape)
+    proto.raw_data = np.ascontiguousarray(value).tobytes()
+
+
+def _port(proto: Any, name: str, operand: Operand) -> None:
+    """An input or output, int8 ones as bytes."""
+    stored = DType.UINT8 if operand.dtype is DType.INT8 else operand.dtype
+    proto.name = name
+    proto.type.tensor_type.elem_type = ELEMENTS[stored.value]
+    shape = proto.type.tensor_type.shape
+    for size in known_shape(operand, repr(operand.name)):
+        shape.dim.add(dim_value=size)

@@ -1,0 +1,227 @@
+"""What ONNX Runtime a machine has, read from files alone: the engine is not imported."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.hal import DeviceType
+
+PACKAGE: Final = "onnxruntime"
+INSTALL: Final = "pip install 'penstock[onnxruntime]'"
+ADAPTER_VERSION: Final = 1
+"""Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write other cache files."""
+
+DIGEST_DIGITS: Final = 16
+CPUINFO_BYTES: Final = 1 << 14
+FEATURE_PREFIXES: Final = (
+    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
+)  # fmt: skip
+"""Of the processor's flags those that a choice of kernels may look at."""
+
+DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
+"""Features without which an x86-64 processor's product of unsigned and signed bytes saturates."""
+
+
+class Provider(msgspec.Struct, frozen=True):
+    """One execution provider: its *name* for the engine, its device's *suffix*, *type* and *families*, and why it
+    cannot be used here ("" when it can).
+    """
+
+    name: str
+    suffix: str
+    type: DeviceType
+    families: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def device_name(self) -> str:
+        return f"{PACKAGE}-{self.suffix}"
+
+
+CPU: Final = Provider("CPUExecutionProvider", "cpu", DeviceType.CPU)
+
+OTHERS: Final = (
+    (Provider("CUDAExecutionProvider", "cuda", DeviceType.GPU, ("cuda",)), "cuda", "", ""),
+    (
+        Provider("TensorrtExecutionProvider", "tensorrt", DeviceType.GPU, ("cuda", "tensorrt")),
+        "tensorrt", "", "",
+    ),
+    (Provider("MIGraphXExecutionProvider", "migraphx", DeviceType.GPU, ("rocm",)), "migraphx", "", ""),
+    (Provider("ROCMExecutionProvider", "rocm", DeviceType.GPU, ("rocm",)), "rocm", "", ""),
+    (
+        Provider("OpenVINOExecutionProvider", "openvino", DeviceType.ACCELERATOR, ("openvino",)),
+        "openvino", "onnxruntime-openvino", "",
+    ),
+    (
+        Provider("QNNExecutionProvider", "qnn", DeviceType.ACCELERATOR, ("hexagon", "qnn")),
+        "qnn", "onnxruntime-qnn", "",
+    ),
+    (
+        Provider("DmlExecutionProvider", "directml", DeviceType.GPU, ("directml",)),
+        "", "onnxruntime-directml", "",
+    ),
+    (
+        Provider("WebGpuExecutionProvider", "webgpu", DeviceType.GPU, ("webgpu",)),
+        "webgpu", "onnxruntime-webgpu", "",
+    ),
+    (
+        Provider(
+            "CoreMLExecutionProvider", "coreml", DeviceType.ACCELERATOR, ("coreml", "neural_engine")
+        ),
+        "", "", "darwin",
+    ),
+)  # fmt: skip
+"""Each provider beside the CPU's, and what shows that a build has it: the name of its shared library, the name of
+the package, or the platform whose every build has it."""
+
+
+class Installation(msgspec.Struct, frozen=True):
+    """An installed ONNX Runtime, or none: then *version* is empty and the only provider says so. *digest* is that of
+    its libraries.
+    """
+
+    version: str
+    providers: tuple[Provider, ...]
+    digest: str = ""
+
+    def version_of(self, provider: Provider) -> str:
+        """Everything that an artefact for *provider* depends on besides the model."""
+        if not self.version:
+            return f"{ADAPTER_VERSION} (onnxruntime missing)"
+        return (
+            f"{ADAPTER_VERSION} (onnxruntime {self.version} {self.digest}; {provider.name}; "
+            f"{platform.machine()} {cpu_features()})"
+        )
+
+
+@functools.cache
+def find_installation() -> Installation:
+    """The installed ONNX Runtime; found once a process."""
+    folder = package_folder(PACKAGE)
+    if folder is None:
+        return _nothing(f"ONNX Runtime is not installed: {INSTALL}")
+    if package_folder("onnx") is None:
+        return _nothing(f"the package onnx is not installed: {INSTALL}")
+    version, package = _metadata(folder)
+    if not version:
+        return _nothing(f"{folder} does not say which ONNX Runtime it is: {INSTALL}")
+    libraries = folder / "capi"
+    found = [CPU, *providers_in(libraries, package)]
+    return Installation(version, tuple(found), _digest(folder, libraries))
+
+
+def providers_in(libraries: Path, package: str) -> list[Provider]:
+    """The providers beside the CPU's that a build with these *libraries*, of this *package*, has."""
+    return [
+        provider
+        for provider, library, own_package, own_platform in OTHERS
+        if (library and any(libraries.glob(f"*onnxruntime_providers_{library}.*")))
+        or (own_package and package == own_package)
+        or (own_platform and sys.platform == own_platform)
+    ]
+
+
+def saturates() -> bool:
+    """Whether this processor's product of unsigned and signed bytes saturates in ONNX Runtime's kernels."""
+    if platform.machine().lower() not in {"x86_64", "amd64"}:
+        return False
+    return not DOT_PRODUCTS.intersection(cpu_features().split())
+
+
+def _nothing(reason: str) -> Installation:
+    return Installation("", (msgspec.structs.replace(CPU, reason=reason),))
+
+
+@functools.cache
+def cpu_features() -> str:
+    """The processor's features, space-separated and sorted."""
+    flags: set[str] = set()
+    if sys.platform == "linux":
+        try:
+            with Path("/proc/cpuinfo").open("rb") as file:
+                text = file.read(CPUINFO_BYTES).decode("ascii", "replace")
+        except OSError:
+            text = ""
+        for line in text.splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                break
+    if not flags:
+        flags = _numpy_features()
+    return " ".join(sorted(filter(_matters, flags))) or "baseline"
+
+
+def _matters(flag: str) -> bool:
+    """Whether a choice of kernels may look at *flag* (smep is no kind of sme)."""
+    return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
+
+
+def _numpy_features() -> set[str]:
+    from numpy.lib import introspect
+
+    runtime = getattr(introspect, "__cpu_features__", None)
+    if runtime is None:
+        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # NumPy publishes no other
+
+        runtime = getattr(_multiarray_umath, "__cpu_features__", {})
+    return {name.lower() for name, present in runtime.items() if present}
+
+
+def package_folder(package: str) -> Path | None:
+    """Where a package is installed, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _metadata(folder: Path) -> tuple[str, str]:
+    """Version and package name, as the build wrote them down; empty where it did not."""
+    text = ""
+    with suppress(OSError, UnicodeDecodeError):
+        text = (folder / "capi" / "build_and_package_info.py").read_text("utf-8")
+    version = re.search(r"""(?m)^__version__ *= *['"]([^'"]+)['"]""", text)
+    package = re.search(r"""(?m)^package_name *= *['"]([^'"]+)['"]""", text)
+    return (version.group(1) if version else ""), (package.group(1) if package else PACKAGE)
+
+
+def _digest(folder: Path, libraries: Path) -> str:
+    """Of the engine's libraries: what the installer recorded, else their size and age."""
+    recorded = _recorded(folder)
+    digest = hashlib.sha256()
+    for path in sorted(libraries.iterdir()):
+        if not re.search(r"\.(so|pyd|dll|dylib)", path.name):
+            continue
+        known = recorded.get(path.name)
+        if known is None:
+            status = path.stat()
+            known = f"{status.st_size} {status.st_mtime_ns}"
+        digest.update(f"{path.name} {known}".encode() + b"\0")
+    return digest.hexdigest()[:DIGEST_DIGITS]
+
+
+def _recorded(folder: Path) -> Mapping[str, str]:
+    """The installer's hashes of the libraries, by file name."""
+    for record in folder.parent.glob(f"{PACKAGE}*.dist-info{os.sep}RECORD"):
+        with suppress(OSError, UnicodeDecodeError):
+            text = record.read_text("utf-8")
+            lines = re.findall(rf"(?m)^{PACKAGE}/capi/([^/,]+),([^,]+),", text)
+            if lines:
+                return dict(lines)
+    return {}
