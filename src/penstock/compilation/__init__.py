@@ -7,7 +7,16 @@ from penstock.compilation.compilation import (
     PreparedStep,
     compile_plan,
 )
-from penstock.compilation.receipt import CACHE_OFF, CacheOutcome, CopyReceipt, Receipt, StepReceipt
+from penstock.compilation.receipt import (
+    CACHE_OFF,
+    CacheOutcome,
+    CopyReceipt,
+    Failure,
+    KernelReceipt,
+    Receipt,
+    Span,
+    StepReceipt,
+)
 
 __all__ = [
     "CACHE_OFF",
@@ -15,9 +24,12 @@ __all__ = [
     "CacheOutcome",
     "Compilation",
     "CopyReceipt",
+    "Failure",
+    "KernelReceipt",
     "Means",
     "PreparedStep",
     "Receipt",
+    "Span",
     "StepReceipt",
     "compile_plan",
 ]

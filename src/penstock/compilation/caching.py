@@ -20,6 +20,7 @@ from penstock.cache.ingredients import binding_of, derived_token, ingredients_of
 from penstock.cache.opened import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, report_of
 from penstock.compilation.receipt import CacheOutcome
+from penstock.compilation.spans import Recorder
 from penstock.errors import CacheError, DriverError
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
@@ -99,9 +100,14 @@ class Entry(Struct, frozen=True):
     config: PrepareConfig
     key: Key
     needed: tuple[int, int]
+    recorder: Recorder
 
     def load(self) -> Obtained | CacheError | DriverError:
         """The prepared model out of the cache, or why there is none."""
+        with self.recorder.time("cache", f"load step {self.step.index}", self.device.name):
+            return self._load()
+
+    def _load(self) -> Obtained | CacheError | DriverError:
         try:
             files = self.directory.open(
                 self.key.token,
@@ -139,7 +145,11 @@ class Entry(Struct, frozen=True):
 
 
 def obtain(
-    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching
+    device: Device,
+    step: ExecutionStep,
+    config: PrepareConfig,
+    caching: Caching,
+    recorder: Recorder,
 ) -> Obtained:
     """*step* prepared by *device*, from the cache where it can be.
 
@@ -147,12 +157,12 @@ def obtain(
     """
     needed = _files_needed(device)
     if reason := _cannot_cache(device, needed):
-        return compiled(device, step, config, CacheOutcome("off", reason))
+        return compiled(device, step, config, CacheOutcome("off", reason), recorder)
     if caching.info.directory is None:
         from penstock.compilation.given_files import obtain_in_given_files
 
-        return obtain_in_given_files(device, step, config, caching)
-    entry = _entry(device, step, config, caching, caching.info.directory, needed)
+        return obtain_in_given_files(device, step, config, caching, recorder)
+    entry = _entry(device, step, config, caching, caching.info.directory, needed, recorder)
     loaded = entry.load()
     if isinstance(loaded, Obtained):
         return loaded
@@ -162,13 +172,18 @@ def obtain(
 
 
 def look_up(
-    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching
+    device: Device,
+    step: ExecutionStep,
+    config: PrepareConfig,
+    caching: Caching,
+    recorder: Recorder,
 ) -> Obtained | None:
     """*step* out of a cache directory; None where it would have to be compiled."""
     needed = _files_needed(device)
     if _cannot_cache(device, needed) or caching.info.directory is None:
         return None
-    loaded = _entry(device, step, config, caching, caching.info.directory, needed).load()
+    entry = _entry(device, step, config, caching, caching.info.directory, needed, recorder)
+    loaded = entry.load()
     return loaded if isinstance(loaded, Obtained) else None
 
 
@@ -178,10 +193,15 @@ def why_not_cached(device: Device) -> str:
 
 
 def compiled(
-    device: Device, step: ExecutionStep, config: PrepareConfig, outcome: CacheOutcome
+    device: Device,
+    step: ExecutionStep,
+    config: PrepareConfig,
+    outcome: CacheOutcome,
+    recorder: Recorder,
 ) -> Obtained:
     """*step* compiled by the driver, whatever handles *config* has."""
-    return Obtained(call_driver(device, step, config), outcome, True)
+    with recorder.time("compile", f"step {step.index}", device.name):
+        return Obtained(call_driver(device, step, config), outcome, True)
 
 
 def hit(prepared: PreparedModel) -> CacheOutcome:
@@ -201,10 +221,12 @@ def _entry(
     caching: Caching,
     directory: Path,
     needed: tuple[int, int],
+    recorder: Recorder,
 ) -> Entry:
-    key = caching.key(device, step, config)
+    with recorder.time("cache", f"key of step {step.index}"):
+        key = caching.key(device, step, config)
     config = replace(config, token=key.token, binding=key.binding)
-    return Entry(CacheDirectory(directory), device, step, config, key, needed)
+    return Entry(CacheDirectory(directory), device, step, config, key, needed, recorder)
 
 
 def _files_needed(device: Device) -> tuple[int, int]:

@@ -1,32 +1,26 @@
 """From an `ExecutionPlan` to prepared steps: every step through its driver, with fall-back.
 
-A step whose driver fails to compile it is compiled on the reference device instead where the policy
-allows; the plan that comes out says so.
+A step whose driver fails to compile it is compiled on the next device that its plan lets it fall back on;
+the plan that comes out says so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, check_interrupts, describe
+from penstock.compilation.calls import call_driver, check_interrupts
 from penstock.compilation.receipt import CacheOutcome, Receipt, StepReceipt
+from penstock.compilation.spans import Recorder
 from penstock.errors import Cancelled, DriverError, MissedDeadline, NotYetWritten
-from penstock.hal import (
-    ACCURACY_RANK,
-    AccuracyClass,
-    Device,
-    PrepareConfig,
-    PreparedModel,
-    ProgressEvent,
-    Support,
-)
+from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.partitioning.support import REFERENCE_DEVICE
 
 if TYPE_CHECKING:
     from penstock.compilation.background import PendingStep
@@ -34,12 +28,8 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-FALLBACK_DEVICE: Final = "reference"
-"""The device that repeats what another failed at, by name; it is found like any other."""
-
-
-NO_CANDIDATE: Final = "not a candidate; it repeats only what another device failed at"
-
+FALLBACK_DEVICE: Final = REFERENCE_DEVICE
+"""The last device to repeat what others failed at, by name; it is found like any other."""
 
 NO_CACHE_ASKED: Final = CacheOutcome("off", "no cache was asked for")
 STILL_COMPILING: Final = "still compiling"
@@ -70,14 +60,15 @@ class PreparedStep(Struct, frozen=True):
 class Means(Struct, frozen=True):
     """What a compile may do beside calling the plan's own drivers.
 
-    *allow_fallback* lets `FALLBACK_DEVICE` among the devices repeat what another failed at. *caching* is how
+    *allow_fallback* lets other devices repeat what one failed at. *caching* is how
     the cache is used, None not at all. *meanwhile* runs a step that has to be compiled until that is done;
-    None waits.
+    None waits. *recorder* is told what takes time.
     """
 
     allow_fallback: bool = True
     caching: Caching | None = None
     meanwhile: Device | None = None
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 class Compilation(Struct, frozen=True):
@@ -100,8 +91,8 @@ def compile_plan(
 ) -> Compilation:
     """Prepares every step of *plan* on its device.
 
-    *devices* maps names to the devices the plan may use; fall-back needs `FALLBACK_DEVICE` among them,
-    *means* that allow it, and the `fallbacks` of the step.
+    *devices* maps names to the devices the plan may use; a fall-back must be among them and among the
+    step's `fallbacks`, and *means* must allow it.
 
     Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the deadline of
     *config* has passed, `Cancelled` once its token is set. Both are looked at before each compile and
@@ -124,8 +115,20 @@ def compile_plan(
     except BaseException:
         _close(done)
         raise
-    receipt = Receipt(tuple(s.receipt for s in done), compiles, (), time.perf_counter_ns() - began)
-    return Compilation(_as_compiled(plan, done), tuple(done), receipt)
+    if any(step.receipt.failures for step in done):
+        from penstock.compilation.repeating import as_compiled
+
+        plan = as_compiled(plan, done)
+    receipt = Receipt(
+        tuple(s.receipt for s in done),
+        compiles,
+        (),
+        time.perf_counter_ns() - began,
+        began,
+        tuple(means.recorder.spans),
+        "compile",
+    )
+    return Compilation(plan, tuple(done), receipt)
 
 
 def prepare_step(
@@ -134,54 +137,47 @@ def prepare_step(
     config: PrepareConfig,
     means: Means,
 ) -> tuple[PreparedStep, int]:
-    """One step prepared, on its device or else on the fall-back; and how many compiles it took.
+    """One step prepared, on its device or else on a fall-back; and how many compiles it took.
 
-    It falls back where *means* and the `fallbacks` of the step let it, and the fall-back supports all
+    It falls back where *means* and the `fallbacks` of the step let it, on a device that supports all
     of it in the accuracy class of *config*.
     """
     device = devices[step.device]
-    began = time.perf_counter_ns()
-    if (meanwhile := means.meanwhile) is not None and _may_stand_in(
-        meanwhile, device, step, config
-    ):
+    meanwhile = means.meanwhile
+    if meanwhile is not None and _may_stand_in(meanwhile, step, config):
         return _begin(step, device, meanwhile, config, means)
+    began = time.perf_counter_ns()
     try:
-        prepared, outcome, compiles = _obtain(device, step, config, means.caching)
+        prepared, outcome, compiles = _obtain(device, step, config, means)
     except (MissedDeadline, Cancelled):
         raise
     except DriverError as error:
-        fallback = devices.get(FALLBACK_DEVICE)
-        if (
-            not means.allow_fallback
-            or fallback is None
-            or not _may_stand_in(fallback, device, step, config)
-        ):
+        if not means.allow_fallback:
             raise
-        log.warning(
-            "step %d: %s failed to compile it, falling back: %s", step.index, device.name, error
-        )
-        return _fall_back(step, device, fallback, config, error), 2
-    receipt = StepReceipt(
-        device.name, step.operations, time.perf_counter_ns() - began, cache=outcome
-    )
-    return PreparedStep(step, device, prepared, receipt), compiles
+        from penstock.compilation.repeating import compile_elsewhere
+
+        repeated = compile_elsewhere(step, devices, config, error, means.recorder)
+        if repeated is None:
+            raise
+        return repeated
+    return PreparedStep(step, device, prepared, _receipt(step, device, began, outcome)), compiles
 
 
-def _may_stand_in(
-    other: Device, device: Device, step: ExecutionStep, config: PrepareConfig
-) -> bool:
-    """Whether *other* may and can do what the plan gives to *device*."""
-    return other.name in step.fallbacks and other is not device and supports_all(other, step, config.accuracy)
+def _may_stand_in(other: Device, step: ExecutionStep, config: PrepareConfig) -> bool:
+    from penstock.compilation.repeating import supports_all
+
+    return other.name in step.fallbacks and supports_all(other, step, config.accuracy)
 
 
 def _obtain(
-    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching | None
+    device: Device, step: ExecutionStep, config: PrepareConfig, means: Means
 ) -> tuple[PreparedModel, CacheOutcome, int]:
-    if caching is None:
-        return call_driver(device, step, config), NO_CACHE_ASKED, 1
+    if means.caching is None:
+        with means.recorder.time("compile", f"step {step.index}", device.name):
+            return call_driver(device, step, config), NO_CACHE_ASKED, 1
     from penstock.compilation.caching import obtain
 
-    obtained = obtain(device, step, config, caching)
+    obtained = obtain(device, step, config, means.caching, means.recorder)
     return obtained.prepared, obtained.outcome, int(obtained.compiled)
 
 
@@ -193,104 +189,38 @@ def _begin(
     if means.caching is not None:
         from penstock.compilation.caching import look_up
 
-        if (found := look_up(device, step, config, means.caching)) is not None:
-            receipt = StepReceipt(
-                device.name,
-                step.operations,
-                time.perf_counter_ns() - began,
-                cache=found.outcome,
-            )
+        if (found := look_up(device, step, config, means.caching, means.recorder)) is not None:
+            receipt = _receipt(step, device, began, found.outcome)
             return PreparedStep(step, device, found.prepared, receipt), 0
     from penstock.compilation.background import PendingStep
 
     moved = replace(step, device=meanwhile.name, fallbacks=())
-    prepared = call_driver(meanwhile, moved, config)
-    receipt = StepReceipt(
-        meanwhile.name,
-        step.operations,
-        time.perf_counter_ns() - began,
-        cache=CacheOutcome("miss", str(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))),
-        fallback_from=device.name,
-        error=STILL_COMPILING,
+    with means.recorder.time("compile", f"step {step.index}", meanwhile.name):
+        prepared = call_driver(meanwhile, moved, config)
+    told = CacheOutcome("miss", str(NotYetWritten(f"{STILL_COMPILING} on {device.name}")))
+    receipt = replace(
+        _receipt(step, meanwhile, began, told), fallback_from=device.name, error=STILL_COMPILING
     )
 
     def make(own: PrepareConfig) -> PreparedStep:
-        return prepare_step(
-            step, {device.name: device}, own, replace(means, allow_fallback=False, meanwhile=None)
-        )[0]
+        alone = replace(means, allow_fallback=False, meanwhile=None, recorder=Recorder())
+        return prepare_step(step, {device.name: device}, own, alone)[0]
 
     pending = PendingStep(make, config, f"{step.index}-{device.name}")
     return PreparedStep(moved, meanwhile, prepared, receipt, pending), 1
 
 
-def _fall_back(
-    step: ExecutionStep, failed: Device, fallback: Device, config: PrepareConfig, error: DriverError
-) -> PreparedStep:
-    began = time.perf_counter_ns()
-    moved = replace(step, device=fallback.name, fallbacks=())
-    prepared = call_driver(fallback, moved, config)
-    receipt = StepReceipt(
-        fallback.name,
+def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutcome) -> StepReceipt:
+    return StepReceipt(
+        device.name,
         step.operations,
         time.perf_counter_ns() - began,
-        cache=CacheOutcome("off", "a fall-back is not cached"),
-        fallback_from=failed.name,
-        error=describe(error),
+        cache=outcome,
+        step=step.index,
+        start_ns=began,
     )
-    return PreparedStep(moved, fallback, prepared, receipt)
-
-
-def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = "relaxed") -> bool:
-    """Whether *device* says yes to every operation of the step, in *accuracy* or better."""
-    answers = _answers(device, step)
-    least = ACCURACY_RANK[accuracy]
-    return bool(answers) and all(
-        answer.supported and ACCURACY_RANK.get(answer.accuracy, -1) >= least for answer in answers
-    )
-
-
-def _answers(device: Device, step: ExecutionStep) -> Sequence[Support]:
-    """One answer for each operation of the step; none where the device cannot answer."""
-    try:
-        answers = list(device.supported_operations(step.model))
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
-        log.warning("device %s failed in supported_operations: %r", device.name, error)
-        return ()
-    if len(answers) != len(step.operations) or not all(isinstance(a, Support) for a in answers):
-        log.warning("device %s gave something other than one answer an operation", device.name)
-        return ()
-    return answers
 
 
 def _close(steps: Iterable[PreparedStep]) -> None:
     for step in steps:
         step.close()
-
-
-def _as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    moved = [step for step in done if step.receipt.fallback_from is not None and not step.pending]
-    if not moved:
-        return plan
-    operations = list(plan.operations)
-    devices = plan.devices
-    if FALLBACK_DEVICE not in devices:
-        devices = (*devices, FALLBACK_DEVICE)
-        operations = [
-            replace(placement, reasons={**placement.reasons, FALLBACK_DEVICE: NO_CANDIDATE})
-            for placement in operations
-        ]
-    for step in moved:
-        answers = _answers(step.device, step.step)
-        for position, index in enumerate(step.step.operations):
-            accuracy = answers[position].accuracy if answers else operations[index].accuracy
-            operations[index] = _moved(operations[index], step, accuracy)
-    steps = tuple(
-        before if step.pending else step.step for before, step in zip(plan.steps, done, strict=True)
-    )
-    return replace(plan, devices=devices, steps=steps, operations=tuple(operations))
-
-
-def _moved(placement: Placement, step: PreparedStep, accuracy: AccuracyClass) -> Placement:
-    reasons = {name: why for name, why in placement.reasons.items() if name != step.device.name}
-    reasons[str(step.receipt.fallback_from)] = f"failed to compile: {step.receipt.error}"
-    return replace(placement, device=step.device.name, reasons=reasons, accuracy=accuracy)

@@ -27,7 +27,8 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     reason = explained(entry, missed)
     log.info("step %d on %s: cache miss: %s", step.index, device.name, reason)
     try:
-        lease, waited = _lease(entry)
+        with entry.recorder.time("cache", f"lease for step {step.index}"):
+            lease, waited = _lease(entry)
     except CacheError as error:
         return _compile_without_saving(entry, reason, str(error))
     if lease is None:
@@ -70,13 +71,15 @@ def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
     with files:
         began = time.perf_counter_ns()
         try:
-            prepared = call_driver(entry.device, entry.step, with_files(entry.config, files))
+            with entry.recorder.time("compile", f"step {entry.step.index}", entry.device.name):
+                prepared = call_driver(entry.device, entry.step, with_files(entry.config, files))
         except BaseException:
             lease.discard(files)
             raise
         spent = time.perf_counter_ns() - began
         try:
-            not_saved = _publish(entry, lease, files, report_of(prepared), spent)
+            with entry.recorder.time("cache", f"save step {entry.step.index}"):
+                not_saved = _publish(entry, lease, files, report_of(prepared), spent)
         except BaseException:
             prepared.close()
             raise
@@ -116,4 +119,4 @@ def _compile_without_saving(entry: Entry, reason: str, why: str) -> Obtained:
     log.info("step %d on %s: will not be saved: %s", entry.step.index, entry.device.name, why)
     bare = replace(entry.config, token=NO_TOKEN, binding=NO_TOKEN)
     outcome = CacheOutcome("miss", reason, not_saved=why)
-    return compiled(entry.device, entry.step, bare, outcome)
+    return compiled(entry.device, entry.step, bare, outcome, entry.recorder)

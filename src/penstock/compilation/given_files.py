@@ -8,18 +8,23 @@ from penstock.compilation.caching import Caching, Obtained, compiled, hit
 from penstock.compilation.calls import call_driver_from_cache, report_of
 from penstock.compilation.misses import named
 from penstock.compilation.receipt import CacheOutcome
+from penstock.compilation.spans import Recorder
 from penstock.errors import DriverError
 from penstock.hal import CacheHandle, Device, PrepareConfig
 from penstock.partitioning.plan import ExecutionStep
 
 
 def obtain_in_given_files(
-    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching
+    device: Device,
+    step: ExecutionStep,
+    config: PrepareConfig,
+    caching: Caching,
+    recorder: Recorder,
 ) -> Obtained:
     """*step* loaded from the caller's descriptors, else compiled and saved in place."""
     if len(caching.plan.steps) > 1:
         reason = "files given by descriptor serve plans of one step"
-        return compiled(device, step, config, CacheOutcome("off", reason))
+        return compiled(device, step, config, CacheOutcome("off", reason), recorder)
     key = caching.key(device, step, config)
     config = replace(
         config,
@@ -29,9 +34,10 @@ def obtain_in_given_files(
         data_cache=tuple(map(CacheHandle, caching.info.data_cache)),
     )
     try:
-        prepared = call_driver_from_cache(device, config)
+        with recorder.time("cache", f"load step {step.index}", device.name):
+            prepared = call_driver_from_cache(device, config)
     except DriverError as error:
-        made = compiled(device, step, config, CacheOutcome("miss", named(error)))
+        made = compiled(device, step, config, CacheOutcome("miss", named(error)), recorder)
     else:
         return Obtained(prepared, hit(prepared), False)
     report = report_of(made.prepared)

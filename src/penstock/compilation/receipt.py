@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from penstock.errors import NotYetWritten
+
+if TYPE_CHECKING:
+    from penstock.partitioning.plan import ExecutionPlan
 
 
 class CacheOutcome(msgspec.Struct, frozen=True):
@@ -34,12 +37,38 @@ TO_BE_WRITTEN: Final = str(NotYetWritten("the driver writes it when it has compi
 CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """A *device* that could not compile or run a step, and its *error* in one line."""
+
+    device: str
+    error: str
+
+
+class KernelReceipt(msgspec.Struct, frozen=True):
+    """What one kernel of a driver took, where the driver knows.
+
+    *operations* are indexes of the plan's operations, *names* their names, `TYPE name`; a fused kernel has
+    several. *kernel* is the engine's own name for it.
+    """
+
+    kernel: str
+    operations: tuple[int, ...]
+    names: tuple[str, ...]
+    start_ns: int
+    duration_ns: int
+
+
 class StepReceipt(msgspec.Struct, frozen=True):
     """One step: where it ran and for how long.
 
     *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited, *driver_ns*
     what the driver says it took (None: it did not say). *fallback_from* names the device that
-    should have run it and *error* is what that device answered.
+    should have run it and *error* is what that device answered; *failures* has these and every further device that
+    was tried in vain, in order.
+
+    *step* is its index in the plan; None where the whole model ran at once, because a step of it could not be
+    repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels* are there when the run
+    was asked to `measure`.
     """
 
     device: str
@@ -49,6 +78,10 @@ class StepReceipt(msgspec.Struct, frozen=True):
     cache: CacheOutcome = CACHE_OFF
     fallback_from: str | None = None
     error: str | None = None
+    failures: tuple[Failure, ...] = ()
+    step: int | None = None
+    start_ns: int = 0
+    kernels: tuple[KernelReceipt, ...] = ()
 
 
 copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []
@@ -56,49 +89,70 @@ copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []
 
 
 class CopyReceipt(msgspec.Struct, frozen=True):
-    """One copy of tensor data made by the runtime."""
+    """One copy of tensor data made by the runtime.
+
+    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's entry
+    subgraph; None where the copy belongs to no step.
+    """
 
     nbytes: int
     source: str
     destination: str
     reason: str
+    step: int | None = None
+    operand: int | None = None
+    start_ns: int = 0
+    wall_ns: int = 0
 
     def __post_init__(self) -> None:
         for watch in copy_watchers:
             watch(self)
 
 
+class Span(msgspec.Struct, frozen=True):
+    """Something that took time: *start_ns* is on the clock of `time.perf_counter_ns`.
+
+    *device* is None where the runtime itself was at work.
+    """
+
+    stage: Literal["load", "partition", "compile", "cache"]
+    name: str
+    device: str | None
+    start_ns: int
+    duration_ns: int
+
+
 class Receipt(msgspec.Struct, frozen=True):
     """Of one compile (`compiled.receipt`) or one run (`outputs.receipt`).
 
-    *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration.
+    *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration from *start_ns*, which
+    is on the clock of `time.perf_counter_ns`, as are all the others. *spans* says what was spent on compiling, in a
+    run too where it had to.
     """
 
     steps: tuple[StepReceipt, ...] = ()
     compiles: int = 0
     copies: tuple[CopyReceipt, ...] = ()
     wall_ns: int = 0
+    start_ns: int = 0
+    spans: tuple[Span, ...] = ()
+    stage: Literal["compile", "run"] = "run"
 
     def show(self) -> str:
         """A few readable lines."""
-        lines = [
-            f"{self.wall_ns / 1e6:.3f} ms, {self.compiles} compiles, {self._copied()} bytes copied"
-        ]
-        for index, step in enumerate(self.steps):
-            line = f"  step {index} on {step.device}: {len(step.operations)} operations, {step.wall_ns / 1e6:.3f} ms"
-            line += f", cache {step.cache}"
-            if step.fallback_from is not None:
-                line += f", fell back from {step.fallback_from}: {step.error}"
-            lines.append(line)
-        lines += [
-            f"  copy {c.nbytes} bytes, {c.source} -> {c.destination}: {c.reason}"
-            for c in self.copies
-        ]
-        return "\n".join(lines) + "\n"
+        from penstock.compilation.show import show_receipt
+
+        return show_receipt(self)
 
     def to_json(self) -> str:
         """The same as one JSON object."""
         return msgspec.json.encode(self).decode()
 
-    def _copied(self) -> int:
-        return sum(c.nbytes for c in self.copies)
+    def trace(self, plan: ExecutionPlan | None = None) -> dict[str, Any]:
+        """The same as a Chrome trace, which Perfetto and chrome://tracing read once it is written as JSON.
+
+        With *plan* the operations of each step are named.
+        """
+        from penstock.compilation.trace import chrome_trace
+
+        return chrome_trace([self], plan)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from penstock.errors import InputError
 from penstock.execution.compiled import DEFAULT_EXECUTION, CompiledModel
 from penstock.execution.state import State
-from penstock.execution.step import Trace
 from penstock.execution.targets import bind_targets
+from penstock.execution.trace import Trace
 from penstock.ir import NDArray
 
 

@@ -10,25 +10,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import numpy as np
-from msgspec.structs import replace
 
-from penstock.compilation.calls import report_of
-from penstock.compilation.compilation import PreparedStep
-from penstock.compilation.receipt import (
-    TO_BE_WRITTEN,
-    CacheOutcome,
-    CopyReceipt,
-    Receipt,
-    StepReceipt,
-)
+from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.errors import ClosedError, InputError, NotAvailable, StateError
 from penstock.execution.gate import Gate
 from penstock.execution.inputs import arrange, as_array, dequantize, in_order, to_stored
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
 from penstock.execution.state import State
-from penstock.execution.step import Trace
 from penstock.execution.targets import bind_targets
+from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant, deadline_of
 from penstock.execution.variants import Specialize, Variants
 from penstock.hal import CancelToken, ExecutionConfig
@@ -39,7 +30,8 @@ from penstock.partitioning.plan import ExecutionPlan
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-DEFAULT_EXECUTION: Final = ExecutionConfig(measure=True)
+DEFAULT_EXECUTION: Final = ExecutionConfig()
+MEASURED_EXECUTION: Final = ExecutionConfig(measure=True)
 
 
 class CompiledModel:
@@ -107,6 +99,7 @@ class CompiledModel:
         timeout: float | None = None,
         cancel: CancelToken | None = None,
         dequantize: bool = False,
+        measure: bool = False,
     ) -> Outputs:
         """Runs once.
 
@@ -115,7 +108,8 @@ class CompiledModel:
         quantised inputs and outputs are float32 real values instead. Where a signature has several names for one
         input, all of them are given, with equal values. *out* receives outputs in
         place: writable C-contiguous arrays of the output's dtype and shape. *state* None uses the
-        model's default State. *timeout* is in seconds.
+        model's default State. *timeout* is in seconds. *measure* asks drivers to time their kernels, which
+        the receipt's steps then have, where the driver can.
 
         Raises `InputError` for what does not fit, `MissedDeadline*` past the timeout, `Cancelled` soon
         after *cancel* is set, `ClosedError`, `StateError`, or the `DriverError` of a step that nothing
@@ -124,7 +118,7 @@ class CompiledModel:
         began = time.perf_counter_ns()
         with self._gate:
             trace = Trace()
-            config = _execution_config(timeout, cancel)
+            config = _execution_config(timeout, cancel, measure)
             arrays = self._bind(inputs, dequantize, trace.copies)
             if not self._dynamic:
                 results = self._run(self._base, arrays, out, state, config, trace, dequantize)
@@ -132,7 +126,7 @@ class CompiledModel:
                 shapes = tuple([a.shape for a in arrays])
                 with self._variants.borrow(shapes, config, trace) as variant:
                     results = self._run(variant, arrays, out, state, config, trace, dequantize)
-        make = partial(_receipt, trace, time.perf_counter_ns() - began)
+        make = partial(_receipt, trace, began, time.perf_counter_ns())
         return Outputs(results, self._output_names, make)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Outputs]:
@@ -302,41 +296,18 @@ def _call_inputs(
     return args
 
 
-def _execution_config(timeout: float | None, cancel: CancelToken | None) -> ExecutionConfig:
+def _execution_config(
+    timeout: float | None, cancel: CancelToken | None, measure: bool
+) -> ExecutionConfig:
     if timeout is None and cancel is None:
-        return DEFAULT_EXECUTION
+        return MEASURED_EXECUTION if measure else DEFAULT_EXECUTION
     if cancel is not None and not isinstance(cancel, CancelToken):
         raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
     deadline = deadline_of(timeout, time.monotonic_ns())
-    return ExecutionConfig(deadline_ns=deadline, measure=True, cancel=cancel)
+    return ExecutionConfig(deadline_ns=deadline, measure=measure, cancel=cancel)
 
 
-def _receipt(trace: Trace, wall_ns: int) -> Receipt:
-    steps = tuple(_step_receipt(*step) for step in trace.steps)
-    return Receipt(steps, trace.compiles, tuple(trace.copies), wall_ns)
+def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
+    from penstock.execution.reporting import run_receipt
 
-
-def _step_receipt(
-    prepared: PreparedStep,
-    wall_ns: int,
-    driver_ns: int | None,
-    fallback_from: str | None,
-    error: str | None,
-) -> StepReceipt:
-    return StepReceipt(
-        prepared.device.name,
-        prepared.step.operations,
-        wall_ns,
-        driver_ns,
-        _cache_outcome(prepared),
-        fallback_from,
-        error,
-    )
-
-
-def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
-    """What the cache did for the step's compile, with what has become of a late write by now."""
-    told = prepared.receipt.cache
-    if told.not_saved != TO_BE_WRITTEN or (report := report_of(prepared.prepared)).later:
-        return told
-    return replace(told, saved=report.save != "failed", not_saved=report.reason)
+    return run_receipt(trace, began_ns, ended_ns)

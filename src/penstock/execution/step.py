@@ -1,59 +1,39 @@
-"""One step of a run: bind its arguments, execute, learn shapes, fall back."""
+"""One step of a run: bind its arguments, execute, fall back."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
-from msgspec import Struct, field
-
-from penstock.compilation.calls import call_driver, describe
-from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep, supports_all
-from penstock.compilation.receipt import CopyReceipt
-from penstock.errors import (
-    Cancelled,
-    DriverError,
-    GeneralFailure,
-    MissedDeadline,
-    OutputInsufficientSize,
-)
-from penstock.execution.pools import execute_in_pools
-from penstock.execution.results import allocate, check_result, grown_sizes, is_sized, shaped
+from penstock.compilation.calls import describe
+from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
+from penstock.compilation.receipt import Failure
+from penstock.errors import Cancelled, DriverError, MissedDeadline
+from penstock.execution.arena import NO_ARENA, Arena
+from penstock.execution.results import check_result, is_sized
+from penstock.execution.trace import StepTrace, Trace
+from penstock.execution.transfer import call_execute, execute, lent, ports_of, target
 from penstock.hal import (
     Device,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
     PrepareConfig,
-    PreparedModel,
     Request,
 )
-from penstock.ir import DType, NDArray, Operand
-from penstock.ir.builder import pack_strings
-from penstock.ir.types import static_shape
+from penstock.ir import DType, NDArray
 
-MAX_ATTEMPTS: Final = 8
-"""How often a step may answer "too small" before the runtime stops believing it."""
-
-FIRST_GUESS: Final = 4096
-"""Bytes given to an output of unknown shape at the first attempt."""
-
-
-class Trace(Struct):
-    """What one run has done so far; becomes its receipt."""
-
-    steps: list[tuple[PreparedStep, int, int | None, str | None, str | None]] = field(
-        default_factory=list
-    )
-    copies: list[CopyReceipt] = field(default_factory=list)
-    compiles: int = 0
+if TYPE_CHECKING:
+    from penstock.execution.fallback import Fallbacks
 
 
 class StepRunner:
-    """Runs one prepared step, any number of times, from any thread."""
+    """Runs one prepared step, any number of times, from any thread.
+
+    *devices* maps names to those that may repeat it, where *fallback* lets them. *placed* holds the operands
+    that have a place in the arena, *dynamic* those between steps whose size only a run tells.
+    """
 
     def __init__(
         self,
@@ -61,187 +41,111 @@ class StepRunner:
         devices: Mapping[str, Device],
         config: PrepareConfig,
         fallback: bool,
+        placed: Container[int] = (),
+        dynamic: Container[int] = (),
     ) -> None:
         self.prepared = prepared
-        step, entry = prepared.step, prepared.step.model.entry
-        self._inputs = tuple(
-            zip(step.inputs, (entry.operands[i] for i in entry.inputs), strict=True)
-        )
-        self._outputs = tuple(
-            zip(step.outputs, (entry.operands[i] for i in entry.outputs), strict=True)
-        )
-        capabilities = prepared.device.capabilities
-        self._pools_only = not capabilities.accepts_host_memory
-        self._private = not capabilities.shares_host_memory
-        self._operands = tuple(o for _, o in self._outputs)
-        self._plain = (
-            not self._pools_only and not self._private and all(map(is_sized, self._operands))
-        )
-        self._plain = self._plain and all(o.dtype is not DType.STRING for _, o in self._inputs)
-        self._fallback_allowed = fallback
         self._devices, self._config = devices, config
-        self._fallback: PreparedStep | None = None
-        self._lock = threading.Lock()
+        self._ports = ports = ports_of(prepared.step)
+        capabilities = prepared.device.capabilities
+        self._lends = (
+            capabilities.accepts_host_memory
+            and capabilities.shares_host_memory
+            and all(o.dtype is not DType.STRING for _, o in ports.inputs)
+            and all(is_sized(o) for _, o in ports.outputs)
+        )
+        self._inputs = tuple(i for i, _ in ports.inputs)
+        self._outputs = tuple(o for _, o in ports.outputs)
+        self._enclosed = all(i in placed for i, _ in (*ports.inputs, *ports.outputs))
+        self._may_fall_back = fallback and bool(prepared.step.fallbacks)
+        self._learned = tuple(
+            i
+            for i in self._inputs
+            if i in dynamic and fallback and FALLBACK_DEVICE in prepared.step.fallbacks
+        )
+        self._fallbacks: Fallbacks | None = None
 
-    def run(self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace) -> None:
+    def run(
+        self,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        arena: Arena = NO_ARENA,
+    ) -> None:
         """Reads its inputs from *values* (operand index -> array) and puts its outputs there.
 
-        Arrays already there for outputs are written in place; others are made here.
+        Arrays already there for outputs are written in place; others are made here. *arena* is where the
+        placed operands of this run lie. Raises the device's `DriverError` where no other device could repeat
+        the step, with every failure in `trace.failures`.
         """
         began = time.perf_counter_ns()
+        if self._learned and self._repeat_without_elements(values, config, trace, began):
+            return
         try:
-            result = self._execute(self.prepared, values, config, trace)
+            if self._lends:
+                result = self._execute(values, config, arena)
+            else:
+                result = execute(self._ports, self.prepared, values, config, trace.copies)
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:
-            if not self._run_fallback(values, config, trace, describe(error), began):
-                raise
-            return
-        trace.steps.append(
-            (self.prepared, time.perf_counter_ns() - began, result.timing.in_driver_ns, None, None)
-        )
+            failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
+            if self._may_fall_back and self._others().repeat(values, config, trace, began):
+                return
+            for failure in trace.failures[len(failures) :]:
+                error.add_note(f"{failure.device} failed at the same step: {failure.error}")
+            raise
+        trace.steps.append(StepTrace(self.prepared, began, time.perf_counter_ns(), result, ()))
 
     def close(self) -> None:
-        """Closes the fall-back, if there is one."""
-        if self._fallback is not None:
-            self._fallback.prepared.close()
+        """Closes the fall-backs, if there are any."""
+        if self._fallbacks is not None:
+            self._fallbacks.close()
 
     def _execute(
-        self,
-        prepared: PreparedStep,
-        values: dict[int, NDArray],
-        config: ExecutionConfig,
-        trace: Trace,
+        self, values: dict[int, NDArray], config: ExecutionConfig, arena: Arena
     ) -> ExecutionResult:
-        if self._plain:
-            targets = [self._target(i, o, values) for i, o in self._outputs]
+        request = arena.requests.get(self)
+        if request is None:
+            readable, writable = arena.readable, arena.writable
             request = Request(
-                tuple([HostMemory(lent(values[i])) for i, _ in self._inputs]),
-                tuple([HostMemory(t) for t in targets]),
+                tuple(
+                    [
+                        readable[i] if i in readable else HostMemory(lent(values[i]))
+                        for i in self._inputs
+                    ]
+                ),
+                tuple(
+                    [
+                        writable[i] if i in writable else HostMemory(target(i, o, values))
+                        for i, o in self._ports.outputs
+                    ]
+                ),
             )
-            result = call_execute(prepared, request, config)
-            if type(result) is not ExecutionResult or result.output_shapes:
-                check_result(result, self._operands, targets)
-            return result
-        return self._execute_general(prepared, values, config, trace)
+            if self._enclosed:
+                arena.requests[self] = request
+        result = call_execute(self.prepared, request, config)
+        if type(result) is not ExecutionResult or result.output_shapes:
+            given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory
+            check_result(result, self._outputs, given)
+        return result
 
-    @staticmethod
-    def _target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
-        array = values.get(index)
-        if array is None:
-            array = values[index] = allocate(static_shape(operand.shape) or (), operand.dtype.numpy)
-        return array
-
-    def _execute_general(
-        self,
-        prepared: PreparedStep,
-        values: dict[int, NDArray],
-        config: ExecutionConfig,
-        trace: Trace,
-    ) -> ExecutionResult:
-        capabilities = prepared.device.capabilities
-        inputs = [
-            self._input(i, o, values, capabilities.shares_host_memory, trace)
-            for i, o in self._inputs
-        ]
-        sizes = [FIRST_GUESS] * len(self._outputs)
-        for _ in range(MAX_ATTEMPTS):
-            targets = [
-                self._target(i, o, values)
-                if is_sized(o)
-                else allocate((sizes[k],), np.dtype(np.uint8))
-                for k, (i, o) in enumerate(self._outputs)
-            ]
-            request = Request(tuple(inputs), tuple(map(HostMemory, targets)))
-            try:
-                if capabilities.accepts_host_memory:
-                    result = call_execute(prepared, request, config)
-                else:
-                    result = execute_in_pools(prepared, request, config, trace.copies)
-            except OutputInsufficientSize as error:
-                sizes = grown_sizes(sizes, self._operands, error)
-                continue
-            check_result(result, self._operands, targets)
-            for k, (index, operand) in enumerate(self._outputs):
-                if not is_sized(operand):
-                    dimensions = tuple(result.output_shapes[k].dimensions)
-                    values[index] = shaped(targets[k], operand, dimensions)
-            return result
-        raise GeneralFailure(f"device {prepared.device.name} said 'too small' {MAX_ATTEMPTS} times")
-
-    @staticmethod
-    def _input(
-        index: int, operand: Operand, values: dict[int, NDArray], shared: bool, trace: Trace
-    ) -> HostMemory:
-        array = values[index]
-        if operand.dtype is DType.STRING:
-            return HostMemory(np.frombuffer(pack_strings(array), np.uint8), array.shape)
-        if not shared:
-            trace.copies.append(
-                CopyReceipt(array.nbytes, "host", "device", "the device shares no host memory")
-            )
-            array = array.copy()
-        return HostMemory(lent(array))
-
-    def _run_fallback(
-        self,
-        values: dict[int, NDArray],
-        config: ExecutionConfig,
-        trace: Trace,
-        reason: str,
-        began: int,
+    def _repeat_without_elements(
+        self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace, began: int
     ) -> bool:
-        """Repeats on the fall-back what failed for *reason*; False where there is none."""
-        prepared = self._prepare_fallback(trace)
-        if prepared is None:
+        """Runs the step on the last fall-back where the run made an input empty, which no driver need take."""
+        empty = [i for i in self._learned if values[i].size == 0]
+        if not empty:
             return False
-        result = self._execute_general(prepared, values, config, trace)
-        trace.steps.append(
-            (
-                prepared,
-                time.perf_counter_ns() - began,
-                result.timing.in_driver_ns,
-                self.prepared.device.name,
-                reason,
+        name = self.prepared.device.name
+        trace.failures = (Failure(name, f"not asked: operand {empty[0]} has no elements"),)
+        return self._others().repeat(values, config, trace, began, only=FALLBACK_DEVICE)
+
+    def _others(self) -> Fallbacks:
+        if self._fallbacks is None:
+            from penstock.execution.fallback import Fallbacks
+
+            self._fallbacks = Fallbacks(
+                self.prepared.step, self._ports, self._devices, self._config
             )
-        )
-        return True
-
-    def _prepare_fallback(self, trace: Trace) -> PreparedStep | None:
-        device = self._devices.get(FALLBACK_DEVICE)
-        step = self.prepared.step
-        allowed = self._fallback_allowed and FALLBACK_DEVICE in step.fallbacks
-        if not allowed or device is None or device is self.prepared.device:
-            return None
-        with self._lock:
-            if self._fallback is None:
-                if not supports_all(device, step, self._config.accuracy):
-                    return None
-                prepared = call_driver(device, step, self._config)
-                self._fallback = PreparedStep(step, device, prepared, self.prepared.receipt)
-                trace.compiles += 1
-            return self._fallback
-
-
-def lent(array: NDArray) -> NDArray:
-    """*array* as a driver gets it to read: a view it cannot write through."""
-    if not array.flags.writeable:
-        return array
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def call_execute(
-    prepared: PreparedStep, request: Request, config: ExecutionConfig
-) -> ExecutionResult:
-    """`execute` with its contract enforced: whatever else a driver raises is a `GeneralFailure`."""
-    model: PreparedModel = prepared.prepared
-    try:
-        return model.execute(request, config)
-    except (DriverError, Cancelled):
-        raise
-    except Exception as error:
-        raise GeneralFailure(
-            f"device {prepared.device.name} failed in execute: {error!r}"
-        ) from error
+        return self._fallbacks

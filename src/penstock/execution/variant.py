@@ -6,33 +6,31 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import Struct
 
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
+    Cancelled,
+    DriverError,
     InputError,
+    MissedDeadline,
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
     StateError,
 )
+from penstock.execution.arena import NO_ARENA, Arena, slots_of
 from penstock.execution.state import State
-from penstock.execution.step import StepRunner, Trace
+from penstock.execution.step import StepRunner
 from penstock.execution.targets import store
+from penstock.execution.trace import Trace
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
 from penstock.ir import Model, NDArray, Operand
-from penstock.ir.types import static_shape
+from penstock.partitioning.fallback import may_run_whole
 
-
-class _Slot(Struct, frozen=True):
-    """Where a temporary of known size lies in an arena."""
-
-    operand: int
-    offset: int
-    nbytes: int
-    dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]
+if TYPE_CHECKING:
+    from penstock.execution.fallback import WholeModel
 
 
 class Variant:
@@ -50,6 +48,7 @@ class Variant:
         self.model = plan.model
         entry = self.model.entry
         self._devices, self._config, self._allow_fallback = devices, config, allow_fallback
+        self._slots = slots_of(self.model, plan.temporaries)
         self._runners = [self._runner(step) for step in compilation.steps]
         self._pending = any(step.pending is not None for step in compilation.steps)
         self._inputs = entry.ordinary_inputs
@@ -62,14 +61,10 @@ class Variant:
         self._forwarded = frozenset(i for i in self.outputs if i in entry.inputs)
         self._states = entry.states
         self._needed = _variables_read(self.model)
-        self._slots = tuple(
-            _Slot(i, offset, nbytes, entry.operands[i].dtype.numpy, shape)
-            for i, (offset, nbytes) in plan.temporaries.offsets.items()
-            if (shape := static_shape(entry.operands[i].shape)) is not None
-        )
         self._arena_size, self._alignment = plan.temporaries.nbytes, plan.temporaries.alignment
-        self._arenas: list[dict[int, NDArray]] = []
+        self._arenas: list[Arena] = []
         self._lock = threading.Lock()
+        self._whole: WholeModel | None = None
         self._replaced: list[StepRunner] = []
 
     def run(
@@ -90,7 +85,15 @@ class Variant:
             return self._run(inputs, out, state, config, trace)
 
     def _runner(self, step: PreparedStep) -> StepRunner:
-        return StepRunner(step, self._devices, self._config, self._allow_fallback)
+        temporaries = self.compilation.plan.temporaries
+        return StepRunner(
+            step,
+            self._devices,
+            self._config,
+            self._allow_fallback,
+            temporaries.offsets,
+            temporaries.dynamic,
+        )
 
     def _take_compiled(self) -> None:
         """Puts steps whose compile has ended in the place of those that ran meanwhile."""
@@ -113,6 +116,8 @@ class Variant:
             runner.close()
         for runner in self._runners:
             runner.close()
+        if self._whole is not None:
+            self._whole.close()
         self.compilation.close()
 
     def _run(
@@ -123,18 +128,11 @@ class Variant:
         config: ExecutionConfig,
         trace: Trace,
     ) -> list[NDArray]:
-        values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
         if state is not None:
             self._check_assigned(state)
-        if out is not None:
-            values.update({i: a for i, a in zip(self.outputs, out, strict=True) if a is not None})
-        if state is not None:
-            values.update(
-                {p.input: state.get(p.variable) for p in self._states if p.input is not None}
-            )
-        arena = self._take_arena() if self._slots else None
-        if arena is not None:
-            values.update(arena)
+        values = self._values(inputs, out, state)
+        arena = self._take_arena() if self._slots else NO_ARENA
+        values.update(arena.values)
         if self._pending:
             self._take_compiled()
         try:
@@ -143,12 +141,18 @@ class Variant:
                     config.cancel.check()
                 if config.deadline_ns is not None:
                     check_deadline(config.deadline_ns)
-                runner.run(values, config, trace)
-            if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-                raise MissedDeadlineTransient("the run took longer than its timeout")
+                runner.run(values, config, trace, arena)
+        except (MissedDeadline, Cancelled):
+            raise
+        except DriverError:
+            values = self._values(inputs, out, state)
+            if not self._repeat_whole(values, config, trace):
+                raise
         finally:
-            if arena is not None:
+            if self._slots:
                 self._arenas.append(arena)
+        if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+            raise MissedDeadlineTransient("the run took longer than its timeout")
         results = [self._result(i, k, values, out) for k, i in enumerate(self.outputs)]
         if state is not None:
             state.replace(
@@ -159,6 +163,36 @@ class Variant:
                 }
             )
         return results
+
+    def _values(
+        self,
+        inputs: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+        state: State | None,
+    ) -> dict[int, NDArray]:
+        """What a run begins with: the caller's arrays and the state, by operand."""
+        values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
+        if out is not None:
+            values.update({i: a for i, a in zip(self.outputs, out, strict=True) if a is not None})
+        if state is not None:
+            values.update(
+                {p.input: state.get(p.variable) for p in self._states if p.input is not None}
+            )
+        return values
+
+    def _repeat_whole(
+        self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace
+    ) -> bool:
+        """Whether the reference device could run the whole model instead (NNAPI section 4.6)."""
+        with self._lock:
+            if self._whole is None:
+                plan = self.compilation.plan
+                if not self._allow_fallback or not may_run_whole(plan):
+                    return False
+                from penstock.execution.fallback import WholeModel
+
+                self._whole = WholeModel(plan, self._devices, self._config)
+        return self._whole.repeat(values, config, trace)
 
     def _result(
         self,
@@ -197,16 +231,11 @@ class Variant:
         shared = operand in self.outputs or operand in self.model.entry.inputs
         return np.array(value) if shared else value
 
-    def _take_arena(self) -> dict[int, NDArray]:
-        with self._lock:
-            if self._arenas:
-                return self._arenas.pop()
-        raw = np.empty(self._arena_size + self._alignment, np.uint8)
-        block = raw[-raw.ctypes.data % self._alignment :]
-        return {
-            s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)
-            for s in self._slots
-        }
+    def _take_arena(self) -> Arena:
+        try:
+            return self._arenas.pop()
+        except IndexError:
+            return Arena(self._slots, self._arena_size, self._alignment)
 
 
 def _variables_read(model: Model) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import Cancelled, MissedDeadline, MissedDeadlineTransient
-from penstock.execution.step import Trace
+from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.hal import ExecutionConfig
 
@@ -80,6 +80,7 @@ class Variants:
         try:
             variant = self._specialize(dict(enumerate(shapes)), config)
             trace.compiles += variant.compilation.receipt.compiles
+            trace.spans += variant.compilation.receipt.spans
             with self._lock:
                 self._ready[shapes] = variant
                 self._users[variant] = 1

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
-from penstock.partitioning.plan import ExecutionStep, Placement
+from penstock.ir import Model
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
+from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable, policy_refusal
+
+WHOLE: Final = -1
+"""The index of a step that is no step of its plan: the whole model."""
 
 
 def permit_fallback(
@@ -70,3 +76,22 @@ def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> b
         if candidate.is_reference:
             return candidate.answers[operation].supported
     return not policy_refusal(table.model, operation, REFERENCE_DEVICE, policy)
+
+
+def may_run_whole(plan: ExecutionPlan) -> bool:
+    """Whether the reference device may run all of *plan* where one of its steps cannot be repeated by itself:
+    it may repeat every step that is not there already, and this is more than to repeat the one step.
+    """
+    guests = [step for step in plan.steps if step.device != REFERENCE_DEVICE]
+    return (
+        len(plan.steps) > 1
+        and bool(guests)
+        and all(REFERENCE_DEVICE in step.fallbacks for step in guests)
+    )
+
+
+def whole_step(model: Model) -> ExecutionStep:
+    """All of *model* as one step for the reference device, with index `WHOLE`."""
+    cut = Cutter(model).cut(range(len(model.operations)))
+    last = (REFERENCE_DEVICE,)
+    return ExecutionStep(WHOLE, "", cut.operations, cut.model, cut.inputs, cut.outputs, last)

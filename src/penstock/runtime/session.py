@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -17,6 +17,7 @@ from penstock.compilation.compilation import (
     Means,
     compile_plan,
 )
+from penstock.compilation.spans import Recorder
 from penstock.errors import InputError, NotAvailable
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
@@ -68,7 +69,8 @@ def compile_model(
     """Loads if need be, partitions, compiles.
 
     *model* is a Model or anything `load` takes. *devices* None takes every usable one; a list of
-    names, DeviceInfo or Device objects, in order of preference, places on these only. *timeout* is in
+    names, DeviceInfo or Device objects, in order of preference, places on these only; what all of them fail at
+    goes to the device "reference" all the same, unless *policy* says otherwise. *timeout* is in
     seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity and
     OMP_NUM_THREADS allow. *signature* chooses an entry point and its names; *shapes* maps input
     names to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
@@ -94,10 +96,16 @@ def compile_model(
     if priority not in PRIORITIES:
         raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
-    loaded = model if isinstance(model, Model) else load(model)
+    recorder = Recorder()
+    loaded = model if isinstance(model, Model) else _load(model, recorder)
     if signature is not None:
         loaded = loaded.signature_model(signature)
-    return _Session(loaded, arguments, deadline_ns, cancel, progress).compile()
+    return _Session(loaded, arguments, deadline_ns, cancel, progress).compile(recorder)
+
+
+def _load(source: Source, recorder: Recorder) -> Model:
+    with recorder.time("load", ""):
+        return load(source)
 
 
 class _Arguments(Struct, frozen=True):
@@ -139,9 +147,9 @@ class _Session:
             cancel=cancel,
         )
 
-    def compile(self) -> CompiledModel:
+    def compile(self, recorder: Recorder) -> CompiledModel:
         shapes = shapes_by_position(self.interface, self.arguments.shapes)
-        base = self._reported(shapes)
+        base = self._reported(shapes, recorder)
         self.files_lent = False
         # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
         later = _for_later(self.config)
@@ -152,14 +160,15 @@ class _Session:
             lambda full, run: self._variant(
                 {**shapes, **full},
                 structs.replace(later, deadline_ns=run.deadline_ns, cancel=run.cancel),
+                Recorder(),
             ),
             (_recompile, (self.model, self.arguments)),
         )
 
-    def _reported(self, shapes: Mapping[int, Sequence[int]]) -> Variant:
+    def _reported(self, shapes: Mapping[int, Sequence[int]], recorder: Recorder) -> Variant:
         """The variant for *shapes*; an error of the progress callback comes out as it was raised."""
         try:
-            base = self._variant(shapes, self.config)
+            base = self._variant(shapes, self.config, recorder)
         except Exception:
             if self.reporter is not None and self.reporter.error is not None:
                 raise self.reporter.error from None
@@ -169,22 +178,22 @@ class _Session:
             raise self.reporter.error
         return base
 
-    def _variant(self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig) -> Variant:
-        model = infer_shapes(self.model, shapes)
+    def _variant(
+        self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig, recorder: Recorder
+    ) -> Variant:
         policy = self.arguments.policy
-        plan = place(model, self.chosen, policy, self.arguments.preference)
+        with recorder.time("partition", ""):
+            model = infer_shapes(self.model, shapes)
+            plan = place(model, self.chosen, policy, self.arguments.preference)
         log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
         allow = policy.allow_fallback and knobs.allow_fallback()
-        devices = {d.name: d for d in self.chosen}
-        fallback = manager.by_name(FALLBACK_DEVICE) if self.arguments.devices is None else None
-        if allow and fallback is not None:
-            devices.setdefault(FALLBACK_DEVICE, fallback)
+        devices = _Devices(self.chosen)
         caching = self._caching(shapes, plan)
         meanwhile = None
         # A background compile would outlive the call that descriptors are lent for.
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
-        means = Means(allow, caching, meanwhile)
+        means = Means(allow, caching, meanwhile, recorder)
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
         return Variant(compilation, devices, _for_later(config), allow)
 
@@ -198,8 +207,30 @@ class _Session:
         return Caching(info, self.model, shapes, plan)
 
 
+class _Devices(Mapping[str, Device]):
+    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not. That is looked
+    for when it is needed: its driver may be one that nothing else loads.
+    """
+
+    def __init__(self, chosen: Sequence[Device]) -> None:
+        self._chosen = {device.name: device for device in chosen}
+
+    def __getitem__(self, name: str) -> Device:
+        if name == FALLBACK_DEVICE and name not in self._chosen:
+            device = manager.by_name(name)
+            if device is not None:
+                return device
+        return self._chosen[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chosen)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+
 def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:
-    return _Session(model, arguments, None, None, None).compile()
+    return _Session(model, arguments, None, None, None).compile(Recorder())
 
 
 def _for_later(config: PrepareConfig) -> PrepareConfig:

@@ -468,8 +468,9 @@ class TestSaving:
         def fail(_: PrepareConfig) -> None:
             raise GeneralFailure("no room")
 
+        alone = Policy(allow_fallback=False)
         with pytest.raises(GeneralFailure, match="no room"):
-            compiled(CachingDevice(on_prepare=fail), tmp_path / "c")
+            compiled(CachingDevice(on_prepare=fail), tmp_path / "c", policy=alone)
         assert not [p for p in (tmp_path / "c").iterdir() if p.suffix in {".tmp", ".json"}]
         assert outcome(CachingDevice(), tmp_path / "c")[0] == "miss"
 

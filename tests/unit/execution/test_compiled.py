@@ -471,19 +471,20 @@ class TestFallback:
         ):
             compiled(X, Y)
 
-    def test_only_the_devices_that_were_named_are_used(self) -> None:
-        with (
-            penstock.compile(add_relu(), devices=[self.failing()]) as compiled,
-            pytest.raises(GeneralFailure, match="overheated"),
-        ):
-            compiled(X, Y)
+    def test_the_reference_device_is_the_last_resort_named_or_not(self) -> None:
+        with penstock.compile(add_relu(), devices=[self.failing()]) as compiled:
+            outputs = compiled(X, Y)
+        np.testing.assert_array_equal(outputs[0], RELU)
+        assert outputs.receipt.steps[0].device == "reference"
 
     def test_whatever_a_driver_raises_is_a_driver_error(self) -> None:
         def before(request: Request, config: ExecutionConfig) -> None:
             raise ZeroDivisionError("vendor bug")
 
+        alone = penstock.Policy(allow_fallback=False)
+        device = NumpyDevice(before=before)
         with (
-            penstock.compile(add_relu(), devices=[NumpyDevice(before=before)]) as compiled,
+            penstock.compile(add_relu(), devices=[device], policy=alone) as compiled,
             pytest.raises(GeneralFailure, match=r"numpy failed in execute.*vendor bug"),
         ):
             compiled(X, Y)
@@ -530,7 +531,9 @@ class TestState:
                 raise GeneralFailure("no")
 
         one = f32([1, 2])
-        with penstock.compile(accumulator(), devices=[NumpyDevice(before=before)]) as compiled:
+        alone = penstock.Policy(allow_fallback=False)
+        device = NumpyDevice(before=before)
+        with penstock.compile(accumulator(), devices=[device], policy=alone) as compiled:
             state = compiled.new_state()
             compiled.run([one], state=state)
             fail[0] = True

@@ -25,6 +25,7 @@ from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, 
 
 X = np.ones((2, 3), np.float32)
 CHEAP = Capabilities(default_performance=PerformanceInfo(0.1, 0.1))
+ALONE = penstock.Policy(allow_fallback=False)
 
 
 class Answering(NumpyDevice):
@@ -76,7 +77,7 @@ def where() -> Model:
 )
 def test_wrong_answers_about_known_shapes_are_failures(answer: Any) -> None:
     with (
-        penstock.compile(add_relu(), devices=[Answering(answer)]) as compiled,
+        penstock.compile(add_relu(), devices=[Answering(answer)], policy=ALONE) as compiled,
         pytest.raises(GeneralFailure),
     ):
         compiled(X, X)
@@ -89,7 +90,7 @@ def test_wrong_answers_about_known_shapes_are_failures(answer: Any) -> None:
 def test_wrong_answers_about_unknown_shapes_are_failures(dimensions: Any) -> None:
     device = Answering(shapes(dimensions))
     with (
-        penstock.compile(where(), devices=[device]) as compiled,
+        penstock.compile(where(), devices=[device], policy=ALONE) as compiled,
         pytest.raises(GeneralFailure),
     ):
         compiled(np.ones((2, 3), bool))
@@ -104,7 +105,7 @@ NO_SHAPES: Any = [3]
 )
 def test_shapes_that_are_not_told_are_failures(answer: Any) -> None:
     with (
-        penstock.compile(where(), devices=[Answering(answer)]) as compiled,
+        penstock.compile(where(), devices=[Answering(answer)], policy=ALONE) as compiled,
         pytest.raises(GeneralFailure),
     ):
         compiled(np.ones((2, 3), bool))
@@ -113,7 +114,7 @@ def test_shapes_that_are_not_told_are_failures(answer: Any) -> None:
 def test_a_size_beyond_memory_is_exhaustion() -> None:
     answer = OutputInsufficientSize("small", [((2**60, 2), False)])
     with (
-        penstock.compile(where(), devices=[Answering(answer)]) as compiled,
+        penstock.compile(where(), devices=[Answering(answer)], policy=ALONE) as compiled,
         pytest.raises(ResourceExhaustedTransient),
     ):
         compiled(np.ones((2, 3), bool))
@@ -163,7 +164,7 @@ class TestWritingToInputs:
         np.testing.assert_array_equal(outputs[1], X + X)
 
     def test_the_state_is_untouched(self) -> None:
-        with penstock.compile(accumulator(), devices=[self.scribbling()]) as compiled:
+        with penstock.compile(accumulator(), devices=[self.scribbling()], policy=ALONE) as compiled:
             state = compiled.new_state()
             with pytest.raises(GeneralFailure):
                 compiled.run([f32([1, 2])], state=state)
@@ -184,7 +185,10 @@ def test_a_device_without_shared_memory_gets_copies_and_the_receipt_says_so() ->
     ) as compiled:
         outputs = compiled(X, X)
     assert seen != [X.ctypes.data]
-    assert [c.nbytes for c in outputs.receipt.copies] == [X.nbytes, X.nbytes]
+    told = [(c.source, c.destination, c.step, c.operand) for c in outputs.receipt.copies]
+    there, back = ("host", "numpy", 0), ("numpy", "host", 0)
+    assert told == [(*there, 0), (*there, 1), (*back, 3), (*back, 2)]
+    assert {c.nbytes for c in outputs.receipt.copies} == {X.nbytes}
 
 
 def test_arguments_in_pools_are_aligned_as_the_device_asks() -> None:
@@ -201,7 +205,7 @@ def test_arguments_in_pools_are_aligned_as_the_device_asks() -> None:
     pools = Capabilities(accepts_host_memory=False, alignment=256)
     with (
         penstock.compile(
-            add_relu(), devices=[NumpyDevice(before=before, capabilities=pools)]
+            add_relu(), devices=[NumpyDevice(before=before, capabilities=pools)], policy=ALONE
         ) as compiled,
         pytest.raises(GeneralFailure, match="seen enough"),
     ):

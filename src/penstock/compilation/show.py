@@ -1,0 +1,37 @@
+"""A receipt as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.compilation.receipt import CopyReceipt, Receipt, StepReceipt
+
+
+def show_receipt(receipt: Receipt) -> str:
+    """`Receipt.show`."""
+    copied = sum(copy.nbytes for copy in receipt.copies)
+    lines = [
+        f"{receipt.wall_ns / 1e6:.3f} ms, {receipt.compiles} compiles, {copied} bytes copied",
+        *(_step(place, step) for place, step in enumerate(receipt.steps)),
+        *map(_copy, receipt.copies),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _step(place: int, step: StepReceipt) -> str:
+    name = f"step {place if step.step is None else step.step}"
+    if step.step is None and step.failures:
+        name = "the whole model"
+    line = f"  {name} on {step.device}: {len(step.operations)} operations"
+    line += f", {step.wall_ns / 1e6:.3f} ms, cache {step.cache}"
+    if step.fallback_from is not None and not step.failures:
+        line += f", fell back from {step.fallback_from}: {step.error}"
+    return line + "".join(f", fell back from {f.device}: {f.error}" for f in step.failures)
+
+
+def _copy(copy: CopyReceipt) -> str:
+    place = "" if copy.step is None else f" at step {copy.step}"
+    if copy.operand is not None:
+        place += f", operand {copy.operand}"
+    return f"  copy {copy.nbytes} bytes, {copy.source} -> {copy.destination}{place}: {copy.reason}"

@@ -1,0 +1,130 @@
+"""Receipts as a Chrome trace (the JSON that chrome://tracing and Perfetto read)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from penstock.compilation.receipt import CopyReceipt, KernelReceipt, Receipt, Span, StepReceipt
+from penstock.partitioning.plan import ExecutionPlan
+
+PROCESS: Final = 1
+RUNTIME_THREAD: Final = 0
+KERNELS: Final = " kernels"
+"""What a device's second row is named after its first; a driver's clock may overlap the runtime's by a little."""
+
+
+def chrome_trace(
+    receipts: Sequence[Receipt], plan: ExecutionPlan | None = None, spans: Iterable[Span] = ()
+) -> dict[str, Any]:
+    """What *receipts* and *spans* say took time, on one clock that begins with the first of it.
+
+    A row has what the runtime did, another each device's steps and compiles, and a third the kernels inside
+    them, by the names of the operations that they compute. With *plan* the operations of each step
+    are named.
+    """
+    writer = _Writer(plan)
+    for span in spans:
+        writer.span(span)
+    for receipt in receipts:
+        writer.receipt(receipt)
+    return {"traceEvents": writer.events(), "displayTimeUnit": "ms"}
+
+
+class _Writer:
+    def __init__(self, plan: ExecutionPlan | None) -> None:
+        self._plan = plan
+        self._made: list[dict[str, Any]] = []
+        self._threads: dict[str, int] = {"runtime": RUNTIME_THREAD}
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything so far, in the order it began, with times from the first."""
+        first = min((event["ts"] for event in self._made), default=0)
+        timed = [event | {"ts": (event["ts"] - first) / 1000} for event in self._made]
+        named = [_named("process_name", RUNTIME_THREAD, "penstock")]
+        named += [_named("thread_name", place, name) for name, place in self._threads.items()]
+        return named + sorted(timed, key=lambda event: event["ts"])
+
+    def receipt(self, receipt: Receipt) -> None:
+        stage = receipt.stage
+        self._event(stage, stage, None, receipt.start_ns, receipt.wall_ns, {})
+        for span in receipt.spans:
+            self.span(span)
+        for step in receipt.steps:
+            self._step(step, "compile" if stage == "compile" else "execute")
+        for copy in receipt.copies:
+            self._copy(copy)
+
+    def span(self, span: Span) -> None:
+        self._event(
+            f"{span.stage} {span.name}".rstrip(),
+            span.stage,
+            span.device,
+            span.start_ns,
+            span.duration_ns,
+            {},
+        )
+
+    def _step(self, step: StepReceipt, stage: str) -> None:
+        place = "the whole model" if step.step is None else f"step {step.step}"
+        arguments = {
+            "device": step.device,
+            "operations": [self._operation(i) for i in step.operations],
+            "driver_ns": step.driver_ns,
+            "cache": str(step.cache),
+            "fallback_from": step.fallback_from,
+            "errors": [f"{failure.device}: {failure.error}" for failure in step.failures],
+        }
+        self._event(f"{stage} {place}", stage, step.device, step.start_ns, step.wall_ns, arguments)
+        for kernel in step.kernels:
+            self._kernel(kernel, step.device)
+
+    def _kernel(self, kernel: KernelReceipt, device: str) -> None:
+        arguments = {"kernel": kernel.kernel, "operations": list(kernel.operations)}
+        name = " + ".join(kernel.names) or kernel.kernel
+        self._event(
+            name, "execute", device + KERNELS, kernel.start_ns, kernel.duration_ns, arguments
+        )
+
+    def _copy(self, copy: CopyReceipt) -> None:
+        arguments = {
+            "bytes": copy.nbytes,
+            "step": copy.step,
+            "operand": copy.operand,
+            "reason": copy.reason,
+        }
+        name = f"copy {copy.source} -> {copy.destination}"
+        self._event(name, "copy", None, copy.start_ns, copy.wall_ns, arguments)
+
+    def _operation(self, index: int) -> str:
+        if self._plan is None:
+            return str(index)
+        placement = self._plan.operations[index]
+        return f"{index} {placement.type} {placement.name}".rstrip()
+
+    def _event(
+        self,
+        name: str,
+        category: str,
+        device: str | None,
+        start_ns: int,
+        duration_ns: int,
+        arguments: dict[str, Any],
+    ) -> None:
+        row = "runtime" if device is None else device
+        self._made.append(
+            {
+                "name": name,
+                "cat": category,
+                "ph": "X",
+                "ts": start_ns,
+                "dur": duration_ns / 1000,
+                "pid": PROCESS,
+                "tid": self._threads.setdefault(row, len(self._threads)),
+                "args": arguments,
+            }
+        )
+
+
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}
