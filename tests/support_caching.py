@@ -59,7 +59,9 @@ class CachingDevice(NumpyDevice):
         **more: Any,
     ) -> None:
         super().__init__(name, kinds, level=level, **more)
-        self.capabilities = Capabilities(default_performance=PerformanceInfo(0.5, 0.5))
+        self.capabilities = Capabilities(
+            default_performance=PerformanceInfo(0.5, 0.5), dispatch_ns=0
+        )
         self.version = version
         self.needed, self.status, self.saves, self.report = needed, status, saves, report
         self.on_prepare = on_prepare

@@ -131,7 +131,7 @@ class NumpyDevice(DeviceBase):
         self.capabilities = Capabilities(
             performance={t: PerformanceInfo(*p) for t, p in (performance or {}).items()},
             default_performance=None if other is None else PerformanceInfo(*other),
-            **capabilities,
+            **{"dispatch_ns": 0, **capabilities},
         )
         self.asked: list[Model] = []
         self.prepared: list[Model] = []

@@ -18,7 +18,8 @@ from penstock.ir import (
     Shape,
     SubgraphBuilder,
 )
-from penstock.partitioning import ExecutionPlan, place
+from penstock.partitioning import ExecutionPlan, Policy, place
+from penstock.partitioning.policy import PlacementRule
 from tests.support_devices import NumpyDevice
 
 BASE: Final = (4, 6)
@@ -206,6 +207,7 @@ def random_devices(rng: np.random.Generator, model: Model) -> list[NumpyDevice]:
             },
             alignment=int(rng.choice([16, 64, 256])),
             padding=int(rng.choice([1, 64])),
+            shares_host_memory=bool(rng.random() < 0.8),
         )
         for k, name in enumerate(names)
     ]
@@ -216,13 +218,21 @@ class Case:
     graph: RandomGraph
     model: Model
     devices: list[NumpyDevice]
+    preference: Preference
     plan: ExecutionPlan
+
+    def replaced(self, placement: PlacementRule) -> ExecutionPlan:
+        """The plan by the rule of that name."""
+        return place(self.model, self.devices, Policy(placement=placement), self.preference)
 
 
 def random_case(seed: int) -> Case:
+    """Planned by "cost" for even seeds, by "nnapi" for odd ones."""
     rng = np.random.default_rng(seed)
     graph = RandomGraph(rng)
     model = graph.make()
     devices = random_devices(rng, model)
     preference: Preference = "low_power" if rng.random() < 0.5 else "fast_single_answer"
-    return Case(graph, model, devices, place(model, devices, preference=preference))
+    policy = Policy(placement="nnapi" if seed % 2 else "cost")
+    plan = place(model, devices, policy, preference)
+    return Case(graph, model, devices, preference, plan)

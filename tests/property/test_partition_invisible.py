@@ -16,27 +16,33 @@ from penstock.hal import Capabilities, PerformanceInfo, Support
 from penstock.ir import Model, Operation
 from penstock.loaders.registry import load
 from penstock.partitioning import Policy, place
+from penstock.partitioning.policy import PlacementRule
 from penstock.runtime import compile_model
 from tests.support_devices import NumpyDevice, evaluate, run_plan
 from tests.support_graphs import Case, random_case
 
+PLANNED: Final = 2_400
+"""Graphs that are planned and run by both rules."""
+
 GRAPHS: Final = 720
 BATCHES: Final = 12
 COMPILED_SHARE: Final = 3
+POLICIES: Final = (Policy(placement="cost"), Policy(placement="nnapi"))
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_partitioned_equals_unpartitioned(batch: int) -> None:
-    for seed in range(batch, GRAPHS, BATCHES):
+    for seed in range(batch, PLANNED, BATCHES):
         case = random_case(seed)
         expected = evaluate(case.model, case.graph.arrays)
-        outputs = run_plan(case.plan, case.devices, case.graph.arrays)
-        assert len(outputs) == len(expected)
-        for position, (one, other) in enumerate(zip(outputs, expected, strict=True)):
-            context = f"seed {seed}, output {position}\n{case.plan.show()}"
-            assert one.dtype == other.dtype, context
-            assert one.shape == other.shape, context
-            assert one.tobytes() == other.tobytes(), context
+        for plan in (case.plan, case.replaced("cost" if seed % 2 else "nnapi")):
+            outputs = run_plan(plan, case.devices, case.graph.arrays)
+            assert len(outputs) == len(expected)
+            for position, (one, other) in enumerate(zip(outputs, expected, strict=True)):
+                context = f"seed {seed}, output {position}\n{plan.show()}"
+                assert one.dtype == other.dtype, context
+                assert one.shape == other.shape, context
+                assert one.tobytes() == other.tobytes(), context
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
@@ -50,7 +56,8 @@ def test_compiled_model_equals_unpartitioned(batch: int) -> None:
             case.graph.arrays[:count],
             [np.zeros_like(a) for a in case.graph.arrays[count:]],
         )
-        with compile_model(case.model, devices=case.devices) as compiled:
+        policy = POLICIES[seed % 3 % 2]
+        with compile_model(case.model, devices=case.devices, policy=policy) as compiled:
             for run in range(2):
                 expected = evaluate(case.model, [*given, *state])
                 outputs = compiled.run(given)
@@ -64,12 +71,16 @@ def test_compiled_model_equals_unpartitioned(batch: int) -> None:
 
 
 class Share(ReferenceDevice):
-    """The reference driver as one of *count* devices that split the operations among them."""
+    """The reference driver as one of *count* devices that split the operations among them; with *several*,
+    some operations are taken by more than one.
+    """
 
-    capabilities = Capabilities(default_performance=PerformanceInfo(0.5, 0.5))
-
-    def __init__(self, number: int, count: int) -> None:
+    def __init__(self, number: int, count: int, several: bool = False) -> None:
         self.name, self._number, self._count = f"share{number}", number, count
+        self._several = several
+        self.capabilities = Capabilities(
+            default_performance=PerformanceInfo(0.5 + number / 8, 0.5), dispatch_ns=0
+        )
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         return [
@@ -80,18 +91,21 @@ class Share(ReferenceDevice):
         ]
 
     def _mine(self, name: str) -> bool:
-        return crc32(name.encode()) % self._count == self._number
+        drawn = crc32(name.encode())
+        also = self._several and bool(drawn >> (8 + self._number) & 1)
+        return drawn % self._count == self._number or also
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_reference_drivers_of_disjoint_support_equal_one(batch: int) -> None:
-    for seed in range(batch, GRAPHS // COMPILED_SHARE, BATCHES):
+def test_reference_drivers_that_share_the_operations_equal_one(batch: int) -> None:
+    for turn, seed in enumerate(range(batch, GRAPHS // COMPILED_SHARE, BATCHES)):
         case = random_case(seed)
         given = case.graph.arrays[: len(case.model.entry.ordinary_inputs)]
-        shares = [Share(number, 2 + seed % 3) for number in range(2 + seed % 3)]
+        count = 1 + seed % 4
+        shares = [Share(number, count, bool(turn % 2)) for number in range(count)]
         with (
             compile_model(case.model, devices=[ReferenceDevice()]) as whole,
-            compile_model(case.model, devices=shares) as parted,
+            compile_model(case.model, devices=shares, policy=POLICIES[seed % 3 % 2]) as parted,
         ):
             for _ in range(2):
                 pairs = zip(whole.run(given), parted.run(given), strict=True)
@@ -144,9 +158,11 @@ def test_limits_are_kept_and_stay_invisible(batch: int) -> None:
         size, most = 1 + turn % 4, 1 + turn % 7
         slow = [NumpyDevice("slow", other=(9.0, 9.0))] * (turn % 2)
         devices = [*case.devices, *slow]
-        free = place(case.model, devices)
+        rule: PlacementRule = "cost" if seed % 3 else "nnapi"
+        limits = Policy(placement=rule, min_partition_size=size, max_partitions=most)
+        free = place(case.model, devices, Policy(placement=rule))
         try:
-            plan = place(case.model, devices, Policy(min_partition_size=size, max_partitions=most))
+            plan = place(case.model, devices, limits)
         except PlacementError:
             refused += 1
             continue

@@ -71,13 +71,16 @@ def explain(
     return reasons
 
 
-def partitions_of(model: Model, assignment: Sequence[int], candidates: int) -> list[Partition]:
+def partitions_of(
+    model: Model, assignment: Sequence[int], candidates: int, *, first: bool = False
+) -> list[Partition]:
     """The partitions of an assignment (operation -> candidate), in an order in which they can run.
 
     One first-in-first-out queue of ready operations for each candidate. The last candidate whose queue
-    is not empty opens a partition and drains its queue, what becomes ready meanwhile included: earlier
-    candidates get more chances to gather inputs.
+    is not empty, or with *first* the first one, opens a partition and drains its queue, what becomes ready
+    meanwhile included: the other candidates get more chances to gather inputs.
     """
+    opening = min if first else max
     followers = _followers(model)
     waiting = [0] * len(model.operations)
     for index in itertools.chain.from_iterable(followers):
@@ -88,7 +91,7 @@ def partitions_of(model: Model, assignment: Sequence[int], candidates: int) -> l
             queues[assignment[index]].append(index)
     partitions: list[Partition] = []
     while any(queues):
-        device = max(k for k, queue in enumerate(queues) if queue)
+        device = opening(k for k, queue in enumerate(queues) if queue)
         drained: list[int] = []
         while queues[device]:
             index = queues[device].popleft()

@@ -1,4 +1,4 @@
-"""What the policy and the values allow of the greedy result: sizes, numbers and boundaries of partitions.
+"""What the policy and the values allow of an arrangement: sizes, numbers and boundaries of partitions.
 
 A partition that may not stay is refused on its device, with that as the reason, and the rule is asked
 again: its operations go to their next best device, in the end the reference. Refusals only grow, so
@@ -32,14 +32,15 @@ def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
     Raises `PlacementError` where an operation has no device, or the limits cannot be met.
     """
     asked = table
+    require_homes(table)
     assignment = _assign(table, costs, range(len(table.model.operations)))
     while True:
         partitions = partitions_of(table.model, assignment, len(table.candidates))
-        complaint, reason, victims = _complaint(table, partitions, policy)
+        complaint, reason, victims = complaint_of(table, partitions, policy)
         if not complaint:
             return Arrangement(table, tuple(assignment), tuple(partitions))
         if not victims:
-            return _on_one_device(asked, costs, policy, complaint, reason)
+            return on_one_device(asked, costs, policy, complaint, reason)
         for victim in victims:
             table = table.refuse(victim.operations, victim.device, reason)
         moved = [index for victim in victims for index in victim.operations]
@@ -54,9 +55,9 @@ def place_of(table: SupportTable, operation: int) -> str:
     return f"subgraph {model.main}, operation {operation} ({kind} {name!r})"
 
 
-def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:
-    best = [best_device(table, costs, index) for index in operations]
-    homeless = [index for index, position in zip(operations, best, strict=True) if position is None]
+def require_homes(table: SupportTable) -> None:
+    """Raises `PlacementError` where an operation has no device."""
+    homeless = [index for index in range(len(table.model.operations)) if not table.takers(index)]
     if homeless:
         message = f"{place_of(table, homeless[0])}: no device may run it"
         if len(homeless) > 1:
@@ -64,10 +65,14 @@ def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> lis
         if not table.candidates:
             message += "; no device is given"
         raise PlacementError(message, table.refusals(homeless[0]))
+
+
+def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:
+    best = [best_device(table, costs, index) for index in operations]
     return [position for position in best if position is not None]
 
 
-def _complaint(
+def complaint_of(
     table: SupportTable, partitions: Sequence[Partition], policy: Policy
 ) -> tuple[str, str, list[Partition]]:
     """What is wrong with *partitions* (empty: nothing), the reason to refuse some of them for it, and
@@ -113,7 +118,7 @@ def _handles_apart(table: SupportTable, partitions: Sequence[Partition]) -> str:
     return f"{places} share handles and would run apart"
 
 
-def _on_one_device(
+def on_one_device(
     table: SupportTable, costs: Costs, policy: Policy, complaint: str, reason: str
 ) -> Arrangement:
     """Everything on the cheapest device that may run it all and satisfies the policy."""

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.errors import InputError, PlacementError
 from penstock.hal import PREFERENCES, Device, Preference
 from penstock.ir import Model
 from penstock.memory.arena import ArenaLayout
-from penstock.partitioning.cost import Costs, measure
+from penstock.partitioning.arrangement import (
+    arrange_as,
+    arrange_by_cost,
+    arrangements,
+    single_device,
+)
+from penstock.partitioning.cost import measure
 from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.greedy import Partition, explain
 from penstock.partitioning.limits import Arrangement, arrange
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.plan import Alternative, ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
+from penstock.partitioning.prediction import Judge, partitions_read, price, whole
+from penstock.partitioning.reasons import all_reasons
 from penstock.partitioning.split import Cutter
-from penstock.partitioning.support import REFERENCE_DEVICE, collect_support
+from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable, collect_support
 from penstock.partitioning.temporaries import plan_temporaries
 
 DEFAULT_POLICY: Final = Policy()
@@ -28,13 +39,18 @@ def place(
     devices: Sequence[Device],
     policy: Policy = DEFAULT_POLICY,
     preference: Preference = "fast_single_answer",
+    assignment: Sequence[str] | None = None,
 ) -> ExecutionPlan:
     """Decides which of *devices* runs each operation of *model*'s entry subgraph, and cuts it accordingly.
 
-    The rule is NNAPI's (section 4.3): for each operation by itself, of the devices that may run it,
-    the one whose capabilities declare the smallest execution time (power usage for "low_power") for the
-    element type of its first input; of equals the first in order, but "reference" before all. Control
-    flow and composites are placed whole. Shapes are taken as the model has them: infer them first.
+    With `Policy(placement="cost")` the plan is the one predicted to take the least time, or for "low_power" the
+    least energy, of those looked at; it never is predicted to cost more than any device by itself with
+    the others behind it. On a chain of operations no plan is cheaper. With "nnapi" each operation by itself
+    goes to the device whose capabilities declare the smallest execution time (power usage) for the element
+    type of its first input (NNAPI section 4.3). Of equals the first device in order gets it, but "reference" before
+    all. Composites are placed whole. Shapes are taken as the model has them: infer them first.
+
+    *assignment* gives the device of each operation instead of a rule, where devices and policy allow it.
 
     Pure: equal arguments give equal plans. Devices are asked what they support, nothing else.
 
@@ -42,39 +58,122 @@ def place(
     reason, and where the limits of *policy* cannot be met; `InputError` for a preference that does
     not exist, two devices of one name, and policy keys that mean nothing in this model.
     """
-    if preference not in PREFERENCES:
-        raise InputError(f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}")
-    table = collect_support(model, devices, policy)
-    names = tuple(candidate.name for candidate in table.candidates)
+    ground = _Ground.of(model, devices, policy, preference)
     if not model.operations:
-        return ExecutionPlan(model, names, (), (), ArenaLayout())
-    costs = measure(table, preference)
-    arrangement = arrange(table, costs, policy)
-    operations = _placements(arrangement, costs, preference)
-    _check_coverage(operations, policy)
-    steps = _steps(model, names, arrangement.partitions)
-    steps = permit_fallback(steps, table, operations, policy)
-    capabilities = {candidate.name: candidate.capabilities for candidate in table.candidates}
-    temporaries = plan_temporaries(model, steps, capabilities)
-    return ExecutionPlan(model, names, steps, operations, temporaries)
+        return ExecutionPlan(model, ground.names, (), (), ArenaLayout())
+    if assignment is not None and (
+        given := arrange_as(ground.table, ground.judge, assignment, policy)
+    ):
+        return ground.plan(given)
+    if policy.placement == "nnapi":
+        costs = measure(ground.table, preference)
+        chosen = arrange(ground.table, costs, policy)
+        reasons = [
+            explain(chosen.table, costs, index, position, preference)
+            for index, position in enumerate(chosen.assignment)
+        ]
+        return ground.plan(chosen, reasons)
+    return ground.plan(arrange_by_cost(ground.table, ground.judge, policy))
 
 
-def _placements(
-    arrangement: Arrangement, costs: Costs, preference: Preference
-) -> tuple[Placement, ...]:
-    table = arrangement.table
-    entry = table.model.entry
-    return tuple(
-        Placement(
+def candidates(
+    model: Model,
+    devices: Sequence[Device],
+    policy: Policy = DEFAULT_POLICY,
+    preference: Preference = "fast_single_answer",
+) -> list[tuple[str, ExecutionPlan]]:
+    """Plans worth to be measured, each with a name, no two alike: every device by itself, with the others behind
+    it for what it does not take, then the plan of `place`, then cheapest plans under other beliefs about
+    what a step and each device cost. Only such as *policy* allows.
+
+    Raises as `place` does.
+    """
+    ground = _Ground.of(model, devices, policy, preference)
+    if not model.operations:
+        return []
+    return [
+        (name, ground.plan(arrangement))
+        for name, arrangement in arrangements(ground.table, ground.judge, policy)
+    ]
+
+
+class _Ground(Struct, frozen=True):
+    """What one call places on: the devices' answers, and the prices."""
+
+    table: SupportTable
+    policy: Policy
+    energy: bool
+    time: Judge
+    judge: Judge
+
+    @classmethod
+    def of(
+        cls, model: Model, devices: Sequence[Device], policy: Policy, preference: Preference
+    ) -> _Ground:
+        if preference not in PREFERENCES:
+            raise InputError(
+                f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}"
+            )
+        table = collect_support(model, devices, policy)
+        time = Judge(model, price(table))
+        energy = preference == "low_power"
+        judge = Judge(model, price(table, energy=True)) if energy else time
+        return cls(table, policy, energy, time, judge)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(candidate.name for candidate in self.table.candidates)
+
+    def plan(
+        self, arrangement: Arrangement, reasons: Sequence[dict[str, str]] | None = None
+    ) -> ExecutionPlan:
+        """The plan of *arrangement*, whose *reasons* are those of its cost where none are given."""
+        model, policy = self.table.model, self.policy
+        if reasons is None:
+            reasons = all_reasons(arrangement, self.judge, energy=self.energy)
+        operations = tuple(_placements(arrangement, reasons))
+        _check_coverage(operations, policy)
+        kept = partitions_read(model, arrangement.partitions)
+        steps = [
+            replace(step, predicted_ns=whole(self.time.step(partition)))
+            for step, partition in zip(_steps(model, self.names, kept), kept, strict=True)
+        ]
+        capabilities = {c.name: c.capabilities for c in self.table.candidates}
+        return ExecutionPlan(
+            model,
+            self.names,
+            permit_fallback(steps, self.table, operations, policy),
+            operations,
+            plan_temporaries(model, steps, capabilities),
+            whole(self.time.plan(kept)),
+            whole(self.judge.plan(kept)) if self.energy else None,
+            tuple(map(self._alternative, range(len(self.names)))),
+        )
+
+    def _alternative(self, position: int) -> Alternative:
+        alone = single_device(self.table, self.judge, position)
+        kept = partitions_read(self.table.model, alone.partitions)
+        return Alternative(
+            self.names[position],
+            alone.assignment.count(position),
+            len(kept),
+            whole(self.time.plan(kept)),
+            whole(self.judge.plan(kept)) if self.energy else None,
+        )
+
+
+def _placements(arrangement: Arrangement, reasons: Sequence[dict[str, str]]) -> Iterator[Placement]:
+    entry = arrangement.table.model.entry
+    for index, position in enumerate(arrangement.assignment):
+        candidate = arrangement.table.candidates[position]
+        yield Placement(
             index,
             entry.operations[index].type,
             entry.operation_name(index),
-            table.candidates[chosen].name,
-            explain(table, costs, index, chosen, preference),
-            table.candidates[chosen].answers[index].accuracy,
+            candidate.name,
+            reasons[index],
+            candidate.answers[index].accuracy,
         )
-        for index, chosen in enumerate(arrangement.assignment)
-    )
 
 
 def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
@@ -100,31 +199,19 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
 def _steps(
     model: Model, names: Sequence[str], partitions: Sequence[Partition]
 ) -> tuple[ExecutionStep, ...]:
+    """The steps of *partitions*, all of which are read."""
     entry = model.entry
     computed = {operand for operation in entry.operations for operand in operation.outputs}
     plain = computed.issuperset(entry.outputs) and len(set(entry.outputs)) == len(entry.outputs)
-    if len(partitions) == 1 and plain:
-        everything = tuple(range(len(entry.operations)))
+    everything = tuple(range(len(entry.operations)))
+    if plain and len(partitions) == 1 and len(partitions[0].operations) == len(everything):
         step = ExecutionStep(
             0, names[partitions[0].device], everything, model, entry.inputs, entry.outputs
         )
         return (step,)
-    read_from = _read(model, partitions)
-    cutter = Cutter(model, (index for partition in read_from for index in partition.operations))
-    cuts = [(names[partition.device], cutter.cut(partition.operations)) for partition in read_from]
+    cutter = Cutter(model, (index for partition in partitions for index in partition.operations))
+    cuts = [(names[partition.device], cutter.cut(partition.operations)) for partition in partitions]
     return tuple(
         ExecutionStep(at, device, cut.operations, cut.model, cut.inputs, cut.outputs)
         for at, (device, cut) in enumerate(cuts)
     )
-
-
-def _read(model: Model, partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions of which something is read, by an entry output or by another of them."""
-    needed = set(model.entry.outputs)
-    kept: list[Partition] = []
-    for partition in reversed(partitions):
-        operations = [model.operations[index] for index in partition.operations]
-        if any(operand in needed for operation in operations for operand in operation.outputs):
-            needed |= {operand for operation in operations for operand in operation.inputs}
-            kept.append(partition)
-    return kept[::-1]

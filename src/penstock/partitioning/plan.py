@@ -60,6 +60,48 @@ class ExecutionStep(Struct, frozen=True):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fallbacks: tuple[str, ...] = ()
+    predicted_ns: int | None = None
+    """Nanoseconds that a run of the step is predicted to take, its dispatch and transfers included; None where
+    its device declares no execution time."""
+
+
+class Alternative(Struct, frozen=True):
+    """The plan of one device alone, with the others behind it for what it does not take.
+
+    *operations* is how many it takes, *steps* how many the plan has; *predicted_ns* and *predicted_energy*
+    are as of `ExecutionPlan`.
+    """
+
+    device: str
+    operations: int
+    steps: int
+    predicted_ns: int | None
+    predicted_energy: int | None = None
+
+
+class Measured(Struct, frozen=True):
+    """One candidate placement as it was measured: *name* says which, *median_ns* and *spread_ns* (the distance
+    between the quartiles) are of its runs, *energy_uj* is the energy of a run in microjoules where the
+    machine counts it.
+    """
+
+    name: str
+    median_ns: int
+    spread_ns: int
+    runs: int
+    energy_uj: float | None = None
+
+
+class Tuned(Struct, frozen=True):
+    """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
+
+    *stored* says that an earlier call measured them.
+    """
+
+    candidates: tuple[Measured, ...]
+    winner: str
+    reason: str
+    stored: bool = False
 
 
 class ExecutionPlan(Struct, frozen=True):
@@ -72,6 +114,11 @@ class ExecutionPlan(Struct, frozen=True):
 
     A step that would compute nothing that is read is left out; its operations stand in *operations*
     all the same.
+
+    *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares no
+    execution time for something it runs. *predicted_energy* is given for "low_power": the energy that the
+    reference takes in so many nanoseconds. *alternatives* has each device considered, by itself.
+    *tuned* is there where the placement was measured.
     """
 
     model: Model
@@ -79,6 +126,10 @@ class ExecutionPlan(Struct, frozen=True):
     steps: tuple[ExecutionStep, ...]
     operations: tuple[Placement, ...]
     temporaries: ArenaLayout
+    predicted_ns: int | None = None
+    predicted_energy: int | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    tuned: Tuned | None = None
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:

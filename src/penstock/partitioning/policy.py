@@ -22,9 +22,9 @@ ANY_OPERATION: Final = "*"
 class Policy(Struct, frozen=True):
     """Demands on placement and on runs; immutable, comparable, and it pickles.
 
-    *placement* chooses the rule that spreads operations over devices. Both names mean the same rule in
-    this version, NNAPI's local greedy one (NNAPI section 4.3): "cost" does not count transfers between
-    devices, nor measure anything.
+    *placement* chooses the rule that spreads operations over devices. "cost" takes the plan that is
+    predicted to take least as a whole, dispatch and transfers at every boundary counted, or one that was
+    measured before; "nnapi" is NNAPI's local greedy rule (NNAPI section 4.3), which counts neither.
 
     *accuracy* is the class every operation's device must meet. *require* and *forbid* map an operation
     type (also `CUSTOM:<code>`), an operation's name or `"*"` to a device name or several: an

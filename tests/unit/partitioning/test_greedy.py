@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from penstock.hal import PerformanceInfo, Preference
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.partitioning import ExecutionPlan, Policy, place
+from penstock.partitioning import ExecutionPlan, Policy, place as place_by
 from tests.support_devices import NumpyDevice, evaluate, run_plan
 from tests.unit.partitioning.models import SHAPE, Net, chain
 
@@ -15,6 +17,18 @@ from tests.unit.partitioning.models import SHAPE, Net, chain
 FLOAT_FAST = {"float32": (0.8, 1.2)}
 FLOAT_SLOW = {"float32": (1.3, 0.7)}
 MINIMAL = {"float32": (0.4, 0.5)}
+
+
+NNAPI = Policy(placement="nnapi")
+
+
+def place(
+    model: Model,
+    devices: Sequence[NumpyDevice],
+    policy: Policy = NNAPI,
+    preference: Preference = "fast_single_answer",
+) -> ExecutionPlan:
+    return place_by(model, devices, policy, preference)
 
 
 def where(plan: ExecutionPlan) -> list[str]:
@@ -207,9 +221,3 @@ def test_a_while_costs_its_own_condition_and_body() -> None:
     assert where(place(model, [NumpyDevice("plain"), quick])) == ["quick"]
     start = np.array(3, np.float32)
     assert run_plan(place(model, [quick]), [quick], [start])[0] == 192
-
-
-def test_both_placement_rules_are_the_same_in_this_version() -> None:
-    model = chain(["ADD", "RELU", "MUL", "ADD"])
-    plans = [place(model, samples(), Policy(placement=rule)) for rule in ("cost", "nnapi")]
-    assert where(plans[0]) == where(plans[1])

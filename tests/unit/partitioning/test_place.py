@@ -16,6 +16,7 @@ from penstock.partitioning import ExecutionPlan, Policy, place
 from tests.support_devices import NumpyDevice, evaluate, run_plan
 from tests.unit.partitioning.models import SHAPE, Net, chain
 
+NNAPI = Policy(placement="nnapi")
 X = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
 
 
@@ -56,7 +57,7 @@ def test_one_value_feeds_several_steps() -> None:
     a = net.relu("a", shared)
     b = net.add("b", a, shared)
     model = net.build([net.op("MUL", "y", b, shared)])
-    plan = place(model, adder_and_rest())
+    plan = place(model, adder_and_rest(), NNAPI)
     assert [names(plan, s.inputs) for s in plan.steps] == [
         ["x"],
         ["shared"],
@@ -202,7 +203,7 @@ def test_temporaries_are_laid_out_over_the_steps() -> None:
         NumpyDevice("adder", {"ADD"}, {"float32": (0.5, 0.5)}, alignment=256),
         NumpyDevice("reference", padding=128),
     ]
-    plan = place(model, devices)
+    plan = place(model, devices, NNAPI)
     assert names(plan, tuple(plan.temporaries.offsets)) == ["v0", "v1", "v2", "v3"]
     assert list(plan.temporaries.offsets.values()) == [(0, 24), (256, 24), (0, 24), (256, 24)]
     assert (plan.temporaries.alignment, plan.temporaries.nbytes) == (256, 384)
@@ -233,7 +234,7 @@ def test_placing_twice_gives_the_same_plan_and_asks_nothing_else() -> None:
 
 
 def test_show_is_readable() -> None:
-    plan = place(chain(["ADD", "RELU", "RELU", "ADD"]), adder_and_rest())
+    plan = place(chain(["ADD", "RELU", "RELU", "ADD"]), adder_and_rest(), NNAPI)
     assert plan.show() == (
         "plan: 3 steps, 4 operations (adder 2, reference 2), 88 bytes between steps\n"
         "  step  device     operations    inputs  outputs\n"

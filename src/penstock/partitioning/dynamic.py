@@ -1,0 +1,146 @@
+"""The cheapest assignment of operations to devices along one order: dynamic programming over "which device
+ran the operation before".
+
+Exact where every operation reads only what the one before it wrote. Elsewhere a value from further back is
+priced by the device that the cheapest way so far gave its writer, and what runs between two parts of one
+device opens a new step: an approximation, which the judge of plans corrects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from penstock.ir import Model
+from penstock.partitioning.prediction import Judge
+from penstock.partitioning.support import SupportTable
+
+LONGEST_LOOK_BACK: Final = 256
+"""Operations between a value's writer and its reader beyond which they count as apart."""
+
+Path: TypeAlias = "tuple[int, Path | None]"
+"""The device of the last operation, and the path before it."""
+
+
+def is_chain(model: Model) -> bool:
+    """Whether every operation reads only constants, entry inputs, and what the one before it wrote."""
+    before: frozenset[int] = frozenset()
+    written: set[int] = set()
+    read: set[int] = set()
+    for operation in model.operations:
+        inputs = frozenset(operation.inputs)
+        if not (inputs & written) <= before:
+            return False
+        outside = {i for i in inputs - written if model.operands[i].has_value}
+        outside = {i for i in outside if not model.operands[i].is_constant}
+        if outside & read:
+            return False
+        read |= outside
+        before = frozenset(operation.outputs)
+        written |= before
+    return True
+
+
+def cheapest(
+    table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float = 1.0
+) -> list[int]:
+    """The candidate of each operation along *order*, which must be one in which they can run.
+
+    Each operation has a candidate that may run it. What the reference takes counts *reference_bias* times. Of
+    equal costs the reference goes first, then the first candidate.
+    """
+    search = _Search(table, judge, order, reference_bias)
+    front: dict[int, tuple[float, Path | None]] = {}
+    for at in range(len(order)):
+        front = search.extend(front, at)
+    best: tuple[float, Path | None] = (math.inf, None)
+    for device in search.preferred:
+        if device in front and front[device][0] < best[0]:
+            best = front[device]
+    path, assignment = best[1], [0] * len(order)
+    for index in reversed(order):
+        if path is not None:
+            assignment[index], path = path
+    return assignment
+
+
+class _Search:
+    def __init__(
+        self, table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float
+    ) -> None:
+        self.model, self.prices, self.order = table.model, judge.prices, order
+        entry = self.model.entry
+        names = range(len(table.candidates))
+        self.preferred = sorted(names, key=lambda k: not table.candidates[k].is_reference)
+        self._bias = [reference_bias if c.is_reference else 1.0 for c in table.candidates]
+        self._answers = [c.answers for c in table.candidates]
+        self._private = any(self.prices.moving)
+        self._outputs = frozenset(entry.outputs)
+        self._position = {index: at for at, index in enumerate(order)}
+        self._writer = {
+            o: i for i, operation in enumerate(entry.operations) for o in operation.outputs
+        }
+
+    def extend(
+        self, front: dict[int, tuple[float, Path | None]], at: int
+    ) -> dict[int, tuple[float, Path | None]]:
+        """The cheapest way to every device for the operation at position *at*."""
+        index = self.order[at]
+        row, opening = self.prices.operations[index], self.prices.steps
+        reached: dict[int, tuple[float, Path | None]] = {}
+        for device in self.preferred:
+            if not self._answers[device][index].supported:
+                continue
+            own = row[device] * self._bias[device]
+            if self._private:
+                own += self._leaving(index, device)
+            if not front:
+                entering = self._entering(index, device, None, at) if self._private else 0.0
+                reached[device] = own + opening[device] + entering, (device, None)
+                continue
+            best, chosen = math.inf, -1
+            for before, (cost, path) in front.items():
+                total = cost if before == device else cost + opening[device]
+                if self._private:
+                    total += self._entering(index, device, path, at)
+                if total < best or (total == best and before == device):
+                    best, chosen = total, before
+            reached[device] = best + own, (device, front[chosen][1])
+        return reached
+
+    def _leaving(self, index: int, device: int) -> float:
+        """What leaves *device* whoever else reads it: entry outputs."""
+        written = self.model.operations[index].outputs
+        nbytes = sum(self.prices.nbytes[o] for o in written if o in self._outputs)
+        return self.prices.moving[device] * nbytes
+
+    def _entering(self, index: int, device: int, path: Path | None, at: int) -> float:
+        """What it costs to bring the inputs to *device*, out of the devices where *path* has them."""
+        total, moving = 0.0, self.prices.moving
+        for operand in dict.fromkeys(self.model.operations[index].inputs):
+            nbytes = self.prices.nbytes[operand]
+            if not nbytes:
+                continue
+            writer = self._writer.get(operand)
+            if writer is None:
+                total += moving[device] * nbytes
+                continue
+            home, together = _look_back(path, at - self._position[writer], device)
+            if not together:
+                out = 0.0 if operand in self._outputs else moving[home]
+                total += (moving[device] + out) * nbytes
+        return total
+
+
+def _look_back(path: Path | None, distance: int, device: int) -> tuple[int, bool]:
+    """The device *distance* operations back, and whether everything since ran on *device*."""
+    together = distance <= LONGEST_LOOK_BACK
+    for _ in range(min(distance, LONGEST_LOOK_BACK) - 1):
+        if path is None:
+            return device, False
+        together = together and path[0] == device
+        path = path[1]
+    if path is None:
+        return device, False
+    return path[0], together and path[0] == device

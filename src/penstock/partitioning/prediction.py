@@ -1,0 +1,193 @@
+"""What a plan is predicted to cost: the judge of placements.
+
+A plan costs what its steps cost, one after another. A step costs its operations on its device, one dispatch,
+the runtime's own work for a step, and, on a device that does not share host memory, the transfer of
+every value that enters or leaves it. Between devices that share host memory nothing is moved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from penstock.hal import Capabilities, PerformanceInfo
+from penstock.ir import Model, Operation
+from penstock.ir.validate import subgraph_references
+from penstock.partitioning.greedy import Partition
+from penstock.partitioning.support import Candidate, SupportTable
+from penstock.partitioning.work import (
+    callees_first,
+    nbytes_of,
+    reference_ns,
+    share_of,
+)
+
+STEP_NS: Final = 3_000.0
+"""The runtime's own work for one step of a run."""
+
+HOST_BYTES_PER_SECOND: Final = 8e9
+"""How fast the runtime copies in host memory."""
+
+UNDECLARED: Final = 1e15
+"""Added for an operation on a device that declares no cost for it: more than any that is declared."""
+
+
+class Prices(Struct, frozen=True):
+    """Costs in nanoseconds, or in what the reference consumes in a nanosecond.
+
+    *operations* has a row an operation of the entry subgraph and in it a price a candidate, *steps* what
+    opening one step costs on each candidate, *moving* what a byte costs that enters or leaves it, *nbytes*
+    the size of each operand.
+    """
+
+    operations: tuple[tuple[float, ...], ...]
+    steps: tuple[float, ...]
+    moving: tuple[float, ...]
+    nbytes: tuple[float, ...]
+
+
+def price(table: SupportTable, *, energy: bool = False) -> Prices:
+    """The prices of every operation, step and byte of *table*, in time or in *energy*.
+
+    Time: the reference's estimated time for the operation, times the execution time that the device
+    declares for the element type of its first input. Energy: the same estimate, times the power usage it
+    declares, which is the energy that the device takes for the work in relation to the reference
+    (NNAPI section 4.3); dispatch and transfer are the host's time at the reference's power.
+    """
+    model = table.model
+    order = callees_first(model)
+    base = {
+        index: [reference_ns(model.subgraphs[index], o) for o in model.subgraphs[index].operations]
+        for index in order
+    }
+    columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
+    return Prices(
+        tuple(zip(*columns, strict=True)) if columns else ((),) * len(model.operations),
+        tuple(STEP_NS + max(0, c.capabilities.dispatch_ns) for c in table.candidates),
+        tuple(byte_ns(c.capabilities) for c in table.candidates),
+        tuple(0.0 if o.is_constant else nbytes_of(o) for o in model.operands),
+    )
+
+
+def byte_ns(capabilities: Capabilities) -> float:
+    """Nanoseconds for a byte that enters or leaves the device: transfer, and each copy that the runtime makes."""
+    total = 0.0
+    if not capabilities.shares_host_memory:
+        rate = capabilities.transfer_bytes_per_second
+        total += 1e9 / rate if rate > 0 else UNDECLARED
+    if not (capabilities.shares_host_memory and capabilities.accepts_host_memory):
+        total += 1e9 / HOST_BYTES_PER_SECOND
+    return total
+
+
+class Judge:
+    """Costs of partitions of one model under one set of prices."""
+
+    def __init__(self, model: Model, prices: Prices) -> None:
+        self._model, self.prices = model, prices
+        self._entry_outputs = frozenset(model.entry.outputs)
+        self._readers: dict[int, set[int]] = {}
+        for index, operation in enumerate(model.operations):
+            for operand in operation.inputs:
+                self._readers.setdefault(operand, set()).add(index)
+
+    def plan(self, partitions: Sequence[Partition]) -> float:
+        """What the plan of these partitions costs; those of which nothing is read do not run."""
+        return math.fsum(self.step(p) for p in partitions_read(self._model, partitions))
+
+    def step(self, partition: Partition) -> float:
+        """What one partition costs as a step."""
+        prices, device = self.prices, partition.device
+        total = prices.steps[device]
+        for index in partition.operations:
+            total += prices.operations[index][device]
+        if rate := prices.moving[device]:
+            total += rate * self.moved(partition.operations)
+        return total
+
+    def moved(self, operations: Sequence[int]) -> float:
+        """Bytes that enter and leave a step of *operations*, each value once."""
+        inside = frozenset(operations)
+        chosen = [self._model.operations[index] for index in operations]
+        written = {operand for operation in chosen for operand in operation.outputs}
+        read = {operand for operation in chosen for operand in operation.inputs} - written
+        leaving = {
+            operand
+            for operand in written
+            if operand in self._entry_outputs
+            or not inside.issuperset(self._readers.get(operand, ()))
+        }
+        return math.fsum(self.prices.nbytes[operand] for operand in read | leaving)
+
+
+def partitions_read(model: Model, partitions: Sequence[Partition]) -> list[Partition]:
+    """The partitions of which something is read, by an entry output or by another of them."""
+    needed = set(model.entry.outputs)
+    kept: list[Partition] = []
+    for partition in reversed(partitions):
+        operations = [model.operations[index] for index in partition.operations]
+        if any(operand in needed for operation in operations for operand in operation.outputs):
+            needed |= {operand for operation in operations for operand in operation.inputs}
+            kept.append(partition)
+    return kept[::-1]
+
+
+def whole(cost: float) -> int | None:
+    """*cost* as a plan shows it: rounded; None where a device declared none."""
+    return None if cost >= UNDECLARED else round(cost)
+
+
+def takes_declared(candidate: Candidate, prices: Prices, position: int, operation: int) -> bool:
+    """Whether the candidate may run the operation and declares what it costs."""
+    return (
+        candidate.answers[operation].supported
+        and prices.operations[operation][position] < UNDECLARED
+    )
+
+
+def _column(
+    model: Model,
+    order: Iterable[int],
+    base: dict[int, list[float]],
+    capabilities: Capabilities,
+    energy: bool,
+) -> list[float]:
+    """Prices of the entry subgraph's operations on one device."""
+    sums: dict[int, float] = {}
+    prices: list[float] = []
+    for index in order:
+        graph = model.subgraphs[index]
+        prices = []
+        for operation, ns in zip(graph.operations, base[index], strict=True):
+            factor = _factor(model, index, operation, capabilities, energy)
+            prices.append(UNDECLARED if math.isinf(factor) else ns * factor)
+        for at, operation in enumerate(graph.operations):
+            for target in subgraph_references(operation):
+                inner = sums[target]
+                share = share_of(operation)
+                prices[at] += inner * (share if inner < UNDECLARED else float(share > 0))
+        sums[index] = math.fsum(prices)
+    return prices
+
+
+def _factor(
+    model: Model, subgraph: int, operation: Operation, capabilities: Capabilities, energy: bool
+) -> float:
+    """The declared cost of *operation* in relation to the reference; infinite where none is declared."""
+    performance: PerformanceInfo | None
+    if operation.type == "IF":
+        performance = capabilities.if_performance
+    elif operation.type == "WHILE":
+        performance = capabilities.while_performance
+    elif ports := operation.inputs or operation.outputs:
+        dtype = model.subgraphs[subgraph].operands[ports[0]].dtype
+        performance = capabilities.performance_of(dtype.value)
+    else:
+        performance = capabilities.default_performance
+    if performance is None:
+        return math.inf
+    value = performance.power_usage if energy else performance.execution_time
+    return value if value > 0 else math.inf  # also where it is not a number

@@ -1,0 +1,300 @@
+"""How much an operation computes and touches, from its shapes, and how long the reference takes for that.
+
+Devices declare their cost relative to the reference (NNAPI section 4.3); dispatch and transfer are in
+nanoseconds and bytes. What joins them is an estimate of the reference's own time for each operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from penstock.ir import DType, Model, Operand, Operation, Subgraph
+from penstock.ir.types import Shape
+from penstock.ir.validate import subgraph_references
+
+GUESSED_BATCH: Final = 1
+"""Stands for a first dimension that is known at run time only."""
+
+GUESSED_DIMENSION: Final = 64
+"""Stands for any other such dimension."""
+
+GUESSED_ELEMENTS: Final = 1024
+"""Elements of a value of which not even the rank is known, and bytes of a string."""
+
+GUESSED_ITERATIONS: Final = 8
+"""Times that the body of a loop is run."""
+
+OPERATION_NS: Final = 8_000.0
+"""What the reference takes for any operation at all."""
+
+MAC_NS: Final = 0.05
+"""What a multiply-accumulate takes it."""
+
+DEPTHWISE_WEIGHT: Final = 8.0
+"""Multiply-accumulates that one of a depthwise convolution counts as: it is no matrix product."""
+
+FLOAT_BYTE_NS: Final = 0.4
+INTEGER_BYTE_NS: Final = 2.0
+"""What a byte read or written takes it, where values are floats and where they are integers."""
+
+
+class Work(Struct, frozen=True):
+    """*macs* multiply-accumulates, or operations of like weight, and *nbytes* of values read and written,
+    constants left out.
+    """
+
+    macs: float = 0.0
+    nbytes: float = 0.0
+
+
+def elements_of(shape: Shape) -> int:
+    """Elements of a value of *shape*, guessed where it is known at run time only."""
+    if shape is None:
+        return GUESSED_ELEMENTS
+    count = 1
+    for position, dimension in enumerate(shape):
+        guess = GUESSED_DIMENSION if position else GUESSED_BATCH
+        count *= guess if dimension is None else dimension
+    return count
+
+
+def nbytes_of(operand: Operand) -> float:
+    """Bytes of a value of *operand*, guessed likewise; none for an omitted one."""
+    if not operand.has_value:
+        return 0.0
+    return elements_of(operand.shape) * _element_bytes(operand.dtype)
+
+
+def work_of(subgraph: Subgraph, operation: Operation) -> Work:
+    """The work of *operation* itself, without that of subgraphs it refers to.
+
+    Every operation type has an answer: matrix products and convolutions by their shapes, the others by the
+    elements they write or read, weighted by what is computed for each.
+    """
+    inputs = [subgraph.operands[i] for i in operation.inputs]
+    outputs = [subgraph.operands[i] for i in operation.outputs]
+    kind = operation.key
+    if kind in VIEWS:
+        return Work()
+    written = sum(map(nbytes_of, outputs))
+    if kind in PICKING:
+        return Work(0.0, 2 * written)
+    nbytes = written + sum(nbytes_of(o) for o in inputs if not o.is_constant)
+    if (rule := RULES.get(kind)) is not None:
+        return Work(rule(Site(operation, inputs, outputs)), nbytes)
+    return Work(WEIGHTS.get(kind, 1.0) * max(_count(inputs), _count(outputs)), nbytes)
+
+
+def reference_ns(subgraph: Subgraph, operation: Operation) -> float:
+    """Nanoseconds that the reference is expected to take for *operation*, subgraphs left out."""
+    work = work_of(subgraph, operation)
+    ports = operation.inputs or operation.outputs
+    floating = not ports or subgraph.operands[ports[0]].dtype.is_float
+    rate = FLOAT_BYTE_NS if floating else INTEGER_BYTE_NS
+    return OPERATION_NS + work.macs * MAC_NS + work.nbytes * rate
+
+
+def share_of(operation: Operation) -> float:
+    """How many times a run of *operation* is expected to run each subgraph that it refers to.
+
+    Half a time for either branch of an IF (NNAPI section 4.3), one of several for a CASE; a loop's
+    condition and body run `GUESSED_ITERATIONS` times.
+    """
+    if operation.type == "IF":
+        return 0.5
+    if operation.type == "STABLEHLO_CASE":
+        return 1 / max(1, len(subgraph_references(operation)))
+    if operation.type in {"WHILE", "STABLEHLO_WHILE"}:
+        return GUESSED_ITERATIONS
+    return 1.0 if operation.type in {"CALL", "STABLEHLO_COMPOSITE"} else 0.0
+
+
+def callees_first(model: Model) -> list[int]:
+    """The subgraphs reachable from the entry, each after everything it refers to."""
+    order: list[int] = []
+    pending = [(model.main, False)]
+    seen = set()
+    while pending:
+        index, finished = pending.pop()
+        if finished:
+            order.append(index)
+        elif index not in seen:
+            seen.add(index)
+            pending.append((index, True))
+            operations = model.subgraphs[index].operations
+            pending += [(target, False) for o in operations for target in subgraph_references(o)]
+    return order
+
+
+class Site(Struct, frozen=True):
+    """An operation with the operands that it reads and writes."""
+
+    operation: Operation
+    inputs: Sequence[Operand]
+    outputs: Sequence[Operand]
+
+
+Rule: TypeAlias = Callable[[Site], float]
+
+
+def _element_bytes(dtype: DType) -> float:
+    if dtype is DType.STRING:
+        return float(GUESSED_ELEMENTS)
+    return (dtype.bits or 8) / 8
+
+
+def _count(operands: Sequence[Operand]) -> float:
+    return float(sum(elements_of(o.shape) for o in operands if o.has_value))
+
+
+def _dimension(operand: Operand, axis: int) -> int:
+    shape = operand.shape
+    if shape is None or not -len(shape) <= axis < len(shape):
+        return GUESSED_DIMENSION
+    found = shape[axis]
+    return GUESSED_DIMENSION if found is None else max(1, found)
+
+
+def _filtered(axis: int, source: int | None = None, weight: float = 1.0) -> Rule:
+    """Each element of the output, or of input *source*, meets the filter's elements but those of *axis*."""
+
+    def rule(site: Site) -> float:
+        kernel = site.inputs[1]
+        met = site.outputs[:1] if source is None else site.inputs[source : source + 1]
+        return weight * _count(met) * elements_of(kernel.shape) / _dimension(kernel, axis)
+
+    return rule
+
+
+def _matmul(site: Site) -> float:
+    axis = -2 if site.operation.attributes.get("adj_x") else -1
+    return _count(site.outputs) * _dimension(site.inputs[0], axis)
+
+
+def _dot(site: Site) -> float:
+    axes = site.operation.attributes.integers("lhs_contracting_dimensions")
+    return _count(site.outputs) * math.prod(_dimension(site.inputs[0], axis) for axis in axes)
+
+
+def _convolution(site: Site) -> float:
+    return _filtered(site.operation.attributes.integer("kernel_output_feature_dimension"))(site)
+
+
+def _attention(site: Site) -> float:
+    return 2.0 * _count(site.inputs[:1]) * _dimension(site.inputs[1], 1)
+
+
+def _recurrent(site: Site) -> float:
+    """Every row of the input meets every matrix."""
+    rows = _count(site.inputs[:1]) / _dimension(site.inputs[0], -1)
+    matrices = [o for o in site.inputs[1:] if o.shape is not None and len(o.shape) > 1]
+    return rows * _count(matrices)
+
+
+def _pooled(site: Site) -> float:
+    read = site.operation.attributes
+    return _count(site.outputs) * read.integer("filter_width") * read.integer("filter_height")
+
+
+def _windowed(site: Site) -> float:
+    window = site.operation.attributes.integers("window_dimensions")
+    return _count(site.outputs) * math.prod(window)
+
+
+def _normalised(site: Site) -> float:
+    return _count(site.outputs) * (2 * site.operation.attributes.integer("radius") + 1)
+
+
+RULES: Final[dict[str, Rule]] = {
+    "CONV_2D": _filtered(0),
+    "GROUPED_CONV_2D": _filtered(0),
+    "DEPTHWISE_CONV_2D": _filtered(-1, weight=DEPTHWISE_WEIGHT),
+    "CONV_3D": _filtered(-1),
+    "TRANSPOSE_CONV": _filtered(-1, source=2),
+    "CONV_3D_TRANSPOSE": _filtered(-1, source=2),
+    "CUSTOM:Convolution2DTransposeBias": _filtered(-1, source=0),
+    "FULLY_CONNECTED": _filtered(0),
+    "STABLEHLO_CONVOLUTION": _convolution,
+    "STABLEHLO_DOT_GENERAL": _dot,
+    "BATCH_MATMUL": _matmul,
+    "CUSTOM:odml.scaled_dot_product_attention": _attention,
+    **dict.fromkeys(
+        (
+            "LSTM",
+            "UNIDIRECTIONAL_SEQUENCE_LSTM",
+            "BIDIRECTIONAL_SEQUENCE_LSTM",
+            "QUANTIZED_LSTM",
+            "QUANTIZED_16BIT_LSTM",
+            "RNN",
+            "UNIDIRECTIONAL_SEQUENCE_RNN",
+            "BIDIRECTIONAL_SEQUENCE_RNN",
+            "SVDF",
+        ),
+        _recurrent,
+    ),
+    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"), _pooled),
+    "STABLEHLO_REDUCE_WINDOW": _windowed,
+    "LOCAL_RESPONSE_NORMALIZATION": _normalised,
+}
+"""Operations whose work is a product of dimensions."""
+
+VIEWS: Final = frozenset(
+    {
+        "RESHAPE",
+        "STABLEHLO_RESHAPE",
+        "SQUEEZE",
+        "EXPAND_DIMS",
+        "BITCAST",
+        "SHAPE",
+        "RANK",
+        "VAR_HANDLE",
+        "READ_VARIABLE",
+        "ASSIGN_VARIABLE",
+        "HASHTABLE",
+        "HASHTABLE_SIZE",
+        "CALL",
+        "CALL_ONCE",
+        "IF",
+        "WHILE",
+        "STABLEHLO_WHILE",
+        "STABLEHLO_CASE",
+        "STABLEHLO_COMPOSITE",
+    }
+)
+"""Operations that touch no element themselves."""
+
+PICKING: Final = frozenset(
+    {
+        "SLICE",
+        "STRIDED_SLICE",
+        "STABLEHLO_SLICE",
+        "STABLEHLO_DYNAMIC_SLICE",
+        "GATHER",
+        "GATHER_ND",
+        "STABLEHLO_GATHER",
+        "EMBEDDING_LOOKUP",
+    }
+)
+"""Operations that read no more than they write."""
+
+_EXPENSIVE: Final = (
+    "EXP LOG LOGISTIC TANH SIN COS GELU ELU SOFTMAX LOG_SOFTMAX POW SQRT RSQRT HARD_SWISH L2_NORMALIZATION "
+    "INSTANCE_NORMALIZATION ATAN2 COMPLEX_ABS RESIZE_BILINEAR ROI_ALIGN STABLEHLO_EXPONENTIAL STABLEHLO_LOG "
+    "STABLEHLO_LOGISTIC STABLEHLO_TANH STABLEHLO_COSINE STABLEHLO_POWER STABLEHLO_CBRT STABLEHLO_RSQRT"
+)
+_ORDERING: Final = (
+    "TOPK_V2 UNIQUE STABLEHLO_SORT NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5 BOX_WITH_NMS_LIMIT "
+    "DETECTION_POSTPROCESSING CUSTOM:TFLite_Detection_PostProcess GENERATE_PROPOSALS HEATMAP_MAX_KEYPOINT "
+    "RFFT2D CUSTOM:AudioSpectrogram CUSTOM:Mfcc MULTINOMIAL RANDOM_MULTINOMIAL RANDOM_UNIFORM "
+    "RANDOM_STANDARD_NORMAL STABLEHLO_RNG_BIT_GENERATOR LSH_PROJECTION SKIP_GRAM"
+)
+
+WEIGHTS: Final[dict[str, float]] = {
+    **dict.fromkeys(_EXPENSIVE.split(), 16.0),
+    **dict.fromkeys(_ORDERING.split(), 64.0),
+}
+"""What one element counts, where it is not 1."""
