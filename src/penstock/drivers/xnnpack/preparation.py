@@ -1,0 +1,48 @@
+"""Preparing: a model as files, and the first interpreter of each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.drivers.xnnpack.engine import told
+from penstock.drivers.xnnpack.interpreter import File
+from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
+from penstock.drivers.xnnpack.segments import Segment, make_segments
+from penstock.drivers.xnnpack.steady import is_steady
+from penstock.drivers.xnnpack.support import classify
+from penstock.errors import GeneralFailure, PenstockError
+from penstock.export.tflite import write
+from penstock.hal import PrepareConfig, check_deadline
+from penstock.ir import Model
+
+DEFAULT_THREADS: Final = 1
+"""What LiteRT uses itself where nothing is said."""
+
+
+def prepare(model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
+    """Writes each segment of *model* and opens it. Raises `GeneralFailure` with the operation or LiteRT's words."""
+    _check(config)
+    segments = make_segments(model, classify(model), config.accuracy)
+    threads = config.num_threads or DEFAULT_THREADS
+    files, runners = [], []
+    for segment in segments:
+        file = File(segment, _written(segment), threads, steady=is_steady(segment.model))
+        _check(config)
+        files.append(file)
+        runners.append(file.open())
+    _check(config)
+    return XnnpackPreparedModel(model, files, runners)
+
+
+def _written(segment: Segment) -> bytes:
+    try:
+        return write(segment.model)
+    except PenstockError as error:
+        raise GeneralFailure(f"the model cannot be written for LiteRT: {told(error)}") from error
+
+
+def _check(config: PrepareConfig) -> None:
+    """Raises once the token is set or the deadline has passed."""
+    if config.cancel is not None:
+        config.cancel.check()
+    check_deadline(config.deadline_ns)

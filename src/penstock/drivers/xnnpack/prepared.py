@@ -1,0 +1,148 @@
+"""The prepared model: interpreters behind the contract of `penstock.hal`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.xnnpack.arguments import deliver, mapped, read
+from penstock.drivers.xnnpack.interpreter import File, Runner, SteadyRunner, failed
+from penstock.errors import DeadObject, GeneralFailure
+from penstock.hal import (
+    DONE,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    PreparedModelBase,
+    Request,
+    Timing,
+    check_deadline,
+    validate_request,
+)
+from penstock.ir import Model, NDArray
+
+FORKED: Final = (
+    "the model was prepared before this process was forked, and LiteRT's threads are the parent's"
+)
+DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
+
+_copy: Final = np.copyto
+
+
+class XnnpackPreparedModel(PreparedModelBase):
+    """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its own, which is kept
+    for the next; *first* is one that is ready.
+    """
+
+    def __init__(self, model: Model, files: Sequence[File], first: list[Runner]) -> None:
+        self.model = model
+        self._files = files
+        self._free: deque[list[Runner]] = deque([first])
+        self._process, self._closed = os.getpid(), False
+        entry = model.entry
+        self._inputs = [(i, entry.operands[i]) for i in entry.inputs]
+        self._operands = [entry.operands[i] for i in entry.outputs]
+        self._constants = {
+            i: model.constant(entry.operands[i])
+            for i in entry.outputs
+            if entry.operands[i].is_constant
+        }
+        self._cleared = [o.outputs for o in entry.operations if o.key == DETECTION]
+        self._direct = self._is_direct()
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        if config.measure:
+            began = time.perf_counter_ns()
+            result = self._execute(request, config)
+            timing = Timing(None, time.perf_counter_ns() - began)
+            return ExecutionResult(result.output_shapes, timing)
+        return self._execute(request, config)
+
+    def close(self) -> None:
+        """Runs under way end on interpreters of their own."""
+        self._closed = True
+        self._free.clear()
+
+    def _execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        validate_request(self.model, request, config)
+        if config.cancel is not None:
+            config.cancel.check()
+        try:
+            runners = self._free.pop()
+        except IndexError:
+            runners = self._open()
+        if os.getpid() != self._process:
+            raise DeadObject(FORKED)
+        if self._direct and not request.pools:
+            self._run_direct(runners[0], request)
+            result = DONE
+        else:
+            result = self._run(runners, request, config)
+        # One that failed is not used again.
+        if not self._closed:
+            self._free.append(runners)
+        return result
+
+    def _is_direct(self) -> bool:
+        """Whether the request's arrays are those of the one segment: each once, none missing, of known shape."""
+        if len(self._files) != 1 or not self._files[0].steady or self._cleared:
+            return False
+        segment = self._files[0].segment
+        given = [*segment.inputs, *(s.given for s in segment.states)]
+        made = [*segment.outputs, *(s.made for s in segment.states)]
+        entry = self.model.entry
+        if sorted(given) != sorted(entry.inputs) or sorted(made) != sorted(entry.outputs):
+            return False
+        self._order_in = [given.index(i) for i in entry.inputs]
+        self._order_out = [made.index(i) for i in entry.outputs]
+        return True
+
+    def _run_direct(self, runner: Runner, request: Request) -> None:
+        assert isinstance(runner, SteadyRunner)
+        inputs, outputs = runner.inputs, runner.outputs
+        for at, argument in zip(self._order_in, request.inputs, strict=True):
+            _copy(inputs[at], argument.array)  # type: ignore[union-attr]  # without pools there is no other kind
+        try:
+            runner.invoke()
+        except (RuntimeError, ValueError) as error:
+            raise failed(error) from error
+        for at, argument in zip(self._order_out, request.outputs, strict=True):
+            if type(argument) is HostMemory:
+                _copy(argument.array, outputs[at])
+
+    def _run(
+        self, runners: list[Runner], request: Request, config: ExecutionConfig
+    ) -> ExecutionResult:
+        with mapped(request) as pools:
+            values: dict[int, NDArray] = {
+                index: read(argument, operand, pools)
+                for (index, operand), argument in zip(self._inputs, request.inputs, strict=True)
+            }
+            values.update(self._constants)
+            for runner in runners:
+                if config.cancel is not None:
+                    config.cancel.check()
+                check_deadline(config.deadline_ns)
+                values.update(runner.run(values))
+            for outputs in self._cleared:
+                clear_rest(values, outputs)
+            results = [values[i] for i in self.model.entry.outputs]
+            return deliver(request, self._operands, results, pools, Timing())
+
+    def _open(self) -> list[Runner]:
+        if self._closed:
+            raise GeneralFailure("the prepared model is closed")
+        return [file.open() for file in self._files]
+
+
+def clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:
+    """Zeros behind the last detection: LiteRT leaves there what lay in memory."""
+    boxes, classes, scores, count = outputs
+    found = max(0, int(values[count].reshape(-1)[0]))
+    for index in (boxes, classes, scores):
+        values[index][:, found:] = 0

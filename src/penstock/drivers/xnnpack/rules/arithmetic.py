@@ -1,0 +1,216 @@
+"""Operations on each element, and on pairs of elements with broadcasting."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
+from penstock.drivers.xnnpack.site import (
+    EIGHT_BITS,
+    EXACT,
+    EXACT_BUILTIN,
+    FAITHFUL,
+    QUANTIZED,
+    Classes,
+    Site,
+    require,
+    scale_of,
+)
+from penstock.ir import DType
+
+F32: Final = DType.FLOAT32
+PLAIN: Final = types_of("int32 int64")
+CLAMPS: Final = frozenset({"NONE", "RELU", "RELU6", "RELU_N1_TO_1"})
+MAX_RANK: Final = 4
+"""Dimensions up to which LiteRT's kernels broadcast every type."""
+
+PAIRS: Final = {
+    "ADD": types_of("float32 int8 uint8 int16 int32 int64"),
+    "SUB": types_of("float32 int8 uint8 int16 int32 int64"),
+    "MUL": types_of("float32 int8 uint8 int16 int32 int64"),
+    "DIV": types_of("float32"),
+    "MAXIMUM": types_of("float32 int8 uint8 int16 int32 int64"),
+    "MINIMUM": types_of("float32 int8 uint8 int16 int32 int64"),
+    "SQUARED_DIFFERENCE": types_of("float32 int8 int32"),
+    "POW": types_of("float32"),
+}
+LIKE_OTHERS: Final = frozenset({"MAXIMUM", "MINIMUM"})
+"""Pairs whose quantised values are compared as they are."""
+
+
+def clamped(site: Site) -> None:
+    """Refuses fused activations that LiteRT's kernels do not have."""
+    require(site.activation in CLAMPS, f"no fused activation {site.activation} in LiteRT's kernel")
+
+
+@rule(*PAIRS)
+def check_pair(site: Site) -> Classes:
+    kind, first = site.operation.type, site.input()
+    among(first, PAIRS[kind])
+    require(site.input(1).dtype is first.dtype, "operands of two types")
+    require(
+        max(site.rank(0), site.rank(1)) <= MAX_RANK, f"operands of more than {MAX_RANK} dimensions"
+    )
+    clamped(site)
+    if first.dtype is F32:
+        return FAITHFUL
+    if first.dtype in PLAIN:
+        require(site.activation == "NONE", "integers with a fused activation are not computed here")
+        return EXACT
+    scales = [scale_of(o) for o in site.types((0, 1))]
+    if first.dtype is DType.INT16:
+        require(not any(zero for _, zero in scales), "int16 values with a zero point")
+        require(not site.flag("pot_scale_int16"), "int16 with scales that are powers of two")
+        return EXACT
+    if kind in LIKE_OTHERS:
+        require(len(set(scales)) == 1, "operands of two scales")
+        return EXACT
+    if kind == "MUL" and site.activation != "NONE":
+        return Classes("faithful", None)
+    return EXACT_BUILTIN
+
+
+UNARY: Final = {
+    "ABS": types_of("float32 int8 int16 int32"),
+    "NEG": types_of("float32 int32 int64"),
+    "EXP": types_of("float32 int8 int16"),
+    "LOG": types_of("float32 int8 int16"),
+    "SQRT": types_of("float32 int8 int16"),
+    "RSQRT": types_of("float32 int8 int16"),
+    "SQUARE": types_of("float32"),
+    "SIN": types_of("float32"),
+    "COS": types_of("float32"),
+    "FLOOR": types_of("float32"),
+    "CEIL": types_of("float32"),
+    "ROUND": types_of("float32"),
+    "SIGN": types_of("float32 int32"),
+    "RELU": types_of("float32 int8 uint8 int16"),
+    "RELU6": types_of("float32 int8 uint8 int16"),
+    "RELU_N1_TO_1": types_of("float32 int8 uint8"),
+    "RELU_0_TO_1": types_of("float32 int8 uint8"),
+    "TANH": types_of("float32 int8 uint8 int16"),
+    "LOGISTIC": types_of("float32 int8 uint8 int16"),
+    "ELU": types_of("float32 int8"),
+    "HARD_SWISH": types_of("float32 int8 uint8"),
+    "LEAKY_RELU": types_of("float32 int8 uint8 int16"),
+    "GELU": types_of("float32 int8 uint8"),
+    "COMPLEX_ABS": types_of("complex64"),
+}
+UNCHANGED: Final = frozenset({"FLOOR", "CEIL", "ROUND", "SIGN", "ABS", "NEG"})
+"""Of floats, operations that give one and the same value however they are computed."""
+
+
+@rule(*UNARY)
+def check_unary(site: Site) -> Classes:
+    kind, first, result = site.operation.type, site.input(), site.output()
+    among(first, UNARY[kind])
+    if kind == "COMPLEX_ABS":
+        return FAITHFUL
+    require(result.dtype is first.dtype, "a result of another type")
+    if first.dtype is F32:
+        return EXACT if kind in UNCHANGED else FAITHFUL
+    if first.dtype in PLAIN:
+        return EXACT
+    for operand in (first, result):
+        _, zero = scale_of(operand)
+        require(first.dtype is not DType.INT16 or zero == 0, "int16 values with a zero point")
+    if first.dtype in QUANTIZED and kind == "ABS":
+        require(scale_of(first)[0] > 0, "values without a scale")
+    return EXACT_BUILTIN
+
+
+@rule("PRELU")
+def check_prelu(site: Site) -> Classes:
+    first, alpha = site.input(), site.input(1)
+    among(first, types_of("float32 int8 uint8"))
+    require(alpha.dtype is first.dtype, "operands of two types")
+    if first.dtype is F32:
+        return FAITHFUL
+    for operand in site.types((0, 1)):
+        scale_of(operand)
+    return EXACT_BUILTIN
+
+
+COMPARED: Final = types_of("float32 int32 int64")
+
+
+@rule("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
+def check_comparison(site: Site) -> Classes:
+    """Of quantised operands LiteRT ends the process where both have the scale 1."""
+    among(site.input(), COMPARED)
+    require(site.input(1).dtype is site.input().dtype, "operands of two types")
+    require(
+        max(site.rank(0), site.rank(1)) <= MAX_RANK, f"operands of more than {MAX_RANK} dimensions"
+    )
+    return EXACT
+
+
+@rule("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
+def check_logical(site: Site) -> Classes:
+    among(site.input(), types_of("bool"))
+    return EXACT
+
+
+@rule("FLOOR_DIV", "FLOOR_MOD")
+def check_division(site: Site) -> Classes:
+    """The least integer by -1 is a fault of the processor in LiteRT's FLOOR_MOD, which ends the process."""
+    among(site.input(), types_of("float32 int32"))
+    if site.input().dtype is F32:
+        return FAITHFUL
+    divisors = site.constant(1, "its divisor")
+    bad = divisors.size == 0 or np.any((divisors == 0) | (divisors == -1))
+    require(not bad, "integers divided by 0 or -1")
+    return EXACT
+
+
+@rule("SELECT", "SELECT_V2")
+def check_select(site: Site) -> Classes:
+    """Of one element LiteRT makes a scalar (docs/differences.md)."""
+    among(site.input(1), types_of("float32 int8 uint8 int16 int32 int64 bool"))
+    shape = site.output().shape
+    require(shape and any(d not in {1, None} for d in shape), "a result of one element")
+    if site.operation.type == "SELECT":
+        require(site.input(1).shape == site.input(2).shape, "operands of two shapes")
+        require(site.rank(0) in {0, 1, site.rank(1)}, "a condition of another rank")
+    return EXACT
+
+
+@rule("CAST")
+def check_cast(site: Site) -> Classes:
+    """What a float beyond the integers becomes is not the same everywhere."""
+    among(site.input(), types_of("float32 int8 uint8 int16 int32 int64 bool"))
+    among(site.output(), types_of("float32 int8 uint8 int16 int32 int64 bool"), "results")
+    from_float = site.input().dtype is F32 and site.output().dtype is not F32
+    require(
+        not from_float or site.output().dtype in {DType.BOOL, DType.INT32},
+        "floats to small integers",
+    )
+    return EXACT
+
+
+@rule("QUANTIZE")
+def check_quantize(site: Site) -> Classes:
+    first, result = site.input(), site.output()
+    among(result, types_of("int8 uint8 int16 int32"), "results")
+    scale_of(result)
+    if first.dtype is F32:
+        require(result.dtype in EIGHT_BITS | {DType.INT16}, "floats to int32")
+        return Classes("faithful", "faithful")
+    among(first, types_of("int8 uint8 int16 int32"))
+    scale_of(first)
+    narrow = first.dtype in EIGHT_BITS and result.dtype in EIGHT_BITS
+    return FAITHFUL if narrow else EXACT
+
+
+@rule("DEQUANTIZE")
+def check_dequantize(site: Site) -> Classes:
+    first = site.input()
+    among(first, types_of("int8 uint8 int16 float16"))
+    among(site.output(), types_of("float32"), "results")
+    if first.dtype is DType.FLOAT16:
+        site.constant(0, "its value")
+        return EXACT
+    scale_of(first)
+    return FAITHFUL

@@ -1,0 +1,171 @@
+"""Layers with weights, products, pooling and resizing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.xnnpack.rules.arithmetic import CLAMPS, clamped
+from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
+from penstock.drivers.xnnpack.site import (
+    EIGHT_BITS,
+    EXACT,
+    EXACT_BUILTIN,
+    FAITHFUL,
+    Classes,
+    Refused,
+    Site,
+    require,
+    same_scale,
+    scale_of,
+)
+from penstock.ir import DType
+
+F32: Final = DType.FLOAT32
+HYBRID: Final = Classes("relaxed", "faithful")
+"""Floats by int8 weights: LiteRT's kernels quantise each row as TFLite does; XNNPACK was up to 3 % of the largest
+result away from that."""
+
+SLOW_HYBRID: Final = Classes("faithful", "faithful")
+"""Floats by int8 weights in a layer that XNNPACK leaves to LiteRT's kernels."""
+
+
+@rule("CONV_2D")
+def check_conv(site: Site) -> Classes:
+    classes = _check_layer(site, 0, 1, 2)
+    if classes is HYBRID:
+        # LiteRT's kernel wants a scale for each filter, or one alone.
+        _scale_for_each(site, 1, 0)
+    image, filters = site.input(0).shape, site.input(1).shape
+    depths = (image[3], filters[3]) if image and filters else (None, None)
+    require(None not in depths, "its channels are not known")
+    if depths[0] != depths[1]:
+        require(classes is not HYBRID, "floats by int8 weights in groups")
+    return classes
+
+
+@rule("DEPTHWISE_CONV_2D")
+def check_depthwise(site: Site) -> Classes:
+    classes = _check_layer(site, 0, 1, 2)
+    if classes is not HYBRID:
+        return classes
+    _scale_for_each(site, 1, 3)
+    return SLOW_HYBRID
+
+
+@rule("TRANSPOSE_CONV")
+def check_transpose_conv(site: Site) -> Classes:
+    site.constant(0, "its output shape")
+    classes = _check_layer(site, 2, 1, 3)
+    require(classes is not HYBRID, "floats by int8 weights in a transposed convolution")
+    return classes
+
+
+@rule("FULLY_CONNECTED")
+def check_fully_connected(site: Site) -> Classes:
+    require(len(site.inputs) <= 3, "scales of blocks")
+    layout = site.operation.attributes.get("weights_format", "DEFAULT")
+    require(layout == "DEFAULT", "weights in another order")
+    require(site.rank(1) == 2, "weights that are no matrix")
+    return _check_layer(site, 0, 1, 2)
+
+
+def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
+    """The classes of a layer: all float32, floats by int8 weights, or quantised data by constant weights."""
+    clamped(site)
+    given, result, matrix = site.input(data), site.output(), site.input(weights)
+    among(given, types_of("float32 int8 uint8 int16"))
+    require(result.dtype is given.dtype, "a result of another type")
+    if given.dtype is F32:
+        if site.has(bias):
+            require(site.input(bias).dtype is F32, "a bias that is not float32")
+        if matrix.dtype is F32:
+            return FAITHFUL
+        among(matrix, types_of("int8"), "weights")
+        site.constant(weights, "its quantised weights")
+        require(matrix.quantization is not None, "int8 weights without a scale")
+        return HYBRID
+    return _check_quantized(site, data, weights, bias)
+
+
+def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
+    given, matrix = site.input(data), site.input(weights)
+    expected = DType.UINT8 if given.dtype is DType.UINT8 else DType.INT8
+    require(
+        matrix.dtype is expected, f"{matrix.dtype.value} weights beside {given.dtype.value} values"
+    )
+    site.constant(weights, "its quantised weights")
+    quantization = matrix.quantization
+    if quantization is None or not all(1e-37 < s < 1e37 for s in quantization.scales):
+        raise Refused("quantised weights without a scale")
+    if expected is DType.INT8:
+        require(not any(quantization.zero_points), "int8 weights with a zero point")
+    for operand in (given, site.output()):
+        _, zero = scale_of(operand)
+        require(given.dtype in EIGHT_BITS or zero == 0, "int16 values with a zero point")
+    if site.has(bias):
+        site.constant(bias, "its quantised bias")
+        kind = site.input(bias).dtype
+        wide = types_of("int32 int64") if given.dtype is DType.INT16 else types_of("int32")
+        among(site.input(bias), wide, "biases")
+        told = site.operation.attributes.get("quantized_bias_type")
+        if given.dtype is DType.INT16 and kind is DType.INT32:
+            require(told == "INT32", "an int32 bias that its options do not tell of")
+    return FAITHFUL
+
+
+def _scale_for_each(site: Site, weights: int, dimension: int) -> None:
+    quantization, shape = site.input(weights).quantization, site.input(weights).shape
+    count = None if shape is None else shape[dimension]
+    scales = 0 if quantization is None else len(quantization.scales)
+    require(scales == count, "int8 weights without a scale for each channel")
+
+
+@rule("BATCH_MATMUL")
+def check_batch_matmul(site: Site) -> Classes:
+    first, second = site.input(0), site.input(1)
+    among(first, types_of("float32 int8 int16"))
+    require(max(site.rank(0), site.rank(1)) <= 5, "operands of more than 5 dimensions")
+    require(min(site.rank(0), site.rank(1)) >= 2, "operands that are no matrices")
+    if first.dtype is F32:
+        require(second.dtype is F32, "floats by int8 values")
+        return FAITHFUL
+    require(second.dtype in {first.dtype, DType.INT8}, "operands of two types")
+    require(site.output().dtype is first.dtype, "a result of another type")
+    for operand in site.types((0, 1)):
+        _, zero = scale_of(operand)
+        require(first.dtype is DType.INT8 or zero == 0, "int16 values with a zero point")
+    return FAITHFUL if first.dtype is DType.INT8 else EXACT
+
+
+@rule("AVERAGE_POOL_2D", "MAX_POOL_2D")
+def check_pool(site: Site) -> Classes:
+    first = site.input()
+    among(first, types_of("float32 int8 uint8 int16"))
+    require(site.activation in CLAMPS, f"no fused activation {site.activation} in LiteRT's kernel")
+    if first.dtype is F32:
+        return EXACT if site.operation.type == "MAX_POOL_2D" else FAITHFUL
+    same_scale(first, site.output())
+    scale_of(first)
+    return EXACT_BUILTIN
+
+
+@rule("L2_POOL_2D")
+def check_l2_pool(site: Site) -> Classes:
+    among(site.input(), types_of("float32"))
+    clamped(site)
+    return FAITHFUL
+
+
+@rule("RESIZE_BILINEAR")
+def check_bilinear(site: Site) -> Classes:
+    first = site.input()
+    among(first, types_of("float32 int8 uint8"))
+    size = site.constant(1, "its size")
+    require(size.size == 2 and np.all(size > 0), "its size")
+    if first.dtype is F32:
+        return FAITHFUL
+    same_scale(first, site.output())
+    scale_of(first)
+    return FAITHFUL

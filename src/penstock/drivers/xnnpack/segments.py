@@ -1,0 +1,213 @@
+"""Segments: the runs of operations that one set of LiteRT's kernels computes, each as a model to be written.
+
+Operations on constants alone are computed in each segment that reads them: XNNPACK folds them into what
+follows, and cannot give them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.drivers.xnnpack.engine import Kernels
+from penstock.drivers.xnnpack.site import Classes
+from penstock.errors import GeneralFailure
+from penstock.export.tflite.state import state_positions
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
+from penstock.ir.model import StatePort, Variable
+from penstock.ir.operand import Origin
+from penstock.ir.types import element_count, static_shape
+
+HEAVY: Final = frozenset(
+    {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
+)
+"""Operations for which it is worth to change the kernel set; the others stay with that of the one before."""
+
+TRAILING_BIAS: Final = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"})
+"""Operators whose kernels take no omitted bias but one that is not there."""
+
+LEAST_VERSION: Final = {"BROADCAST_TO": 2}
+"""Operators of which LiteRT has no first version, with the number of their code in the file format."""
+BROADCAST_TO: Final = 130
+
+
+class State(msgspec.Struct, frozen=True):
+    """A variable tensor *name* of a segment, set from operand *given* before a run and read as *made* after."""
+
+    given: int
+    made: int
+    name: str
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Operations computed by one kernel set as *model*, whose ordinary inputs and outputs are the operands
+    *inputs* and *outputs* of the partition, in order.
+    """
+
+    kernels: Kernels
+    model: Model
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    states: tuple[State, ...]
+
+
+def make_segments(
+    model: Model, classes: Sequence[Classes | str], accuracy: AccuracyClass
+) -> list[Segment]:
+    """The segments of *model*, in order. Raises `GeneralFailure` for an operation that is not supported, or by
+    no kernel set in the class *accuracy*.
+    """
+    entry = model.entry
+    allowed = [_allowed(model, at, known, accuracy) for at, known in enumerate(classes)]
+    fixed = _fixed(entry)
+    wanted = frozenset(entry.outputs)
+    groups: list[tuple[Kernels, list[int]]] = []
+    given_out = [at for at in fixed if any(i in wanted for i in entry.operations[at].outputs)]
+    if given_out:
+        groups.append(("builtin", given_out))
+    for at, operation in enumerate(entry.operations):
+        if at in fixed:
+            continue
+        current = groups[-1][0] if groups and groups[-1][1] is not given_out else None
+        stays = current in allowed[at] and (
+            operation.type not in HEAVY or current == allowed[at][0]
+        )
+        if not stays or current is None:
+            groups.append((allowed[at][0], []))
+        groups[-1][1].append(at)
+    return [_segment(model, kernels, members, fixed) for kernels, members in groups]
+
+
+def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClass) -> list[Kernels]:
+    kind = model.operations[at].key
+    if isinstance(known, str):
+        raise GeneralFailure(f"operation {at} ({kind}): {known}")
+    # A class that is asked for and that no kernel set meets is the caller's affair: he was told the best.
+    return known.meets(accuracy) or known.meets(known.best)
+
+
+def _fixed(entry: Subgraph) -> dict[int, None]:
+    """The operations that compute from constants alone, in order."""
+    known: set[int] = set()
+    fixed: dict[int, None] = {}
+    for at, operation in enumerate(entry.operations):
+        read = [i for i in operation.inputs if entry.operands[i].has_value]
+        if all(entry.operands[i].is_constant or i in known for i in read):
+            fixed[at] = None
+            known.update(operation.outputs)
+    return fixed
+
+
+def _segment(model: Model, kernels: Kernels, members: list[int], fixed: dict[int, None]) -> Segment:
+    entry = model.entry
+    chosen = sorted({*members, *_needed(entry, members, fixed)})
+    operations = [_written(entry, entry.operations[at]) for at in chosen]
+    inside = frozenset(members)
+    written = {i for o in operations for i in o.outputs}
+    read = {i for o in operations for i in o.inputs}
+    elsewhere = {
+        i
+        for at, o in enumerate(entry.operations)
+        if at not in inside and at not in fixed
+        for i in o.inputs
+    } | set(entry.outputs)
+    made = {i for at in members for i in entry.operations[at].outputs}
+    states = [
+        State(operation.inputs[position], output, f"state {number}")
+        for number, (operation, position, output) in enumerate(
+            (o, p, x)
+            for o in operations
+            for p, x in zip(state_positions(o.type, o.attributes), o.outputs[1:], strict=False)
+        )
+    ]
+    apart = {i for s in states for i in (s.given, s.made)}
+    inputs = [
+        i
+        for i in sorted(read - written - apart)
+        if entry.operands[i].has_value and not entry.operands[i].is_constant
+    ]
+    outputs = [i for i in sorted(made - apart) if i in elsewhere]
+    built = _build(model, operations, inputs, outputs, states)
+    return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states))
+
+
+def _needed(entry: Subgraph, members: list[int], fixed: dict[int, None]) -> set[int]:
+    """The operations of *fixed* whose results *members* read."""
+    makers = {i: at for at in fixed for i in entry.operations[at].outputs}
+    found: set[int] = set()
+    pending = list(members)
+    while pending:
+        for index in entry.operations[pending.pop()].inputs:
+            maker = makers.get(index)
+            if maker is not None and maker not in found:
+                found.add(maker)
+                pending.append(maker)
+    return found
+
+
+def _written(entry: Subgraph, operation: Operation) -> Operation:
+    """*operation* in the form that LiteRT's kernels take."""
+    inputs, origin = operation.inputs, operation.origin
+    if operation.type in TRAILING_BIAS and not entry.operands[inputs[-1]].has_value:
+        inputs = inputs[:-1]
+    least = LEAST_VERSION.get(operation.type)
+    if least is not None and (origin is None or (origin.version or 1) < least):
+        origin = Origin(0, 0, BROADCAST_TO, least)
+    return msgspec.structs.replace(operation, inputs=inputs, origin=origin)
+
+
+def _build(
+    model: Model,
+    operations: Sequence[Operation],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    states: Sequence[State],
+) -> Model:
+    """A model of *operations*. State goes through variables, which the writer makes variable tensors of."""
+    entry = model.entry
+    kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
+    number = {old: new for new, old in enumerate(kept)}
+    names = {s.given: s.name for s in states}
+    given = [*inputs, *(s.given for s in states)]
+    made = [*outputs, *(s.made for s in states)]
+    lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
+    lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
+    subgraph = Subgraph(
+        tuple(_renamed(entry.operands[i], names.get(i, ""), lifetimes.get(i)) for i in kept),
+        tuple(
+            msgspec.structs.replace(
+                o,
+                inputs=tuple(number[i] for i in o.inputs),
+                outputs=tuple(number[i] for i in o.outputs),
+            )
+            for o in operations
+        ),
+        tuple(number[i] for i in given),
+        tuple(number[i] for i in made),
+        tuple(StatePort(k, number[s.given], number[s.made]) for k, s in enumerate(states)),
+    )
+    subgraphs = list(model.subgraphs)
+    subgraphs[model.main] = subgraph
+    variables = tuple(_variable(entry.operands[s.given], s.name) for s in states)
+    return Model(tuple(subgraphs), model.pools, variables, main=model.main)
+
+
+def _renamed(operand: Operand, name: str, lifetime: Lifetime | None) -> Operand:
+    if lifetime is None:
+        lifetime = operand.lifetime
+        if lifetime in {Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT}:
+            lifetime = Lifetime.TEMPORARY_VARIABLE
+    return msgspec.structs.replace(operand, name=name, lifetime=lifetime, origin=None)
+
+
+def _variable(operand: Operand, name: str) -> Variable:
+    """A variable whose first value is that of a variable tensor: zero, for int8 the zero point."""
+    zero = 0
+    if operand.dtype is DType.INT8 and operand.quantization is not None:
+        zero = operand.quantization.zero_point % 256
+    shape = static_shape(operand.shape) or ()
+    value = bytes([zero]) * (element_count(shape) * operand.dtype.numpy.itemsize) if zero else None
+    return Variable(name, operand.dtype, operand.shape, operand.quantization, value)

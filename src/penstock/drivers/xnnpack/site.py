@@ -1,0 +1,150 @@
+"""One operation as its rule sees it, and the words in which a rule refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from penstock.drivers.xnnpack.engine import Kernels
+from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.ir import DType, Model, NDArray, Operand, Operation
+from penstock.ir.types import static_shape
+
+EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
+QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
+
+
+class Refused(Exception):
+    """The operation stays with another device; the text says why."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Raises `Refused` with *reason* unless *condition* holds."""
+    if not condition:
+        raise Refused(reason)
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """The class in which each of LiteRT's kernel sets computes an operation; None where it does not."""
+
+    xnnpack: AccuracyClass | None
+    builtin: AccuracyClass | None
+
+    def meets(self, accuracy: AccuracyClass) -> list[Kernels]:
+        """The kernel sets that meet *accuracy*, the faster one first."""
+        pairs: tuple[tuple[Kernels, AccuracyClass | None], ...] = (
+            ("xnnpack", self.xnnpack),
+            ("builtin", self.builtin),
+        )
+        return [k for k, c in pairs if c and ACCURACY_RANK[c] >= ACCURACY_RANK[accuracy]]
+
+    @property
+    def best(self) -> AccuracyClass:
+        """The better of the two."""
+        known = [c for c in (self.xnnpack, self.builtin) if c is not None]
+        return max(known, key=ACCURACY_RANK.__getitem__)
+
+
+EXACT: Final = Classes("exact", "exact")
+FAITHFUL: Final = Classes("faithful", "faithful")
+EXACT_BUILTIN: Final = Classes("faithful", "exact")
+"""Quantised arithmetic that XNNPACK rounds otherwise, by a step at most."""
+
+
+class Site(msgspec.Struct, frozen=True):
+    """An operation with its operands (None: omitted), and how the subgraph reads and gives them.
+
+    *is_input*, *is_output* say of an operand's index whether the entry subgraph has it among its inputs or
+    outputs; *readers* how many operations read it.
+    """
+
+    operation: Operation
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    value_of: Callable[[Operand], NDArray]
+    is_input: Callable[[int], bool]
+    is_output: Callable[[int], bool]
+    readers: Callable[[int], int]
+
+    def has(self, position: int) -> bool:
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def input(self, position: int = 0) -> Operand:
+        """Input *position*, which the rule knows to be there."""
+        operand = self.inputs[position] if position < len(self.inputs) else None
+        if operand is None:
+            raise Refused(f"input {position} is omitted")
+        return operand
+
+    def output(self, position: int = 0) -> Operand:
+        return self.outputs[position]
+
+    def rank(self, position: int = 0) -> int:
+        return len(self.input(position).shape or ())
+
+    def constant(self, position: int, what: str) -> NDArray:
+        """The value of input *position*, which must be constant."""
+        operand = self.input(position)
+        if not operand.is_constant:
+            raise Refused(f"{what} is known only when it runs")
+        return self.value_of(operand)
+
+    def types(self, positions: Iterable[int] = (0,)) -> list[Operand]:
+        """The operands at *positions*, and the outputs."""
+        return [*(self.input(p) for p in positions), *self.outputs]
+
+    def flag(self, name: str) -> bool:
+        return name in self.operation.attributes and self.operation.attributes.flag(name)
+
+    @property
+    def activation(self) -> str:
+        """The fused activation; NONE where the type has none."""
+        return str(self.operation.attributes.get("fused_activation_function", "NONE"))
+
+
+def scale_of(operand: Operand) -> tuple[float, int]:
+    """Scale and zero point of an activation quantised as a whole; a normal positive number."""
+    quantization = operand.quantization
+    if quantization is None or not 1e-37 < quantization.scale < 1e37:
+        raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
+    require(not quantization.per_channel, "activations quantised by channel are not computed here")
+    return quantization.scale, quantization.zero_point
+
+
+def same_scale(first: Operand, *others: Operand) -> None:
+    """Of quantised operands that are moved as they are: one scale and zero point for all."""
+    for other in others:
+        if first.dtype in EIGHT_BITS and first.quantization != other.quantization:
+            raise Refused("it would change the scale of values that LiteRT moves as they are")
+
+
+def make_sites(model: Model) -> list[Site]:
+    """The operations of the entry subgraph, in order."""
+    entry = model.entry
+    given, made = frozenset(entry.inputs), frozenset(entry.outputs)
+    readers: dict[int, int] = {}
+    for operation in entry.operations:
+        for index in operation.inputs:
+            readers[index] = readers.get(index, 0) + 1
+    return [
+        Site(
+            operation,
+            tuple(
+                entry.operands[i] if entry.operands[i].has_value else None for i in operation.inputs
+            ),
+            tuple(entry.operands[i] for i in operation.outputs),
+            model.constant,
+            given.__contains__,
+            made.__contains__,
+            lambda index: readers.get(index, 0),
+        )
+        for operation in entry.operations
+    ]
+
+
+def is_empty(operand: Operand) -> bool:
+    """Whether *operand* is known to have no elements."""
+    shape = static_shape(operand.shape)
+    return shape is not None and 0 in shape
