@@ -1,0 +1,208 @@
+"""`KernelDevice`, and the models that it prepares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from penstock.errors import (
+    Cancelled,
+    DriverError,
+    GeneralFailure,
+    MissedDeadlineTransient,
+    ResourceExhaustedTransient,
+)
+from penstock.hal import (
+    NO_TIMING,
+    AccuracyClass,
+    Capabilities,
+    DeviceBase,
+    ExecutionConfig,
+    ExecutionResult,
+    PrepareConfig,
+    PreparedModelBase,
+    Request,
+    Support,
+    Timing,
+    validate_prepare,
+    validate_request,
+)
+from penstock.ir import DType, Model, NDArray, Operand
+from penstock.kernels.arguments import bind, deliver, mapped
+from penstock.kernels.site import MARK, Mark, Site, sites_of
+
+ACTIVATION: Final = "fused_activation_function"
+CLIPS: Final[Mapping[str, tuple[float | None, float | None]]] = {
+    "NONE": (None, None),
+    "RELU": (0.0, None),
+    "RELU6": (0.0, 6.0),
+    "RELU_N1_TO_1": (-1.0, 1.0),
+}
+"""Fused activations that are applied to what a kernel returns, for float results: least and greatest value."""
+
+MAX_MESSAGE: Final = 300
+
+
+class KernelDevice(DeviceBase):
+    """A device whose operations are its methods marked with `kernel`; a subclass adds `name` and `version`.
+
+    An operation is supported when a kernel is marked for it, every operand has an element type the kernel is marked
+    with, a fused activation is one of `CLIPS` (on floats), and `refuse` has nothing against it. A kernel gets its
+    inputs read-only, in the shapes of the run, and returns new arrays or views of them in the element types and shapes
+    that the operation's outputs have; anything else, and any exception, fails the execution naming the operation.
+
+    *accuracy* is the class that the kernels meet.
+    """
+
+    name: str
+    version: str
+    accuracy: ClassVar[AccuracyClass] = "faithful"
+    capabilities: Capabilities = Capabilities()
+    _kernels: ClassVar[Mapping[str, tuple[str, frozenset[DType]]]] = {}
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        found = dict(cls._kernels)
+        for attribute, value in vars(cls).items():
+            mark = getattr(value, MARK, None)
+            if isinstance(mark, Mark):
+                found |= dict.fromkeys(mark.types, (attribute, mark.dtypes))
+        cls._kernels = found
+
+    def refuse(self, site: Site) -> str:
+        """Why this operation cannot be computed, where its types alone do not say so; empty: it can.
+
+        Optional. It depends on *site* alone; the default has nothing against any.
+        """
+        return ""
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return [self._support(site) for site in sites_of(model)]
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
+        validate_prepare(model, config)
+        if config.cancel is not None:
+            config.cancel.check()
+        sites = sites_of(model)
+        for site in sites:
+            if not (answer := self._support(site)).supported:
+                raise GeneralFailure(f"{_place(site)}: {answer.reason}")
+        return PreparedKernels(self, model, sites)
+
+    def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
+        """The results of one operation, activation applied. Raises `GeneralFailure` for whatever is no result."""
+        name, _ = self._kernels[site.operation.key]
+        try:
+            made: Any = getattr(self, name)(site, *inputs)
+            results = list(made) if isinstance(made, tuple | list) else [made]
+            if len(results) != len(site.outputs):
+                raise GeneralFailure(
+                    f"the kernel gave {len(results)} results, not {len(site.outputs)}"
+                )
+            clip = CLIPS[_activation(site)]
+            arrays = [
+                np.asarray(r) if clip == CLIPS["NONE"] else np.clip(r, *clip) for r in results
+            ]
+            for array, operand in zip(arrays, site.outputs, strict=True):
+                _check(array, operand)
+        except (Cancelled, DriverError) as error:
+            if type(error) is not GeneralFailure:
+                raise
+            raise GeneralFailure(f"{_place(site)}: {error}") from error
+        except MemoryError as error:
+            raise ResourceExhaustedTransient(f"{_place(site)}: no memory left") from error
+        except Exception as error:
+            text = str(error)[:MAX_MESSAGE]
+            raise GeneralFailure(f"{_place(site)}: {type(error).__name__}: {text}") from error
+        return arrays
+
+    def _support(self, site: Site) -> Support:
+        reason = self._refusal(site)
+        return Support(supported=not reason, reason=reason, accuracy=self.accuracy)
+
+    def _refusal(self, site: Site) -> str:
+        kind = site.operation.key
+        if kind not in self._kernels:
+            return f"{self.name} has no {kind}"
+        _, dtypes = self._kernels[kind]
+        known = " or ".join(sorted(d.value for d in dtypes))
+        for label, operands in (("input", site.inputs), ("output", site.outputs)):
+            for position, operand in enumerate(operands):
+                if operand is not None and operand.dtype not in dtypes:
+                    return f"{label} {position} is {operand.dtype.value}, not {known}"
+        activation = _activation(site)
+        if activation not in CLIPS:
+            return f"the fused activation {activation} is not computed"
+        if activation != "NONE" and not all(o.dtype.is_float for o in site.outputs):
+            return f"the fused activation {activation} is computed on floats only"
+        return self.refuse(site)
+
+
+class PreparedKernels(PreparedModelBase):
+    """A model whose every operation has a kernel; nothing in it changes after it was made."""
+
+    def __init__(self, device: KernelDevice, model: Model, sites: Sequence[Site]) -> None:
+        self.model, self._device, self._sites = model, device, tuple(sites)
+        entry = model.entry
+        self._inputs = [entry.operands[i] for i in entry.inputs]
+        self._outputs = [entry.operands[i] for i in entry.outputs]
+        self._constants = {
+            i: model.constant(operand)
+            for i, operand in enumerate(entry.operands)
+            if operand.is_constant and operand.dtype is not DType.STRING
+        }
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        validate_request(self.model, request, config)
+        began = time.perf_counter_ns()
+        entry = self.model.entry
+        with mapped(request) as regions:
+            given = bind(request, self._inputs, regions)
+            values = self._constants | dict(zip(entry.inputs, given, strict=True))
+            for site in self._sites:
+                self._step(site, values, config)
+            shapes = deliver(request, self._outputs, [values[i] for i in entry.outputs], regions)
+        spent = time.perf_counter_ns() - began
+        timing = Timing(in_driver_ns=spent) if config.measure else NO_TIMING
+        return ExecutionResult(shapes, timing)
+
+    def _step(self, site: Site, values: dict[int, NDArray], config: ExecutionConfig) -> None:
+        if config.cancel is not None:
+            config.cancel.check()
+        if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+            raise MissedDeadlineTransient(f"the deadline passed before {_place(site)}")
+        inputs = [values.get(i) for i in site.operation.inputs]
+        results = self._device.compute(site, inputs)
+        values.update(zip(site.operation.outputs, map(_read_only, results), strict=True))
+
+
+def _activation(site: Site) -> str:
+    return str(site.attributes.get(ACTIVATION) or "NONE")
+
+
+def _check(array: NDArray, operand: Operand) -> None:
+    """Raises `GeneralFailure` for a result of another element type or shape than the operation's output has."""
+    wanted = operand.dtype.numpy
+    declared = operand.shape
+    fits = declared is None or (
+        len(declared) == array.ndim
+        and all(d is None or d == s for d, s in zip(declared, array.shape, strict=True))
+    )
+    if array.dtype != wanted or not fits:
+        shape = "any shape" if declared is None else list(declared)
+        raise GeneralFailure(
+            f"the kernel gave {array.dtype}{list(array.shape)}, not {wanted} of {shape}"
+        )
+
+
+def _read_only(array: NDArray) -> NDArray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _place(site: Site) -> str:
+    return f"operation {site.index} ({site.operation.key})"

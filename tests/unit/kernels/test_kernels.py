@@ -1,0 +1,246 @@
+"""Devices made of kernels: what they support, what they make of a kernel's results, and that they keep the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import (
+    Cancelled,
+    GeneralFailure,
+    InputError,
+    MissedDeadlineTransient,
+    ResourceExhaustedTransient,
+)
+from penstock.hal import Device, ExecutionConfig, PrepareConfig
+from penstock.ir import DType, Model, ModelBuilder, NDArray
+from penstock.kernels import KernelDevice, Site, kernel
+from penstock.testing.contract import CHECKS, Check, NotCovered
+from penstock.testing.contract.cases import Case
+from penstock.testing.contract.trial import PLAIN, Trial
+from penstock.testing.loopback import LoopbackDevice
+
+F32 = DType.FLOAT32
+
+
+class Several(KernelDevice):
+    """Kernels enough for most models of the contract suites."""
+
+    name, version = "several", "1"
+    accuracy = "exact"
+
+    @kernel("RELU")
+    def relu(self, site: Site, x: NDArray) -> NDArray:
+        return np.maximum(x, np.float32(0))
+
+    @kernel("ADD", "MUL", dtypes=["float32", "int32"])
+    def arithmetic(self, site: Site, x: NDArray, y: NDArray) -> NDArray:
+        return np.asarray(x + y if site.operation.type == "ADD" else x * y)
+
+    @kernel("FULLY_CONNECTED")
+    def fully_connected(
+        self, site: Site, x: NDArray, weights: NDArray, bias: NDArray | None
+    ) -> NDArray:
+        product = x @ weights.T
+        return product if bias is None else product + bias
+
+    def refuse(self, site: Site) -> str:
+        if site.operation.type == "FULLY_CONNECTED" and site.constant(1) is None:
+            return "weights are no constant"
+        return ""
+
+
+@pytest.mark.parametrize("wrap", [lambda device: device, LoopbackDevice])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_promise_is_kept(check: Check, wrap: Callable[[Device], Device]) -> None:
+    try:
+        check(wrap(Several()))
+    except NotCovered as reason:
+        pytest.skip(str(reason))
+
+
+def model_of(kind: str, count: int = 1, dtype: DType = F32, **attributes: str) -> Model:
+    b = ModelBuilder()
+    given = [b.input(dtype, (2, 3), f"x{k}") for k in range(count)]
+    return b.build(b.operation(kind, given, [(dtype, (2, 3))], attributes))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (model_of("TANH"), "several has no TANH"),
+        (model_of("ADD", 2, DType.INT64), "input 0 is int64, not float32 or int32"),
+        (
+            model_of("ADD", 2, fused_activation_function="TANH"),
+            "the fused activation TANH is not computed",
+        ),
+        (
+            model_of("ADD", 2, DType.INT32, fused_activation_function="RELU"),
+            "the fused activation RELU is computed on floats only",
+        ),
+    ],
+)
+def test_a_refusal_says_why(model: Model, reason: str) -> None:
+    (answer,) = Several().supported_operations(model)
+    assert (answer.supported, answer.reason) == (False, reason)
+    with pytest.raises(GeneralFailure, match=reason):
+        Several().prepare_model(model, PrepareConfig())
+
+
+def test_a_subclass_refuses_what_it_likes() -> None:
+    b = ModelBuilder()
+    given = [b.input(F32, (1, 2), "x"), b.input(F32, (3, 2), "w"), None]
+    model = b.build(b.operation("FULLY_CONNECTED", given, [(F32, (1, 3))]))
+    (answer,) = Several().supported_operations(model)
+    assert answer.reason == "weights are no constant"
+
+
+def test_a_kernel_may_be_replaced_and_added_to() -> None:
+    class More(Several):
+        @kernel("NEG")
+        def negative(self, site: Site, x: NDArray) -> NDArray:
+            return -x
+
+        def relu(self, site: Site, x: NDArray) -> NDArray:
+            return np.full_like(x, 7)
+
+    assert run(More(), "RELU", [-1, 2, 3]) == [7, 7, 7]
+    assert run(More(), "NEG", [-1, 2, 3]) == [1, -2, -3]
+    assert not Several().supported_operations(model_of("NEG"))[0].supported
+
+
+def run(device: Device, kind: str, values: list[int], **attributes: str) -> list[float]:
+    b = ModelBuilder()
+    x = b.input(F32, (len(values),), "x")
+    count = 2 if kind in {"ADD", "MUL"} else 1
+    out = b.operation(kind, [x] * count, [(F32, (len(values),))], attributes)
+    with penstock.compile(b.build(out), devices=[device], cache=None) as compiled:
+        found: list[float] = compiled(np.array(values, np.float32))[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("activation", "wanted"),
+    [("NONE", [-4, 2, 8]), ("RELU", [0, 2, 8]), ("RELU6", [0, 2, 6]), ("RELU_N1_TO_1", [-1, 1, 1])],
+)
+def test_fused_activations_are_applied(activation: str, wanted: list[float]) -> None:
+    assert run(Several(), "ADD", [-2, 1, 4], fused_activation_function=activation) == wanted
+
+
+def test_several_outputs_come_as_a_tuple() -> None:
+    class Halves(KernelDevice):
+        name, version = "halves", "1"
+
+        @kernel("SPLIT", dtypes=["float32", "int32"])
+        def split(self, site: Site, axis: NDArray, x: NDArray) -> list[NDArray]:
+            return np.split(x, site.attributes.integer("num_splits"), int(axis))
+
+    b = ModelBuilder()
+    axis, x = b.constant(np.array(0, np.int32)), b.input(F32, (4,), "x")
+    model = b.build(b.operation("SPLIT", [axis, x], [(F32, (2,))] * 2, {"num_splits": 2}))
+    with penstock.compile(model, devices=[Halves()], cache=None) as compiled:
+        assert [a.tolist() for a in compiled(np.arange(4, dtype=np.float32))] == [[0, 1], [2, 3]]
+
+
+def failing(result: Any) -> Device:
+    """A device whose RELU gives *result*, or raises it."""
+
+    class Failing(KernelDevice):
+        name, version = "failing", "1"
+
+        @kernel("RELU")
+        def relu(self, site: Site, x: NDArray) -> Any:
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    return Failing()
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "complaint"),
+    [
+        (np.zeros((2, 3)), GeneralFailure, r"gave float64\[2, 3\], not float32 of \[2, 3\]"),
+        (np.zeros(6, np.float32), GeneralFailure, r"gave float32\[6\], not float32 of \[2, 3\]"),
+        (None, GeneralFailure, r"gave object\[\]"),
+        ((), GeneralFailure, "gave 0 results, not 1"),
+        (ZeroDivisionError("by zero"), GeneralFailure, "ZeroDivisionError: by zero"),
+        (MemoryError(), ResourceExhaustedTransient, "no memory left"),
+        (GeneralFailure("engine lost"), GeneralFailure, "engine lost"),
+        (Cancelled("stop"), Cancelled, "stop"),
+    ],
+)
+def test_what_a_kernel_does_wrong_names_the_operation(
+    result: Any, error: type[Exception], complaint: str
+) -> None:
+    model = model_of("RELU")
+    case = Case("relu", model, (np.ones((2, 3), np.float32),), (np.ones((2, 3), np.float32),))
+    with (
+        closing(failing(result).prepare_model(model, PrepareConfig())) as prepared,
+        Trial(case) as trial,
+    ):
+        with pytest.raises(error, match=complaint) as caught:
+            prepared.execute(trial.request, PLAIN)
+        trial.check_unwritten("by a run that failed")
+    assert error is Cancelled or str(caught.value).startswith("operation 0 (RELU): ")
+
+
+def test_a_kernel_cannot_change_its_inputs() -> None:
+    class Scribbles(KernelDevice):
+        name, version = "scribbles", "1"
+
+        @kernel("RELU")
+        def relu(self, site: Site, x: NDArray) -> NDArray:
+            x[...] = 0
+            return x
+
+    with pytest.raises(GeneralFailure, match="read-only"):
+        run_here(Scribbles())
+
+
+def run_here(device: Device, config: ExecutionConfig = PLAIN) -> None:
+    case = Case(
+        "relu", model_of("RELU"), (np.ones((2, 3), np.float32),), (np.ones((2, 3), np.float32),)
+    )
+    with (
+        closing(device.prepare_model(case.model, PrepareConfig())) as prepared,
+        Trial(case) as trial,
+    ):
+        trial.run(prepared, config)
+
+
+def test_a_deadline_that_passes_between_operations_is_noticed() -> None:
+    import time
+
+    class Slow(Several):
+        @kernel("RELU")
+        def relu(self, site: Site, x: NDArray) -> NDArray:
+            while time.monotonic_ns() < deadline:
+                time.sleep(0)
+            return x
+
+    b = ModelBuilder()
+    x = b.input(F32, (2,), "x")
+    (y,) = b.operation("RELU", [x], [(F32, (2,))])
+    (z,) = b.operation("RELU", [y], [(F32, (2,))])
+    array = np.ones(2, np.float32)
+    case = Case("two", b.build([z]), (array,), (array,))
+    with (
+        closing(Slow().prepare_model(case.model, PrepareConfig())) as prepared,
+        Trial(case) as trial,
+    ):
+        deadline = time.monotonic_ns() + 20_000_000
+        with pytest.raises(MissedDeadlineTransient, match=r"before operation 1 \(RELU\)"):
+            prepared.execute(trial.request, ExecutionConfig(deadline_ns=deadline))
+
+
+def test_a_mark_needs_types_that_make_sense() -> None:
+    with pytest.raises(InputError, match="no element type is named 'float31'"):
+        kernel("RELU", dtypes=["float31"])
+    with pytest.raises(InputError, match="needs the operations"):
+        kernel()
