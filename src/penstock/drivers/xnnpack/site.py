@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -67,6 +69,8 @@ class Site(msgspec.Struct, frozen=True):
     is_input: Callable[[int], bool]
     is_output: Callable[[int], bool]
     readers: Callable[[int], int]
+    sites_of: Callable[[int], list[Site]]
+    """The operations of a subgraph that the operation refers to."""
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
@@ -120,27 +124,24 @@ def same_scale(first: Operand, *others: Operand) -> None:
             raise Refused("it would change the scale of values that LiteRT moves as they are")
 
 
-def make_sites(model: Model) -> list[Site]:
-    """The operations of the entry subgraph, in order."""
-    entry = model.entry
-    given, made = frozenset(entry.inputs), frozenset(entry.outputs)
-    readers: dict[int, int] = {}
-    for operation in entry.operations:
-        for index in operation.inputs:
-            readers[index] = readers.get(index, 0) + 1
+def make_sites(model: Model, index: int | None = None) -> list[Site]:
+    """The operations of subgraph *index* (None: the entry), in order."""
+    subgraph = model.entry if index is None else model.subgraphs[index]
+    given, made = frozenset(subgraph.inputs), frozenset(subgraph.outputs)
+    readers = Counter(i for operation in subgraph.operations for i in operation.inputs)
+    operands = subgraph.operands
     return [
         Site(
             operation,
-            tuple(
-                entry.operands[i] if entry.operands[i].has_value else None for i in operation.inputs
-            ),
-            tuple(entry.operands[i] for i in operation.outputs),
+            tuple(operands[i] if operands[i].has_value else None for i in operation.inputs),
+            tuple(operands[i] for i in operation.outputs),
             model.constant,
             given.__contains__,
             made.__contains__,
-            lambda index: readers.get(index, 0),
+            readers.__getitem__,
+            partial(make_sites, model),
         )
-        for operation in entry.operations
+        for operation in subgraph.operations
     ]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from penstock.ir import Model
+from penstock.ir import Model, Operand, Operation
 from penstock.ir.types import is_static
 
 SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
@@ -27,8 +28,15 @@ def is_steady(model: Model) -> bool:
     if not all(is_static(o.shape) for o in entry.operands if o.has_value):
         return False
     return all(
-        entry.operands[operation.inputs[position]].is_constant
+        is_shaped_once(operation, [entry.operands[i] for i in operation.inputs])
         for operation in entry.operations
-        for position in SHAPED_BY.get(operation.type, ())
-        if position < len(operation.inputs)
     )
+
+
+def is_shaped_once(operation: Operation, inputs: Sequence[Operand | None]) -> bool:
+    """Whether no value that *operation* reads at run time makes the shape of its result."""
+    for position in SHAPED_BY.get(operation.type, ()):
+        operand = inputs[position] if position < len(inputs) else None
+        if operand is not None and operand.has_value and not operand.is_constant:
+            return False
+    return True

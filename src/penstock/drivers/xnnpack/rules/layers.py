@@ -133,7 +133,14 @@ def check_batch_matmul(site: Site) -> Classes:
         return FAITHFUL
     require(second.dtype in {first.dtype, DType.INT8}, "operands of two types")
     require(site.output().dtype is first.dtype, "a result of another type")
-    for operand in site.types((0, 1)):
+    if first.dtype is DType.INT16 and second.is_constant and second.quantization is not None:
+        require(
+            not any(second.quantization.zero_points), "int16 values by others with a zero point"
+        )
+        operands = site.types((0,))
+    else:
+        operands = site.types((0, 1))
+    for operand in operands:
         _, zero = scale_of(operand)
         require(first.dtype is DType.INT8 or zero == 0, "int16 values with a zero point")
     return FAITHFUL if first.dtype is DType.INT8 else EXACT

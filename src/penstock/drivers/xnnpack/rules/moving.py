@@ -42,6 +42,7 @@ AT_RUN_TIME: Final = frozenset({"RESHAPE", "SLICE", "STRIDED_SLICE", "TILE"})
 
 ORDINARY: Final = types_of("float32 int8 uint8 int32 int64")
 FEWER_TYPES: Final = {
+    "RESHAPE": ALL | {DType.COMPLEX64},
     "SPACE_TO_DEPTH": ORDINARY,
     "DEPTH_TO_SPACE": ORDINARY,
 }
@@ -106,7 +107,7 @@ def check_unpack(site: Site) -> Classes:
 
 @rule("CONCATENATION")
 def check_concatenation(site: Site) -> Classes:
-    """Of operands of several scales LiteRT's kernel rounds uint8 alone."""
+    """Of operands of several scales LiteRT's own kernel rounds uint8 alone."""
     result = site.output()
     among(result, ALL)
     require(site.activation == "NONE", "it has a fused activation")
@@ -114,9 +115,10 @@ def check_concatenation(site: Site) -> Classes:
     require(all(o.dtype is result.dtype for o in given), "operands of two types")
     require(len(result.shape or ()) <= MAX_RANK, f"more than {MAX_RANK} dimensions")
     if result.dtype in QUANTIZED - {DType.INT16}:
-        for operand in (*given, result):
-            scale_of(operand)
-    same_scale(result, *given)
+        scales = {scale_of(operand) for operand in (*given, result)}
+        if result.dtype is DType.UINT8 and len(scales) > 1:
+            return Classes(None, "exact")
+        same_scale(result, *given)
     return EXACT
 
 
