@@ -69,7 +69,7 @@ def _emit(
         graph.get(site.input_indexes[0]),
         *graph.grid(site.input()),
         *stored_weights(graph, site, 1, np.ascontiguousarray(value)),
-        *graph.target(site.output()),
+        *graph.grid(site.output()),
         graph.constant(stored_bias(site, 2, shape[0])),
         domain=MICROSOFT,
         channels_last=1,

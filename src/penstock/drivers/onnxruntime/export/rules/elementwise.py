@@ -9,11 +9,13 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import (
     ACTIVATIONS,
+    AWAY,
     CLAMPS,
     MICROSOFT,
     TO_FIRST,
     Graph,
     Value,
+    stored_grid,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
@@ -70,7 +72,8 @@ BINARY: Final[dict[str, str]] = {
     "FLOOR_MOD": "Mod",
 }
 DIVIDES: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
-INTEGER_KERNELS: Final = {"ADD": "QLinearAdd", "MUL": "QLinearMul"}
+ADDED_BITS: Final = 20
+HALVES: Final = 1 << 12
 
 
 def _check_unary(site: Site) -> AccuracyClass:
@@ -80,7 +83,7 @@ def _check_unary(site: Site) -> AccuracyClass:
         return "exact"
     if kind in FLOAT_ONLY:
         require(site.input().dtype is F32, "only float32 values are computed here")
-    return activations(site)
+    return activations(site, quantized="faithful")
 
 
 @rule(*UNARY, check=_check_unary)
@@ -113,21 +116,15 @@ def _check_binary(site: Site) -> AccuracyClass:
         # The engine leaves these to the processor, which stops the process.
         divisor = site.constant(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
-    return numbers(site)
+    return numbers(site, "faithful" if kind in {"MAXIMUM", "MINIMUM"} else "relaxed")
 
 
 @rule(*BINARY, check=_check_binary)
 def emit_binary(graph: Graph, site: Site) -> None:
     fused = str(site.operation.attributes.get("fused_activation_function", "NONE"))
     kind = site.operation.type
-    if site.is_quantized and kind in INTEGER_KERNELS:
-        node = graph.node(
-            INTEGER_KERNELS[kind],
-            *_stored(graph, site, 0),
-            *_stored(graph, site, 1),
-            *graph.target(site.output()),
-            domain=MICROSOFT,
-        )
+    if site.is_quantized and not graph.portable and kind in {"ADD", "SUB", "MUL"}:
+        node = _multiplied(graph, site) if kind == "MUL" else _added(graph, site)
         graph.define(site, graph.limit(node, site.output(), fused))
         return
     first = keeps_channels_first(graph, site)
@@ -142,8 +139,35 @@ def emit_binary(graph: Graph, site: Site) -> None:
     graph.round(site, graph.activate(node, fused), first=first)
 
 
-def _stored(graph: Graph, site: Site, position: int) -> tuple[Value, Value, Value]:
-    return graph.get(site.input_indexes[position]), *graph.grid(site.input(position))
+def _multiplied(graph: Graph, site: Site) -> Value:
+    a, b = ((graph.get(i), *graph.grid(site.input(p))) for p, i in enumerate(site.input_indexes))
+    return graph.node("QLinearMul", *a, *b, *graph.grid(site.output()), domain=MICROSOFT)
+
+
+def _added(graph: Graph, site: Site) -> Value:
+    """A sum or difference in steps of the output. Scales are taken relative to the output's and rounded to so many
+    bits as LiteRT's kernels keep (XNNPACK's qs8-vadd), so that both round the same sums.
+    """
+    scale, zero = stored_grid(site.output())
+    ratios = [np.float32(stored_grid(site.input(p))[0]) / np.float32(scale) for p in (0, 1)]
+    unit = 2.0 ** (int(np.frexp(max(ratios))[1]) - 1 - ADDED_BITS)
+    steps = [float(np.rint(r / unit)) * unit for r in ratios]
+    # Where sums can fall halfway between two steps, TFLite's way is away from zero.
+    halves = all(s * HALVES == int(s * HALVES) for s in steps)
+    if site.operation.type == "SUB":
+        steps[1] = -steps[1]
+    given = [
+        (graph.get(index), graph.number(steps[p]), graph.grid(site.input(p))[1])
+        for p, index in enumerate(site.input_indexes)
+    ]
+    return graph.node(
+        "QLinearAdd",
+        *given[0],
+        *given[1],
+        graph.number(AWAY if halves else 1.0),
+        graph.constant(np.array(zero, np.uint8)),
+        domain=MICROSOFT,
+    )
 
 
 def keeps_channels_first(graph: Graph, site: Site) -> bool:
@@ -186,7 +210,7 @@ def emit_add_n(graph: Graph, site: Site) -> None:
 
 def _check_leaky(site: Site) -> AccuracyClass:
     site.shape()
-    return activations(site)
+    return activations(site, quantized="faithful")
 
 
 @rule("LEAKY_RELU", check=_check_leaky)

@@ -33,7 +33,7 @@ def _check_pool(site: Site) -> AccuracyClass:
     elif site.input().dtype is not F32:
         same = site.input().quantization == site.output().quantization
         require(same, "a quantised pool whose output has another scale")
-    return activations(site)
+    return activations(site, quantized="faithful")
 
 
 def _attributes(site: Site, w: Windows) -> dict[str, object]:

@@ -14,7 +14,7 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
-from penstock.drivers.onnxruntime.export.types import F32, activation, activations, one_scale
+from penstock.drivers.onnxruntime.export.types import activation, activations
 from penstock.hal import AccuracyClass
 
 
@@ -43,7 +43,7 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
             *graph.grid(site.input()),
             *stored_weights(graph, site, 1, value),
             graph.constant(stored_bias(site, 2, units)),
-            *graph.target(site.output()),
+            *graph.grid(site.output()),
             domain=MICROSOFT,
         )
         node = graph.limit(node, site.output(), fused)
@@ -58,12 +58,7 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
-    accuracy = activations(site)
-    if accuracy != "faithful" or site.input().dtype is F32:
-        return accuracy
-    for position in (0, 1):
-        one_scale(site.input(position))
-    return accuracy
+    return activations(site)
 
 
 @rule("BATCH_MATMUL", check=_check_batch_matmul)
@@ -82,7 +77,7 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
         *graph.grid(site.input(0)),
         b,
         *graph.grid(site.input(1)),
-        *graph.target(site.output()),
+        *graph.grid(site.output()),
     )
     graph.define(site, node)
 
@@ -97,7 +92,7 @@ def _matrix(graph: Graph, site: Site, position: int, *, turned: bool) -> Value:
 
 def _check_softmax(site: Site) -> AccuracyClass:
     require(len(site.shape()) >= 1, "a scalar has no axis")
-    return activations(site)
+    return activations(site, quantized="faithful")
 
 
 @rule("SOFTMAX", check=_check_softmax)

@@ -19,9 +19,10 @@ def _check_quantize(site: Site) -> AccuracyClass:
     if target.dtype not in QUANTIZED or source.dtype not in {F32, *QUANTIZED}:
         site.refuse_types()
     one_scale(target)
-    if source.dtype is not F32:
-        one_scale(source)
-    return "faithful"
+    if source.dtype is F32:
+        return "faithful"
+    one_scale(source)
+    return "relaxed"
 
 
 @rule("QUANTIZE", check=_check_quantize)
