@@ -9,7 +9,10 @@ import threading
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.hal import PrepareConfig
 from penstock.ir import NDArray
 
 CompiledModel: TypeAlias = Any
@@ -84,21 +87,31 @@ def unusable() -> str | None:
     return FORKED if _engine.is_forked() else None
 
 
-def settings(plugin: str, num_threads: int | None, *, quickly: bool = False) -> dict[str, Any]:
-    """How a model is compiled or imported: float32 stays float32, results do not depend on chance, and one
-    run at a time uses *num_threads* (None: as many as OpenVINO likes). *quickly* does without kernels generated
-    for groups of operations, where the plugin has them.
+class Manner(msgspec.Struct, frozen=True):
+    """How a model computes: on *num_threads* (None: as many as OpenVINO likes), and whether the processor's *reduced*
+    precision (bfloat16) may stand for float32.
     """
-    chosen: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "EXECUTION_MODE_HINT": "ACCURACY",
-        "PERFORMANCE_HINT": "LATENCY",
-        "CACHE_DIR": "",
-    }
+
+    num_threads: int | None = None
+    reduced: bool = False
+
+    @staticmethod
+    def of(config: PrepareConfig) -> Manner:
+        """What *config* asks for: only `relaxed` takes reduced precision."""
+        return Manner(config.num_threads, config.accuracy == "relaxed")
+
+
+def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str, Any]:
+    """How a model is compiled or imported: results do not depend on chance, and one run at a time uses the
+    threads of *manner*. *quickly* does without kernels generated for groups of operations, where the plugin has them.
+    """
+    chosen: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "CACHE_DIR": ""}
+    if not manner.reduced:
+        chosen |= {"INFERENCE_PRECISION_HINT": "f32", "EXECUTION_MODE_HINT": "ACCURACY"}
     if plugin == "CPU":
         chosen |= {"NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False}
-        if num_threads is not None:
-            chosen["INFERENCE_NUM_THREADS"] = num_threads
+        if manner.num_threads is not None:
+            chosen["INFERENCE_NUM_THREADS"] = manner.num_threads
         if quickly:
             chosen["SNIPPETS_MODE"] = "DISABLE"
     return chosen

@@ -6,6 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from penstock.drivers.openvino.engine import Manner
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.loading import imported, opened, said
 from penstock.drivers.openvino.source import Interrupts, Source
@@ -31,12 +32,12 @@ class Late:
         device: OpenVinoDevice,
         source: Source,
         writer: LateWriter | None,
-        num_threads: int | None,
+        manner: Manner,
         *,
         uses: int = 0,
     ) -> None:
         self._device, self._source, self._writer = device, source, writer
-        self._threads, self._left = num_threads, uses
+        self._manner, self._left = manner, uses
         self._lock = threading.Lock()
         self._done: tuple[Executable, CacheReport] | None = None
 
@@ -83,7 +84,7 @@ class Late:
             manifest, parts = opened(self._device, self._writer.load())
             if manifest.form != "optimised":
                 return None
-            executable = imported(self._device, parts[0], self._threads)
+            executable = imported(self._device, parts[0], self._manner)
         except (CacheError, ClosedError, DriverError):
             return None
         return executable, CacheReport(artefact=manifest.form)

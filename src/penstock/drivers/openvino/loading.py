@@ -36,9 +36,9 @@ def opened(
     return manifest, parts
 
 
-def imported(device: OpenVinoDevice, exported: NDArray, num_threads: int | None) -> Executable:
+def imported(device: OpenVinoDevice, exported: NDArray, manner: engine.Manner) -> Executable:
     """OpenVINO's compiled model of exported bytes; counted."""
-    chosen = engine.settings(device.plugin.name, num_threads)
+    chosen = engine.settings(device.plugin.name, manner)
     device.count(imports=1)
     compiled = engine.import_model(exported, device.plugin.name, chosen)
     return Executable(compiled, exported)

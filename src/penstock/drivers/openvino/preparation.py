@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock import knobs
+from penstock.drivers.openvino.engine import Manner
 from penstock.drivers.openvino.late import Late
 from penstock.drivers.openvino.loading import imported, opened, said
 from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
@@ -27,7 +28,8 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
         mode = knobs.openvino_compilation()
     except InputError as error:
         raise InvalidArgument(str(error)) from error
-    source = ModelSource(device, model, config.num_threads)
+    manner = Manner.of(config)
+    source = ModelSource(device, model, manner)
     if mode == "first_run":
         return _prepare_later(device, source, config)
     compiled = source.compile("baseline" if mode == "staged" else "optimised", config)
@@ -38,7 +40,7 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
     entry = None if saved is None else saved.entry
     writer = None if entry is None else device.seal.late_writer(config, expected=entry)
     report = said(saved, compiled.form, later=writer is not None)
-    late = Late(device, source, writer, config.num_threads, uses=device.uses)
+    late = Late(device, source, writer, manner, uses=device.uses)
     return OpenVinoPreparedModel(source.ports, report, compiled.executable, late)
 
 
@@ -57,15 +59,16 @@ def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel
     except CacheError as error:
         raise GeneralFailure(str(error)) from error
     check(config)
-    executable = imported(device, parts[0], config.num_threads)
+    manner = Manner.of(config)
+    executable = imported(device, parts[0], manner)
     if manifest.form == "optimised" or len(parts) == 1:
         return OpenVinoPreparedModel(
             manifest.ports, CacheReport(artefact=manifest.form), executable
         )
-    source = GraphSource(device, manifest.ports, parts[1], parts[2], config.num_threads)
+    source = GraphSource(device, manifest.ports, parts[1], parts[2], manner)
     writer = device.seal.late_writer(config, expected=entry.entry)
     report = CacheReport(later=writer is not None, artefact=manifest.form)
-    late = Late(device, source, writer, config.num_threads, uses=device.uses)
+    late = Late(device, source, writer, manner, uses=device.uses)
     return OpenVinoPreparedModel(manifest.ports, report, executable, late)
 
 
@@ -89,7 +92,7 @@ def _prepare_later(
                 device.seal.file_system.truncate(handle.fd, 0)
         writer = device.seal.late_writer(config, expected=None)
         report = CacheReport(later=True)
-    late = Late(device, source, writer, config.num_threads)
+    late = Late(device, source, writer, Manner.of(config))
     return OpenVinoPreparedModel(source.ports, report, None, late)
 
 

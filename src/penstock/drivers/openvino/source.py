@@ -62,9 +62,9 @@ class Source(Protocol):
 class ModelSource:
     """A model whose operations are all supported."""
 
-    def __init__(self, device: OpenVinoDevice, model: Model, num_threads: int | None) -> None:
+    def __init__(self, device: OpenVinoDevice, model: Model, manner: engine.Manner) -> None:
         self.ports = artefact.ports_of(model)
-        self._device, self._model, self._threads = device, model, num_threads
+        self._device, self._model, self._manner = device, model, manner
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
         """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
@@ -72,7 +72,7 @@ class ModelSource:
         graph = build_graph(self._model)
         built = graph.finish("penstock")
         check(interrupts)
-        compiled = compile_graph(self._device, built, form, self._threads)
+        compiled = compile_graph(self._device, built, form, self._manner)
         check(interrupts)
         kept = engine.serialize(built) if form == "baseline" else None
         constants = graph.constants
@@ -83,26 +83,26 @@ class GraphSource:
     """The graph of an artefact: XML and weights as `engine.serialize` gave them."""
 
     def __init__(
-        self, device: OpenVinoDevice, ports: artefact.Ports, xml: NDArray, weights: NDArray, num_threads: int | None
+        self, device: OpenVinoDevice, ports: artefact.Ports, xml: NDArray, weights: NDArray, manner: engine.Manner
     ) -> None:  # fmt: skip
         self.ports = ports
-        self._device, self._xml, self._weights, self._threads = device, xml, weights, num_threads
+        self._device, self._xml, self._weights, self._manner = device, xml, weights, manner
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
         """Compiles the graph; the weights, in one piece, are its only constant."""
         check(interrupts)
         graph = engine.read_model(self._xml, self._weights)
-        compiled = compile_graph(self._device, graph, form, self._threads)
+        compiled = compile_graph(self._device, graph, form, self._manner)
         check(interrupts)
         constants = constants_of(graph)
         keep = (graph, self._weights)
         return Compiled(Executable(compiled, keep), constants, self.ports, form)
 
 
-def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, num_threads: int | None) -> Any:
+def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine.Manner) -> Any:
     """OpenVINO's compiled model of *graph*; counted."""
     plugin = device.plugin.name
-    chosen = engine.settings(plugin, num_threads, quickly=form == "baseline")
+    chosen = engine.settings(plugin, manner, quickly=form == "baseline")
     device.count(compiles=1)
     return engine.compile_model(graph, plugin, chosen)
 

@@ -1,0 +1,206 @@
+"""One network, one number of threads, one accuracy class: Penstock's tuned plan and every engine used directly, in turns.
+
+A program of its own, so that each race has a process, and its threads, to itself:
+
+    python -m benchmarks.engine_race MODEL THREADS ACCURACY ROUNDS [DEVICE,...]
+
+It prints one line of JSON: seconds of a run by subject, how far each competitor is from what the class allows, and
+what the plan was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+Array = Any
+Run = Callable[[], Any]
+
+TURN_S: Final = 0.05
+"""How long a subject runs in its turn, at the least one run."""
+
+REST_S: Final = 0.004
+"""Threads of the subject before spin no longer than this."""
+
+OURS: Final = "penstock"
+
+
+def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = "") -> None:
+    use_cores(int(threads))
+    path = Path(model)
+    inputs = draw(path)
+    subjects: dict[str, Run] = {}
+    penstock_run, told = ours(path, int(threads), accuracy, inputs, devices)
+    subjects[OURS] = penstock_run
+    refused: dict[str, str] = {}
+    for name, make in COMPETITORS.items():
+        try:
+            run = make(path, int(threads), inputs)
+        except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not compete
+            refused[name] = f"{type(error).__name__}: {str(error)[:120]}"
+            continue
+        if run is not None:
+            subjects[name] = run
+    times = race(subjects, int(rounds))
+    print(json.dumps({"times": times, "refused": refused, **told}))
+
+
+def use_cores(threads: int) -> None:
+    """As many cores as threads, before anything that starts threads is imported."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+
+
+def race(subjects: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+    """The median run of each subject's turn in each round; every round begins with another subject."""
+    names = list(subjects)
+    counts = {}
+    for name, run in subjects.items():
+        run()
+        began = time.perf_counter()
+        run()
+        took = max(time.perf_counter() - began, 1e-7)
+        counts[name] = max(1, min(1000, round(TURN_S / took)))
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for position in range(len(names)):
+            name = names[(turn + position) % len(names)]
+            time.sleep(REST_S)
+            times[name].append(turn_of(subjects[name], counts[name]))
+    return times
+
+
+def turn_of(run: Run, count: int) -> float:
+    run()
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def draw(path: Path) -> list[Array]:
+    """Seeded inputs in the shapes and types of the network, unknown dimensions 1."""
+    import numpy as np
+
+    import penstock
+
+    rng = np.random.default_rng(0)
+    drawn: list[Array] = []
+    for operand in penstock.load(path).inputs:
+        shape = [d or 1 for d in operand.shape or ()]
+        dtype = operand.dtype.numpy
+        if dtype.kind == "f":
+            drawn.append(rng.uniform(-1, 1, shape).astype(dtype))
+        elif dtype.kind == "b":
+            drawn.append(rng.integers(0, 2, shape).astype(dtype))
+        elif dtype.itemsize == 1:
+            drawn.append(rng.integers(0, 256, shape).astype(np.uint8).view(dtype))
+        elif dtype.kind in "iu":
+            drawn.append(rng.integers(0, 2, shape).astype(dtype))
+        else:
+            drawn.append(np.full(shape, b"word", object))
+    return drawn
+
+
+def ours(
+    path: Path, threads: int, accuracy: str, inputs: Sequence[Array], devices: str
+) -> tuple[Run, dict[str, Any]]:
+    """Penstock's tuned plan, over every usable device or those named."""
+    import penstock
+
+    model = penstock.load(path)
+    shapes = {
+        operand.name: array.shape
+        for operand, array in zip(model.inputs, inputs, strict=True)
+        if operand.shape is None or None in operand.shape
+    }
+    compiled = penstock.compile(
+        model,
+        devices=devices.split(",") if devices else None,
+        shapes=shapes or None,
+        policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]  # told on the command line
+        num_threads=threads,
+        tune=True,
+        cache=os.environ.get("PENSTOCK_CACHE_DIR") or False,
+    )
+    plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
+    given = list(inputs)
+    return lambda: compiled.run(given), {"plan": plan}
+
+
+def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Run | None:
+    """LiteRT's interpreter as it runs by default."""
+    if path.suffix != ".tflite":
+        return None
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=threads)
+    places = interpreter.get_input_details()
+    for place, array in zip(places, inputs, strict=True):
+        if tuple(place["shape"]) != array.shape:
+            interpreter.resize_tensor_input(place["index"], array.shape)
+    interpreter.allocate_tensors()
+    outputs = [place["index"] for place in interpreter.get_output_details()]
+    given = [(place["index"], array) for place, array in zip(places, inputs, strict=True)]
+
+    def run() -> list[Array]:
+        for index, array in given:
+            interpreter.set_tensor(index, array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(index) for index in outputs]
+
+    run()
+    return run
+
+
+def onnxruntime(path: Path, threads: int, inputs: Sequence[Array]) -> Run | None:
+    """ONNX Runtime's session on its CPU provider."""
+    if path.suffix != ".onnx":
+        return None
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    feed = {place.name: array for place, array in zip(session.get_inputs(), inputs, strict=True)}
+    session.run(None, feed)
+    return lambda: session.run(None, feed)
+
+
+def openvino(path: Path, threads: int, inputs: Sequence[Array]) -> Run:
+    """OpenVINO's compiled model, in the order of its own inputs."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
+    import openvino as ov
+
+    core = ov.Core()
+    model = core.read_model(str(path))
+    if any(port.partial_shape.is_dynamic for port in model.inputs):
+        model.reshape(
+            {port: list(a.shape) for port, a in zip(model.inputs, inputs, strict=True)}
+        )
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    given = list(inputs)
+    request.infer(given)
+    return lambda: request.infer(given)
+
+
+COMPETITORS: Final[Mapping[str, Callable[[Path, int, Sequence[Array]], Run | None]]] = {
+    "litert": litert,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
