@@ -15,11 +15,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from penstock.drivers.openvino.site import QUANTIZED
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Subgraph
 from penstock.ir.types import static_shape
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 SMALLEST_CONSTANT: Final = 1024
 """Bytes from which on a constant is kept in the data file."""
 
@@ -49,12 +50,13 @@ class Interface(msgspec.Struct, frozen=True):
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
     """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it is, or
-    -1 where OpenVINO computes it.
+    -1 where OpenVINO computes it. *quantized*: whether any value within is.
     """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     forwards: tuple[int, ...]
+    quantized: bool
 
     def interface(self) -> Interface:
         """Operands for every port, inputs first."""
@@ -88,7 +90,8 @@ def ports_of(model: Model) -> Ports:
         for indexes in (entry.inputs, entry.outputs)
     )
     forwards = (entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
-    return Ports(inputs, outputs, tuple(forwards))
+    quantized = any(operand.dtype in QUANTIZED for operand in entry.operands)
+    return Ports(inputs, outputs, tuple(forwards), quantized)
 
 
 def pack(

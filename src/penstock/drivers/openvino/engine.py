@@ -96,9 +96,11 @@ class Manner(msgspec.Struct, frozen=True):
     reduced: bool = False
 
     @staticmethod
-    def of(config: PrepareConfig) -> Manner:
-        """What *config* asks for: only `relaxed` takes reduced precision."""
-        return Manner(config.num_threads, config.accuracy == "relaxed")
+    def of(config: PrepareConfig, *, quantized: bool) -> Manner:
+        """What *config* asks for: only `relaxed` takes reduced precision. OpenVINO (2026.4) finds no kernels for 8-bit
+        layers in bfloat16, so that a model with *quantized* values stays with float32.
+        """
+        return Manner(config.num_threads, config.accuracy == "relaxed" and not quantized)
 
 
 def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str, Any]:

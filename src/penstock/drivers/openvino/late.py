@@ -6,7 +6,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.drivers.openvino.engine import Manner
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.loading import imported, opened, said
 from penstock.drivers.openvino.source import Interrupts, Source
@@ -32,12 +31,11 @@ class Late:
         device: OpenVinoDevice,
         source: Source,
         writer: LateWriter | None,
-        manner: Manner,
         *,
         uses: int = 0,
     ) -> None:
         self._device, self._source, self._writer = device, source, writer
-        self._manner, self._left = manner, uses
+        self._left = uses
         self._lock = threading.Lock()
         self._done: tuple[Executable, CacheReport] | None = None
 
@@ -84,7 +82,7 @@ class Late:
             manifest, parts = opened(self._device, self._writer.load())
             if manifest.form != "optimised":
                 return None
-            executable = imported(self._device, parts[0], self._manner)
+            executable = imported(self._device, parts[0], self._source.manner)
         except (CacheError, ClosedError, DriverError):
             return None
         return executable, CacheReport(artefact=manifest.form)

@@ -28,8 +28,7 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
         mode = knobs.openvino_compilation()
     except InputError as error:
         raise InvalidArgument(str(error)) from error
-    manner = Manner.of(config)
-    source = ModelSource(device, model, manner)
+    source = ModelSource(device, model, config)
     if mode == "first_run":
         return _prepare_later(device, source, config)
     compiled = source.compile("baseline" if mode == "staged" else "optimised", config)
@@ -40,7 +39,7 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
     entry = None if saved is None else saved.entry
     writer = None if entry is None else device.seal.late_writer(config, expected=entry)
     report = said(saved, compiled.form, later=writer is not None)
-    late = Late(device, source, writer, manner, uses=device.uses)
+    late = Late(device, source, writer, uses=device.uses)
     return OpenVinoPreparedModel(source.ports, report, compiled.executable, late)
 
 
@@ -59,7 +58,7 @@ def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel
     except CacheError as error:
         raise GeneralFailure(str(error)) from error
     check(config)
-    manner = Manner.of(config)
+    manner = Manner.of(config, quantized=manifest.ports.quantized)
     executable = imported(device, parts[0], manner)
     if manifest.form == "optimised" or len(parts) == 1:
         return OpenVinoPreparedModel(
@@ -68,7 +67,7 @@ def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel
     source = GraphSource(device, manifest.ports, parts[1], parts[2], manner)
     writer = device.seal.late_writer(config, expected=entry.entry)
     report = CacheReport(later=writer is not None, artefact=manifest.form)
-    late = Late(device, source, writer, manner, uses=device.uses)
+    late = Late(device, source, writer, uses=device.uses)
     return OpenVinoPreparedModel(manifest.ports, report, executable, late)
 
 
@@ -92,7 +91,7 @@ def _prepare_later(
                 device.seal.file_system.truncate(handle.fd, 0)
         writer = device.seal.late_writer(config, expected=None)
         report = CacheReport(later=True)
-    late = Late(device, source, writer, Manner.of(config))
+    late = Late(device, source, writer)
     return OpenVinoPreparedModel(source.ports, report, None, late)
 
 

@@ -12,7 +12,7 @@ from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules import RULES
 from penstock.drivers.openvino.site import make_sites
 from penstock.errors import DriverError, GeneralFailure, PenstockError
-from penstock.hal import CancelToken, check_deadline
+from penstock.hal import CancelToken, PrepareConfig, check_deadline
 from penstock.ir import Model, NDArray
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Source(Protocol):
     """Something that can be compiled, more than once."""
 
     ports: artefact.Ports
+    manner: engine.Manner
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled: ...
 
@@ -62,9 +63,10 @@ class Source(Protocol):
 class ModelSource:
     """A model whose operations are all supported."""
 
-    def __init__(self, device: OpenVinoDevice, model: Model, manner: engine.Manner) -> None:
+    def __init__(self, device: OpenVinoDevice, model: Model, config: PrepareConfig) -> None:
         self.ports = artefact.ports_of(model)
-        self._device, self._model, self._manner = device, model, manner
+        self.manner = engine.Manner.of(config, quantized=self.ports.quantized)
+        self._device, self._model = device, model
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
         """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
@@ -72,7 +74,7 @@ class ModelSource:
         graph = build_graph(self._model)
         built = graph.finish("penstock")
         check(interrupts)
-        compiled = compile_graph(self._device, built, form, self._manner)
+        compiled = compile_graph(self._device, built, form, self.manner)
         check(interrupts)
         kept = engine.serialize(built) if form == "baseline" else None
         constants = graph.constants
@@ -86,13 +88,14 @@ class GraphSource:
         self, device: OpenVinoDevice, ports: artefact.Ports, xml: NDArray, weights: NDArray, manner: engine.Manner
     ) -> None:  # fmt: skip
         self.ports = ports
-        self._device, self._xml, self._weights, self._manner = device, xml, weights, manner
+        self.manner = manner
+        self._device, self._xml, self._weights = device, xml, weights
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
         """Compiles the graph; the weights, in one piece, are its only constant."""
         check(interrupts)
         graph = engine.read_model(self._xml, self._weights)
-        compiled = compile_graph(self._device, graph, form, self._manner)
+        compiled = compile_graph(self._device, graph, form, self.manner)
         check(interrupts)
         constants = constants_of(graph)
         keep = (graph, self._weights)

@@ -21,7 +21,7 @@ from penstock.drivers.openvino.artefact import (
 from penstock.errors import GeneralFailure
 from penstock.ir import NDArray
 
-PORTS = Ports((Port("x", "float32", (2, 3)),), (Port("y", "int8", ()),), (-1,))
+PORTS = Ports((Port("x", "float32", (2, 3)),), (Port("y", "int8", ()),), (-1,), True)
 
 
 def constant(seed: int, count: int = 300) -> NDArray:
@@ -83,7 +83,7 @@ def test_other_bytes_are_refused(model: bytes, data: bytes) -> None:
 
 
 WRONG: dict[str, dict[str, object]] = {
-    "another schema": {"schema": 2},
+    "another schema": {"schema": 1},
     "no parts": {"parts": ()},
     "two parts": {"parts": (5, 5)},
     "a negative part": {"parts": (-1,)},
@@ -92,14 +92,14 @@ WRONG: dict[str, dict[str, object]] = {
     "a cut outside the data": {"cuts": ((0, 8, 4),)},
     "a cut behind the end": {"parts": (14,), "cuts": ((12, 0, 4),)},
     "the same data again and again": {"parts": (34,), "cuts": tuple((k, 0, 8) for k in (0, 8, 16))},
-    "a forward of no input": {"ports": Ports((), PORTS.outputs, (0,))},
-    "forwards that are missing": {"ports": Ports((), PORTS.outputs, ())},
+    "a forward of no input": {"ports": Ports((), PORTS.outputs, (0,), True)},
+    "forwards that are missing": {"ports": Ports((), PORTS.outputs, (), True)},
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_manifests_that_nobody_writes_are_refused(name: str) -> None:
-    manifest = Manifest(1, "engine", "optimised", PORTS, (10,), ())
+    manifest = Manifest(2, "engine", "optimised", PORTS, (10,), ())
     wrong = msgspec.msgpack.encode(msgspec.structs.replace(manifest, **WRONG[name]))
     model = struct.pack("<I", len(wrong)) + wrong + bytes(10)
     with pytest.raises(GeneralFailure):
@@ -108,4 +108,4 @@ def test_manifests_that_nobody_writes_are_refused(name: str) -> None:
 
 def test_a_port_of_an_unknown_type_is_refused() -> None:
     with pytest.raises(GeneralFailure, match="float1024"):
-        Ports((Port("x", "float1024", ()),), (), ()).interface()
+        Ports((Port("x", "float1024", ()),), (), (), False).interface()
