@@ -109,7 +109,7 @@ class LabRig:
 
     root: Path
     files: Any = QUICK_FILES
-    connect: Callable[[Path], sqlite3.Connection] = quick_connect
+    connect: Callable[[str], sqlite3.Connection] = quick_connect
     keys: KeyStore | None = None
     version: str = "1"
     folder: str = "cache"
@@ -133,7 +133,7 @@ class LabRig:
 
     @property
     def database(self) -> Path:
-        return registry_path(self.state, Owner("lab", self.version), self.key_store)
+        return Path(registry_path(self.state, Owner("lab", self.version), self.key_store))
 
     def registry(self, version: str | None = None) -> SqliteRegistry:
         owner, keys = Owner("lab", version or self.version), self.key_store

@@ -33,6 +33,8 @@ from penstock.sealed import (
     open_cache_file,
     registry_path,
 )
+from penstock.sealed.files import StrPath
+from penstock.sealed.sqlite_registry import uri_of
 
 TOKEN = bytes(range(32))
 BINDING = bytes(range(100, 132))
@@ -53,8 +55,8 @@ class QuickFiles(SystemFiles):
     def sync(self, fd: int) -> None:
         os.fstat(fd)
 
-    def sync_directory(self, path: Path) -> None:
-        path.stat()
+    def sync_directory(self, path: StrPath) -> None:
+        Path(path).stat()
 
 
 class QuickConnection(sqlite3.Connection):
@@ -66,10 +68,10 @@ class QuickConnection(sqlite3.Connection):
         )
 
 
-def quick_connect(path: Path) -> sqlite3.Connection:
+def quick_connect(path: StrPath) -> sqlite3.Connection:
     """`connect` to what a test may lose."""
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{uri_of(path)}?mode=rw",
         uri=True,
         isolation_level=None,
         factory=QuickConnection,
@@ -238,7 +240,7 @@ class Rig:
 
     @property
     def database(self) -> Path:
-        return registry_path(self.state, self.owner, self.keys())
+        return Path(registry_path(self.state, self.owner, self.keys()))
 
     def seal(self, files: FileSystem = QUICK_FILES) -> Seal:
         keys = self.keys(files)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
@@ -122,43 +121,60 @@ def settings_file() -> Mapping[str, object]:
     """The content of the settings file; empty when there is none. `InputError` when it is not TOML."""
     path = settings_path()
     try:
-        stamp = path.stat().st_mtime_ns
+        stamp = os.stat(path).st_mtime_ns
     except OSError:
         return MappingProxyType({})
     return _read_settings(path, stamp)
 
 
 @lru_cache(maxsize=1)
-def settings_path() -> Path:
+def settings_path() -> str:
     """Where the settings file is looked for."""
-    return user_directory("config") / "knobs.toml"
+    return os.path.join(user_directory("config"), "knobs.toml")
 
 
 _XDG_DEFAULTS: Final = {"cache": ".cache", "config": ".config", "state": ".local/state"}
 
 
-def user_directory(kind: Literal["cache", "config", "state"]) -> Path:
-    """Where this system keeps what Penstock stores of that *kind* for the user; nothing is created."""
+def user_directory(kind: Literal["cache", "config", "state"]) -> str:
+    """Where this system keeps what Penstock stores of that *kind* for the user, absolute; nothing is created."""
     if sys.platform == "linux":
         # The XDG Base Directory Specification, short enough to spare every start the import of platformdirs.
         given, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
         if given.startswith("/"):
-            return Path(given, "penstock")
+            return os.path.join(given, "penstock")
         if home.startswith("/"):
-            return Path(home, _XDG_DEFAULTS[kind], "penstock")
+            return os.path.join(home, _XDG_DEFAULTS[kind], "penstock")
     import platformdirs
 
-    find = getattr(platformdirs, f"user_{kind}_path")
-    found: Path = find("penstock", appauthor=False)
+    find = getattr(platformdirs, f"user_{kind}_dir")
+    found: str = find("penstock", appauthor=False)
     return found
 
 
+def absolute(path: str) -> str:
+    """*path* from the root on, `~` the user's home, without empty parts. What `..` leads out of may be a link, and stays.
+
+    Raises `InputError` for the home of a user that there is none of.
+    """
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise InputError(f"{path!r} is below the home of a user who has none")
+    path = expanded
+    if not os.path.isabs(path):
+        path = os.path.join(os.getcwd(), path)
+    if sys.platform == "win32":
+        return os.path.normpath(path)
+    return "/" + "/".join(part for part in path.split("/") if part not in {"", "."})
+
+
 @lru_cache(maxsize=1)
-def _read_settings(path: Path, _stamp: int) -> Mapping[str, object]:
+def _read_settings(path: str, _stamp: int) -> Mapping[str, object]:
     import tomllib
 
     try:
-        return MappingProxyType(tomllib.loads(path.read_text("utf-8")))
+        with open(path, "rb") as file:
+            return MappingProxyType(tomllib.load(file))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"settings file {path} is not valid TOML: {error}") from None
     except OSError as error:

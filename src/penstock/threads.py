@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 from penstock import knobs
 from penstock.errors import InputError
@@ -36,10 +35,11 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def _cgroup_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
+def _cgroup_quota(path: str = "/sys/fs/cgroup/cpu.max") -> float | None:
     """CPUs of quota per period; None without a limit."""
     try:
-        quota, period = path.read_text("ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
+        with open(path, "rb") as file:
+            quota, period = file.read().split()
+        return None if quota == b"max" else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.cache.eviction import collect
 from penstock.errors import CacheError, ForeignEntry, NoEntry, NotYetWritten
+from penstock.sealed.files import StrPath
 from tests.conftest import open_descriptors
 from tests.support_cache import Bench, Unsaved, token_of
 from tests.support_sealed import FAULTS, Crash, FaultyFiles, QuickFiles
@@ -120,12 +121,12 @@ class Ordered(QuickFiles):
         self.synced.add(self.status(fd).identity)
         super().sync(fd)
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: StrPath, target: StrPath) -> None:
         known = self.status_of(source).identity in self.synced
-        self.events.append(f"{target.name[64:]} {'synced' if known else 'not synced'}")
+        self.events.append(f"{Path(target).name[64:]} {'synced' if known else 'not synced'}")
         super().replace(source, target)
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: StrPath) -> None:
         self.events.append("directory")
         super().sync_directory(path)
 

@@ -97,7 +97,7 @@ class Cache:
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         if directory is not None and not _is_path(directory):
             raise InputError(f"a cache's directory must be a path, not {directory!r}")
-        chosen = default_directory() if directory is None else Path(directory).expanduser()
+        chosen = Path(default_directory() if directory is None else directory).expanduser()
         self.directory = chosen.absolute()
         self._cache = CacheDirectory(self.directory)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cache.naming import file_names, index_name, lock_name
@@ -46,7 +45,7 @@ class CacheDirectory:
         uptime: Callable[[], float] | None = None,
         seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = os.fspath(path)
         self.store = Store(self.path, files, keys, clock, uptime, seals)
         # By token: the first file's name and what stood there when this object looked last.
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
@@ -82,7 +81,7 @@ class CacheDirectory:
             handles: list[CacheHandle] = []
             for kind, number, name in every:
                 try:
-                    fd = open_cache_file(self.path / name, files=store.files)
+                    fd = open_cache_file(store.at(name), files=store.files)
                 except FileNotFoundError:
                     if handles or any(store.exists(other) for *_, other in every):
                         raise NoEntry(f"the entry lacks {kind} file {number}") from None

@@ -65,7 +65,7 @@ def scan(store: Store) -> list[Found]:
         if parsed is None:
             continue
         try:
-            status = store.files.status_of(store.path / name)
+            status = store.files.status_of(store.at(name))
         except FileNotFoundError:
             continue
         group = found.setdefault(parsed.token, Found(parsed.token))
@@ -166,7 +166,7 @@ def _unchanged(store: Store, group: Found) -> bool:
     """Whether nobody published or used the entry since it was looked at."""
     try:
         return all(
-            store.files.status_of(store.path / name) == group.status[name]
+            store.files.status_of(store.at(name)) == group.status[name]
             for name in group.names("index", "model", "data")
         )
     except FileNotFoundError:
@@ -208,7 +208,7 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
     lives as far as can be told, and has time left.
     """
     with suppress(OSError, CacheError):
-        fd = open_cache_file(store.path / lease_name(token), files=store.files)
+        fd = open_cache_file(store.at(lease_name(token)), files=store.files)
         try:
             claim = Claim.unpack(store.read_small(fd, MOST_CLAIM_BYTES))
         finally:
@@ -218,7 +218,7 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
         if claim.expired(store.now(), knobs.late_write_seconds()) or claim.dead():
             return None
         names = [n for names in file_names(token, claim.models, claim.datas) for n in names]
-        if any(store.files.status_of(store.path / name).size for name in names):
+        if any(store.files.status_of(store.at(name)).size for name in names):
             return None
         if not claim.marked or _is_marked(store, token):
             return claim
@@ -226,7 +226,7 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
 
 
 def _is_marked(store: Store, token: bytes) -> bool:
-    fd = open_cache_file(store.path / lock_name(token), files=store.files)
+    fd = open_cache_file(store.at(lock_name(token)), files=store.files)
     try:
         return is_marked(fd)
     finally:

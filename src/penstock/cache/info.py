@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock import knobs
 from penstock.errors import InputError
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class CacheInfo:
@@ -24,9 +27,10 @@ class CacheInfo:
     length, or a trusted one that is not given.
     """
 
-    __slots__ = ("data_cache", "directory", "model_cache", "token", "trust_token")
+    __slots__ = ("data_cache", "model_cache", "place", "token", "trust_token")
 
-    directory: Path | None
+    place: str | None
+    """The directory's absolute path as text; None for files of `from_fds`."""
     token: bytes | None
     trust_token: bool
     model_cache: tuple[int, ...]
@@ -39,13 +43,7 @@ class CacheInfo:
         *,
         trust_token: bool = False,
     ) -> None:
-        try:
-            path = Path(directory).expanduser().absolute()
-        except (TypeError, RuntimeError) as error:
-            raise InputError(f"a cache directory must be a path: {error}") from None
-        if "\0" in str(path):
-            raise InputError(f"a cache directory must be a path, and {str(path)!r} is none")
-        self._set(path, _checked_token(token), trust_token, (), ())
+        self._set(_checked_directory(directory), _checked_token(token), trust_token, (), ())
         if trust_token and token is None:
             raise InputError("trust_token needs a token")
 
@@ -79,20 +77,27 @@ class CacheInfo:
 
     def _set(
         self,
-        directory: Path | None,
+        place: str | None,
         token: bytes | None,
         trust_token: bool,
         model_cache: tuple[int, ...],
         data_cache: tuple[int, ...],
     ) -> None:
         for name, value in (
-            ("directory", directory),
+            ("place", place),
             ("token", token),
             ("trust_token", trust_token),
             ("model_cache", model_cache),
             ("data_cache", data_cache),
         ):
             object.__setattr__(self, name, value)
+
+    @property
+    def directory(self) -> Path | None:
+        """The cache directory, absolute; None for files of `from_fds`."""
+        from pathlib import Path
+
+        return None if self.place is None else Path(self.place)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"CacheInfo is immutable; {name} cannot be set")
@@ -104,20 +109,32 @@ class CacheInfo:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in sorted(self.__slots__))
+        names = ("data_cache", "directory", "model_cache", "token", "trust_token")
+        shown = (f"{name}={getattr(self, name)!r}" for name in names)
         return f"CacheInfo({', '.join(shown)})"
 
     def _fields(self) -> tuple[object, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.directory is None:
+        if self.place is None:
             raise InputError("cache files given as descriptors cannot be sent to another process")
-        return _rebuild, (str(self.directory), self.token, self.trust_token)
+        return _rebuild, (self.place, self.token, self.trust_token)
 
 
 def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInfo:
     return CacheInfo(directory, token, trust_token=trust_token)
+
+
+def _checked_directory(directory: object) -> str:
+    if not isinstance(directory, str | os.PathLike) or not isinstance(
+        path := os.fspath(directory), str
+    ):
+        raise InputError(f"a cache directory must be a path, not {directory!r}")
+    path = knobs.absolute(path)
+    if "\0" in path:
+        raise InputError(f"a cache directory must be a path, and {path!r} is none")
+    return path
 
 
 def _checked_descriptors(given: Sequence[int]) -> tuple[int, ...]:

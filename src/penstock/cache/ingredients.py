@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import Final
 
 from penstock.hal import Device, PrepareConfig
@@ -184,7 +183,7 @@ def cpu_features() -> str:
 def _features() -> list[str]:
     """What Linux says of the first processor; elsewhere the processor's name stands for its features."""
     try:
-        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as lines:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             # Each further processor would cost the kernel time, and they are alike.
             first = takewhile(str.strip, islice(lines, 200))
             words = (line.partition(":")[2] for line in first if _names_features(line))

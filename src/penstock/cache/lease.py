@@ -53,7 +53,7 @@ class Lease:
                 made.append(temporary_name(name))
                 stack.callback(store.unlink_quietly, made[-1:])
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                handles.append(CacheHandle(store.files.open(store.path / made[-1], flags)))
+                handles.append(CacheHandle(store.files.open(store.at(made[-1]), flags)))
                 stack.callback(store.close, handles[-1].fd)
             lock = store.driver_lock(lock_name(self._token), create=True)
             stack.pop_all()
@@ -214,7 +214,7 @@ class Lease:
             store.unlink(index_name(token))
             for temporary, name in zip(files.temporaries, names, strict=True):
                 begun = True
-                store.files.replace(store.path / temporary, store.path / name)
+                store.files.replace(store.at(temporary), store.at(name))
             store.files.sync_directory(store.path)
         except OSError:
             if begun:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from penstock import knobs
 
 
-def default_directory() -> Path:
+def default_directory() -> str:
     """The cache directory that `cache=True` uses: the knob `cache_dir`, else the platform's for the user."""
     if chosen := knobs.cache_dir():
-        return Path(chosen).expanduser().absolute()
-    return knobs.user_directory("cache") / "compiled"
+        return knobs.absolute(chosen)
+    return os.path.join(knobs.user_directory("cache"), "compiled")

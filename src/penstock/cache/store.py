@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.cache.naming import file_names, index_name, short_name, temporary_name
@@ -46,7 +45,7 @@ class Store:
 
     def __init__(
         self,
-        path: Path,
+        path: str,
         files: FileSystem,
         keys: KeyStore | None,
         clock: Callable[[], float],
@@ -55,6 +54,10 @@ class Store:
     ) -> None:
         self.path, self.files, self.clock = path, files, clock
         self._keys, self._uptime, self._seals = keys, uptime, seals
+
+    def at(self, name: str) -> str:
+        """The path of the file *name* of the directory."""
+        return os.path.join(self.path, name)
 
     def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
         """The seal of that driver version, which knows its registry."""
@@ -84,18 +87,18 @@ class Store:
         """Makes the directory, and those above it, for their owner alone. Raises `Unreadable`."""
         with self.naming("made"):
             self._make(self.path)
-            if self.path.is_symlink() and not self.path.exists():
+            if os.path.islink(self.path) and not os.path.exists(self.path):
                 raise FileNotFoundError(errno.ENOENT, "it is a symbolic link to nothing")
 
-    def _make(self, path: Path) -> None:
+    def _make(self, path: str) -> None:
         try:
             self.files.mkdir(path)
         except FileExistsError:
             return
         except FileNotFoundError:
-            if path.parent == path:
+            if (parent := os.path.dirname(path)) == path:
                 raise
-            self._make(path.parent)
+            self._make(parent)
             with suppress(FileExistsError):
                 self.files.mkdir(path)
 
@@ -111,7 +114,8 @@ class Store:
         """What *error* says of the directory, which cannot be *act*; a directory in place of a file is named."""
         path = error.filename2 or error.filename
         if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
-            shown = Path(path).parent / short_name(Path(path).name)
+            above, name = os.path.split(os.fspath(path))
+            shown = os.path.join(above, short_name(name))
             return Unreadable(
                 f"{shown} is a directory where a file of the cache belongs: remove it"
             )
@@ -170,13 +174,13 @@ class Store:
     def is_current(self, fd: int, name: str) -> bool:
         """Whether *name* still names the file that *fd* has open."""
         try:
-            named = self.files.status_of(self.path / name)
+            named = self.files.status_of(self.at(name))
         except FileNotFoundError:
             return False
         return named.identity == self.files.status(fd).identity
 
     def _open_lock(self, name: str, *, create: bool) -> int:
-        path = self.path / name
+        path = self.at(name)
         try:
             return open_cache_file(path, create=create, files=self.files)
         except NotRegularFile:
@@ -193,27 +197,27 @@ class Store:
 
     def exists(self, name: str) -> bool:
         with suppress(OSError):
-            self.files.status_of(self.path / name)
+            self.files.status_of(self.at(name))
             return True
         return False
 
     def version_of(self, name: str) -> FileVersion | None:
         """What tells a file from the one that takes its name, and from itself when it was written; None for none."""
         with suppress(OSError):
-            status = self.files.status_of(self.path / name)
+            status = self.files.status_of(self.at(name))
             return status.identity, status.size, status.modified_ns
         return None
 
     def unlink(self, name: str) -> None:
         """Removes the name if it is there."""
         with suppress(FileNotFoundError):
-            self.files.unlink(self.path / name)
+            self.files.unlink(self.at(name))
 
     def unlink_quietly(self, names: Iterable[str]) -> None:
         """Removes what can be removed: the next sweep may do the rest."""
         for name in names:
             with suppress(OSError):
-                self.files.unlink(self.path / name)
+                self.files.unlink(self.at(name))
 
     def read_small(self, fd: int, most: int) -> bytes:
         """The whole file behind *fd*; empty when it has more than *most* bytes."""
@@ -229,7 +233,7 @@ class Store:
         from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
 
         try:
-            fd = open_cache_file(self.path / index_name(token), files=self.files)
+            fd = open_cache_file(self.at(index_name(token)), files=self.files)
             try:
                 content = self.read_small(fd, MOST_INDEX_BYTES)
             finally:
@@ -241,7 +245,7 @@ class Store:
     def looks_like_index(self, token: bytes) -> bool:
         """Whether there is an index that begins and ends as one of *token* does. Its seal is not looked at."""
         try:
-            fd = open_cache_file(self.path / index_name(token), files=self.files)
+            fd = open_cache_file(self.at(index_name(token)), files=self.files)
             try:
                 size = self.files.status(fd).size
                 content = bytearray(min(size, len(_INDEX_BEGINS) + 2 * len(token)))
@@ -262,23 +266,23 @@ class Store:
 
         name = index_name(token)
         content = pack_record(record, self.key())
-        temporary = self.path / temporary_name(name)
-        fd = self.files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        temporary = temporary_name(name)
+        fd = self.files.open(self.at(temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             try:
                 write_all(self.files, fd, content, 0)
                 self.files.sync(fd)
             finally:
                 self.close(fd)
-            self.touch(temporary.name)
-            self.files.replace(temporary, self.path / name)
+            self.touch(temporary)
+            self.files.replace(self.at(temporary), self.at(name))
         except BaseException:
-            self.unlink_quietly([temporary.name])
+            self.unlink_quietly([temporary])
             raise
 
     def touch(self, name: str) -> None:
         """Sets when the file was changed to now. Raises `OSError`."""
-        self.files.touch(self.path / name, int(self.clock() * 1e9))
+        self.files.touch(self.at(name), int(self.clock() * 1e9))
 
     def entry_ids(self, token: bytes, record: IndexRecord) -> set[bytes]:
         """The ids of the entries that the published files say they belong to."""
@@ -287,7 +291,7 @@ class Store:
             for names in file_names(token, record.models, record.datas):
                 for name in names:
                     with suppress(OSError, CacheError):
-                        fd = open_cache_file(self.path / name, files=self.files)
+                        fd = open_cache_file(self.at(name), files=self.files)
                         stack.callback(self.close, fd)
                         handles.append(CacheHandle(fd))
             return self.ids_in(handles, token, record)

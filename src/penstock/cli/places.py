@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from penstock.errors import InputError
 
 
@@ -18,14 +20,14 @@ def places() -> dict[str, str | None]:
         ("cache_directory", "state_directory", "key_store", "key")
     )
     try:
-        found["cache_directory"] = str(default_directory())
-        state = state_directory().absolute()
-        found["state_directory"] = str(state)
+        found["cache_directory"] = default_directory()
+        state = state_directory()
+        found["state_directory"] = state
         found["key_store"] = _key_store()
     except (InputError, OSError):
         return found
     system = found["key_store"] == "keyring"
-    found["key"] = "the system's key store" if system else str(state / "sealed" / "key")
+    found["key"] = "the system's key store" if system else str(Path(state, "sealed", "key"))
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
@@ -68,7 +67,7 @@ class Caching(Struct, frozen=True):
     @property
     def in_given_files(self) -> bool:
         """Whether the caller opened the files, who may close them when his call returns."""
-        return self.info.directory is None
+        return self.info.place is None
 
     def key(self, device: Device, step: ExecutionStep, config: PrepareConfig) -> Key:
         """The key of *step*."""
@@ -158,7 +157,7 @@ def obtain(
     needed = _files_needed(device)
     if reason := _cannot_cache(device, needed):
         return compiled(device, step, config, CacheOutcome("off", reason), recorder)
-    if caching.info.directory is None:
+    if caching.info.place is None:
         from penstock.compilation.given_files import obtain_in_given_files
 
         return obtain_in_given_files(device, step, config, caching, recorder)
@@ -180,7 +179,7 @@ def look_up(
 ) -> Obtained | None:
     """*step* out of a cache directory; None where it would have to be compiled."""
     needed = _files_needed(device)
-    if _cannot_cache(device, needed) or caching.info.directory is None:
+    if _cannot_cache(device, needed) or caching.info.place is None:
         return None
     entry = _entry(device, step, config, caching, caching.info.directory, needed, recorder)
     loaded = entry.load()
@@ -219,7 +218,7 @@ def _entry(
     step: ExecutionStep,
     config: PrepareConfig,
     caching: Caching,
-    directory: Path,
+    directory: str,
     needed: tuple[int, int],
     recorder: Recorder,
 ) -> Entry:

@@ -15,7 +15,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import BinaryIO, Final
 
 CHUNK: Final = 1 << 22
@@ -53,7 +52,7 @@ def read_path(path: str | os.PathLike[str]) -> SealedFile:
 
     Devices are refused (`OSError`, EINVAL): they may never end.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with open(os.fspath(path), "rb", buffering=0) as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise OSError(errno.EINVAL, "is a device, not a file", os.fspath(path))
@@ -66,7 +65,7 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
     Whoever can write the file changes what later readers of the view see, and truncating it makes them
     die with SIGBUS: only for files that nobody touches.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with open(os.fspath(path), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -200,7 +200,7 @@ class _Session:
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache
         # Descriptors are the caller's and may be anything once his call has returned.
-        if info is None or (info.directory is None and not self.files_lent):
+        if info is None or (info.place is None and not self.files_lent):
             return None
         from penstock.compilation.caching import Caching
 

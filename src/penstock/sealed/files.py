@@ -7,13 +7,12 @@ import os
 import stat
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from penstock.errors import NotRegularFile, Unreadable
 from penstock.sealed.locks import Locking, SystemLocks
 
-if TYPE_CHECKING:
-    from pathlib import Path
+StrPath: TypeAlias = "str | os.PathLike[str]"
 
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
@@ -67,7 +66,7 @@ class FileSystem(Locking, Protocol):
         """Returns once the file's bytes would survive a loss of power."""
         ...
 
-    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+    def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
         """A descriptor that child processes do not inherit. A symbolic link is not followed (ELOOP)."""
         ...
 
@@ -77,29 +76,29 @@ class FileSystem(Locking, Protocol):
 
     def close(self, fd: int) -> None: ...
 
-    def link(self, source: Path, target: Path) -> None:
+    def link(self, source: StrPath, target: StrPath) -> None:
         """Gives *source* the name *target* as well. `FileExistsError` when there is one."""
         ...
 
-    def replace(self, source: Path, target: Path) -> None: ...
+    def replace(self, source: StrPath, target: StrPath) -> None: ...
 
-    def unlink(self, path: Path) -> None: ...
+    def unlink(self, path: StrPath) -> None: ...
 
-    def status_of(self, path: Path) -> FileStatus:
+    def status_of(self, path: StrPath) -> FileStatus:
         """As `status`, of what *path* names; a symbolic link is not followed, and is not regular."""
         ...
 
-    def names(self, directory: Path) -> list[str]:
+    def names(self, directory: StrPath) -> list[str]:
         """The names in *directory*, in no promised order."""
         ...
 
-    def mkdir(self, path: Path, mode: int = 0o700) -> None: ...
+    def mkdir(self, path: StrPath, mode: int = 0o700) -> None: ...
 
-    def touch(self, path: Path, modified_ns: int) -> None:
+    def touch(self, path: StrPath, modified_ns: int) -> None:
         """Sets the file's times of last access and change."""
         ...
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: StrPath) -> None:
         """Returns once the names in *path* would survive a loss of power, where the platform can say so."""
         ...
 
@@ -135,7 +134,7 @@ class SystemFiles(SystemLocks):
     def sync(self, fd: int) -> None:
         os.fsync(fd)
 
-    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+    def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
         return os.open(path, flags | _CLOEXEC | _BINARY | _NOFOLLOW, mode)
 
     def duplicate(self, fd: int) -> int:
@@ -144,29 +143,29 @@ class SystemFiles(SystemLocks):
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def link(self, source: Path, target: Path) -> None:
+    def link(self, source: StrPath, target: StrPath) -> None:
         os.link(source, target)
 
-    def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
+    def replace(self, source: StrPath, target: StrPath) -> None:
+        os.replace(source, target)
 
-    def unlink(self, path: Path) -> None:
-        path.unlink()
+    def unlink(self, path: StrPath) -> None:
+        os.unlink(path)
 
-    def status_of(self, path: Path) -> FileStatus:
-        return _status(path.lstat())
+    def status_of(self, path: StrPath) -> FileStatus:
+        return _status(os.lstat(path))
 
-    def names(self, directory: Path) -> list[str]:
-        return [path.name for path in directory.iterdir()]
+    def names(self, directory: StrPath) -> list[str]:
+        return os.listdir(directory)
 
-    def mkdir(self, path: Path, mode: int = 0o700) -> None:
-        path.mkdir(mode)
+    def mkdir(self, path: StrPath, mode: int = 0o700) -> None:
+        os.mkdir(path, mode)
 
-    def touch(self, path: Path, modified_ns: int) -> None:
+    def touch(self, path: StrPath, modified_ns: int) -> None:
         follow = os.utime not in os.supports_follow_symlinks
         os.utime(path, ns=(modified_ns, modified_ns), follow_symlinks=follow)
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: StrPath) -> None:
         if sys.platform == "win32":
             return
         fd = os.open(path, os.O_RDONLY | _CLOEXEC)
@@ -191,7 +190,9 @@ def _status(found: os.stat_result) -> FileStatus:
 SYSTEM_FILES: Final[FileSystem] = SystemFiles()
 
 
-def open_cache_file(path: Path, *, create: bool = False, files: FileSystem = SYSTEM_FILES) -> int:
+def open_cache_file(
+    path: StrPath, *, create: bool = False, files: FileSystem = SYSTEM_FILES
+) -> int:
     """A read-write descriptor of the cache file at *path*, which is never a symbolic link.
 
     With *create* a missing file is made, readable by its owner alone. Raises `NotRegularFile` for a link,
@@ -217,10 +218,10 @@ def open_cache_file(path: Path, *, create: bool = False, files: FileSystem = SYS
     return fd
 
 
-def _shown(path: Path) -> str:
+def _shown(path: StrPath) -> str:
     """The path for messages, of a token's letters only the first."""
-    name = path.name
-    return str(path.parent / (name if len(name) < _LETTERS else f"{name[:8]}...{name[_LETTERS:]}"))
+    above, name = os.path.split(os.fspath(path))
+    return os.path.join(above, name if len(name) < _LETTERS else f"{name[:8]}...{name[_LETTERS:]}")
 
 
 def require_regular(files: FileSystem, fd: int, place: str) -> FileStatus:

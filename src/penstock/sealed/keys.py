@@ -7,19 +7,17 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from penstock.errors import Unreadable
 from penstock.sealed.files import (
     SYSTEM_FILES,
     FileStatus,
     FileSystem,
+    StrPath,
     read_exactly,
     write_all,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEY_BYTES: Final = 32
 _STALE_SECONDS: Final = 60.0
@@ -89,8 +87,8 @@ class FileKeyStore:
 
     name = "file"
 
-    def __init__(self, path: Path, *, files: FileSystem = SYSTEM_FILES) -> None:
-        self.path, self._files = path, files
+    def __init__(self, path: StrPath, *, files: FileSystem = SYSTEM_FILES) -> None:
+        self.path, self._files = os.fspath(path), files
         self._known: bytes | None = None
 
     def key(self) -> bytes:
@@ -130,7 +128,7 @@ class FileKeyStore:
         except FileNotFoundError:
             return "missing"
         except OSError:
-            if self.path.is_symlink():
+            if os.path.islink(self.path):
                 return "untrusted"
             raise
         try:
@@ -148,7 +146,7 @@ class FileKeyStore:
         *instead*, in place of the file that is there.
         """
         self._sweep()
-        temporary = self.path.with_name(f"{self.path.name}.{os.urandom(8).hex()}.tmp")
+        temporary = f"{self.path}.{os.urandom(8).hex()}.tmp"
         fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
@@ -167,10 +165,16 @@ class FileKeyStore:
 
     def _sweep(self) -> None:
         """Removes what processes that died left behind."""
-        for left in self.path.parent.glob(f"{self.path.name}.*.tmp"):
-            with suppress(OSError):
-                if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                    left.unlink()
+        above, name = os.path.split(self.path)
+        with suppress(OSError):
+            for left in os.listdir(above or "."):
+                if left.startswith(f"{name}.") and left.endswith(".tmp"):
+                    self._sweep_one(os.path.join(above, left))
+
+    def _sweep_one(self, left: str) -> None:
+        with suppress(OSError):
+            if time.time() - os.stat(left).st_mtime > _STALE_SECONDS:
+                os.unlink(left)
 
 
 def _private(status: FileStatus) -> bool:
@@ -181,7 +185,7 @@ def _private(status: FileStatus) -> bool:
     return status.owner == os.geteuid() and not status.mode & 0o077
 
 
-def default_key_store(directory: Path, choose: Callable[[], str]) -> KeyStore:
+def default_key_store(directory: StrPath, choose: Callable[[], str]) -> KeyStore:
     """The user's key store: the system's where it answers and *choose*() allows it, else a file in *directory*.
 
     The system's store is asked at most once a process.
@@ -191,4 +195,4 @@ def default_key_store(directory: Path, choose: Callable[[], str]) -> KeyStore:
 
         if (store := system_key_store()) is not None:
             return store
-    return FileKeyStore(directory / "key")
+    return FileKeyStore(os.path.join(directory, "key"))

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from penstock.errors import Unreadable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from penstock.sealed.files import StrPath
     from penstock.sealed.keys import KeyStore
     from penstock.sealed.registry import Owner
 
 
-def state_directory() -> Path:
-    """Where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory.
+def state_directory() -> str:
+    """The path of the directory where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory.
 
     A relative one is below the directory that was the current one when it was first asked for.
     """
@@ -30,69 +29,78 @@ def state_directory() -> Path:
 
 
 @functools.cache
-def _absolute(chosen: str) -> Path:
-    from pathlib import Path
+def _absolute(chosen: str) -> str:
+    from penstock import knobs
 
-    return Path(chosen).expanduser().absolute()
+    return knobs.absolute(chosen)
 
 
-def sealed_directory() -> Path:
+def sealed_directory() -> str:
     """`sealed` in the state directory, made if need be, where nobody else can write, or put another in its place.
 
     Raises `Unreadable` when that cannot be had.
     """
-    directory = state_directory() / "sealed"
+    state = state_directory()
+    directory = os.path.join(state, "sealed")
     make_private_directory(directory)
-    _keep_others_out(directory.parent)
+    _keep_others_out(state)
     return directory
 
 
-def registry_path(directory: Path, owner: Owner, keys: KeyStore) -> Path:
+def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
     """The database of *owner*'s registry. One a key store: what another key sealed is of no use."""
     readable = "".join(
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
     )
-    return directory / f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite"
+    return os.path.join(directory, f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite")
 
 
-def make_private_directory(path: Path) -> None:
+def make_private_directory(path: StrPath) -> None:
     """Makes *path*, and what is missing above it, for its owner alone (0700). Raises `Unreadable` when it cannot be, or
     is another user's.
     """
     try:
-        _make(path)
-        status = path.lstat()
+        _make(os.fspath(path))
+        status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode):
             raise Unreadable(f"{path} is a link or no directory")
         if sys.platform != "win32":
             if status.st_uid != os.geteuid():
                 raise Unreadable(f"{path} belongs to another user")
             if status.st_mode & 0o077:
-                path.chmod(0o700)
+                os.chmod(path, 0o700)
     except OSError as error:
         raise Unreadable(f"{path} cannot be made: {error.strerror}") from None
 
 
-def _make(path: Path) -> None:
-    """`Path.mkdir` makes the directories above with whatever mode the process is in the habit of."""
+def _make(path: str) -> None:
+    """`os.makedirs` makes the directories above with whatever mode the process is in the habit of."""
     try:
-        path.mkdir(0o700, exist_ok=True)
+        _make_one(path)
     except FileNotFoundError:
-        if path.parent == path:
+        if (parent := os.path.dirname(path)) == path:
             raise
-        _make(path.parent)
-        path.mkdir(0o700, exist_ok=True)
+        _make(parent)
+        _make_one(path)
 
 
-def _keep_others_out(path: Path) -> None:
+def _make_one(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _keep_others_out(path: str) -> None:
     """Whoever can rename in *path* can put an older copy of what is in it back."""
     if sys.platform == "win32":
         return
     try:
-        status = path.stat()
+        status = os.stat(path)
         if status.st_uid not in {os.geteuid(), 0}:
             raise Unreadable(f"{path} belongs to another user")
         if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-            path.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+            os.chmod(path, stat.S_IMODE(status.st_mode) & ~0o022)
     except OSError as error:
         raise Unreadable(f"{path} cannot be kept to its owner: {error.strerror}") from None

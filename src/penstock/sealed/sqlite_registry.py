@@ -11,10 +11,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
+from penstock.sealed.files import StrPath
 from penstock.sealed.forks import FORK_GATE
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.places import make_private_directory
@@ -30,8 +30,11 @@ from penstock.sealed.registry import (
     unpack_records,
 )
 
-Connect: TypeAlias = Callable[[Path], sqlite3.Connection]
+Connect: TypeAlias = Callable[[str], sqlite3.Connection]
 
+_UNQUOTED: Final = frozenset(
+    b"/:-._~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
 _FORMAT: Final = 1
 _MOST_BYTES: Final = 64 << 20
 _WAIT_SECONDS: Final = 5.0
@@ -63,14 +66,24 @@ _SYSTEM_FAILED: Final = {
 }
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: StrPath) -> sqlite3.Connection:
     """A connection to the database at *path*, which exists."""
     return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{uri_of(path)}?mode=rw",
         uri=True,
         timeout=_WAIT_SECONDS,
         isolation_level=None,
         check_same_thread=False,
+    )
+
+
+def uri_of(path: StrPath) -> str:
+    """The `file:` URI of *path* (RFC 8089; "Uniform Resource Identifiers" in SQLite's documentation)."""
+    whole = os.path.abspath(os.fspath(path))
+    if os.sep != "/":
+        whole = "/" + whole.replace(os.sep, "/")
+    return "file://" + "".join(
+        chr(byte) if byte in _UNQUOTED else f"%{byte:02X}" for byte in os.fsencode(whole)
     )
 
 
@@ -133,9 +146,9 @@ class SqliteRegistry:
     """
 
     def __init__(
-        self, path: Path, owner: Owner, keys: KeyStore, *, connect: Connect = connect
+        self, path: StrPath, owner: Owner, keys: KeyStore, *, connect: Connect = connect
     ) -> None:
-        self.path, self.owner, self._connect = path, owner, connect
+        self.path, self.owner, self._connect = os.fspath(path), owner, connect
         self._measures = Measures(keys, owner.digits)
 
     def state(self) -> RegistryState | None:
@@ -214,7 +227,7 @@ class SqliteRegistry:
         Without *repair* nothing is done to a registry that is missing.
         """
         measure = self._measures.now()
-        if not repair and not self.path.exists():
+        if not repair and not os.path.exists(self.path):
             return
         try:
             changed = self._write(act, measure, repair=repair)
@@ -229,7 +242,7 @@ class SqliteRegistry:
     def _write(self, act: Act, measure: Measure, *, repair: bool) -> _Books | None:
         """Runs *act*; what stands in the registry then, None where nothing was changed."""
         if repair:
-            make_private_directory(self.path.parent)
+            make_private_directory(os.path.dirname(self.path))
             self._create()
         with self._database() as database:
             _use_wal(database)
@@ -353,7 +366,7 @@ class SqliteRegistry:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
         try:
-            status = self.path.lstat()
+            status = os.lstat(self.path)
         except FileNotFoundError:
             yield None
             return
@@ -393,16 +406,16 @@ class SqliteRegistry:
     def _make_room(self) -> None:
         """Removes what is no regular file in place of the database or its logs. Raises `OSError`."""
         for suffix in ("-wal", "-shm", "-journal", ""):
-            path = self.path.with_name(self.path.name + suffix)
+            path = self.path + suffix
             with suppress(FileNotFoundError):
-                if not stat.S_ISREG(path.lstat().st_mode):
-                    path.unlink()
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    os.unlink(path)
 
     def _discard(self) -> None:
         """Removes a database that cannot be read, its log first."""
         for suffix in ("-wal", "-shm", "-journal", ""):
             with suppress(OSError):
-                self.path.with_name(self.path.name + suffix).unlink()
+                os.unlink(self.path + suffix)
 
 
 @contextmanager

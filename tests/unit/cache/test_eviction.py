@@ -14,6 +14,7 @@ from penstock.cache.eviction import collect, scan
 from penstock.cache.naming import file_names, lease_name, letters_of, lock_name, temporary_name
 from penstock.errors import NoEntry, NotYetWritten, RolledBack
 from penstock.sealed import Owner
+from penstock.sealed.files import StrPath
 from tests.support_cache import NEEDED, Bench, token_of
 from tests.support_sealed import FaultyFiles, QuickFiles, failing
 
@@ -133,8 +134,8 @@ class Unlinking(QuickFiles):
         super().__init__()
         self.unlinked: list[str] = []
 
-    def unlink(self, path: Path) -> None:
-        self.unlinked.append(path.name)
+    def unlink(self, path: StrPath) -> None:
+        self.unlinked.append(Path(path).name)
         super().unlink(path)
 
 
@@ -215,8 +216,8 @@ def test_a_full_directory_can_be_emptied(bench: Bench) -> None:
     """No lease file can be made there; nobody can have one either."""
     full = FaultyFiles()
 
-    def refuse_new_files(path: Path, flags: int, mode: int = 0o600) -> int:
-        if flags & os.O_CREAT and not path.exists():
+    def refuse_new_files(path: StrPath, flags: int, mode: int = 0o600) -> int:
+        if flags & os.O_CREAT and not Path(path).exists():
             raise OSError(28, "No space left on device")
         return full.inner.open(path, flags, mode)
 

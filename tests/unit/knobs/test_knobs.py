@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextvars import copy_context
@@ -140,7 +142,7 @@ def test_the_table_is_whole_and_documented() -> None:
 
 
 def test_the_settings_file_stands_in_the_user_s_configuration() -> None:
-    assert settings_path.__wrapped__() == knobs.user_directory("config") / "knobs.toml"
+    assert settings_path.__wrapped__() == str(Path(knobs.user_directory("config"), "knobs.toml"))
 
 
 @pytest.mark.parametrize("kind", ["cache", "config", "state"])
@@ -168,7 +170,7 @@ def test_directories_are_where_platformdirs_has_them(
     for name, value in environment.items():
         monkeypatch.setenv(name.format(kind.upper()), value)
     expected = getattr(platformdirs, f"user_{kind}_dir")("penstock", appauthor=False)
-    assert knobs.user_directory(kind) == Path(expected)
+    assert knobs.user_directory(kind) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,3 +188,28 @@ def test_a_value_that_a_knob_cannot_have(values: dict[str, object], wanted: str)
     (name,) = values
     with override(**values), pytest.raises(InputError, match=re.escape(wanted)):
         KNOBS[name]()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("/a//b/./c/", "/a/b/c"),
+        ("/", "/"),
+        ("/a/link/../b", "/a/link/../b"),
+        ("~/x", "/home/somebody/x"),
+        ("x/./y", "/here/x/y"),
+        ("", "/here"),
+    ],
+)
+def test_an_absolute_path_keeps_what_may_be_links(
+    given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setattr(os, "getcwd", lambda: "/here")
+    assert knobs.absolute(given) == expected
+
+
+def test_nobody_s_home_is_named() -> None:
+    with pytest.raises(InputError, match="'~nobody of that name/x' is below the home of a user"):
+        knobs.absolute("~nobody of that name/x")

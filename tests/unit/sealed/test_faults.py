@@ -197,7 +197,7 @@ def statements(rig: Rig, act: Callable[[SqliteRegistry], object], stop: int) -> 
         if seen == stop:
             shutil.copytree(rig.state, copies)
 
-    def traced(path: Path) -> sqlite3.Connection:
+    def traced(path: str) -> sqlite3.Connection:
         connection = quick_connect(path)
         connection.set_trace_callback(before)
         return connection

@@ -390,7 +390,7 @@ def test_a_process_that_dies_at_any_statement_of_the_registry(tmp_path: Path) ->
         copies.append(tmp_path / f"copy {len(copies)}")
         shutil.copytree(root, copies[-1])
 
-    def traced(path: Path) -> sqlite3.Connection:
+    def traced(path: str) -> sqlite3.Connection:
         connection = quick_connect(path)
         connection.set_trace_callback(copy)
         return connection

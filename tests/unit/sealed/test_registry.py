@@ -26,6 +26,7 @@ from penstock.sealed import (
     sqlite_registry,
 )
 from penstock.sealed.locks import lock
+from penstock.sealed.sqlite_registry import uri_of
 from tests.support_sealed import Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -322,7 +323,7 @@ def test_tokens_of_every_beginning_are_told_apart(tmp_path: Path) -> None:
 def test_the_database_is_its_owner_s_alone_and_durable(tmp_path: Path) -> None:
     said: list[str] = []
 
-    def listening(path: Path) -> sqlite3.Connection:
+    def listening(path: str) -> sqlite3.Connection:
         connection = sqlite_registry.connect(path)
         connection.set_trace_callback(said.append)
         return connection
@@ -368,10 +369,8 @@ def test_the_oldest_rows_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_database_that_is_locked_is_told(tmp_path: Path) -> None:
-    def impatient(path: Path) -> sqlite3.Connection:
-        return sqlite3.connect(
-            f"{path.as_uri()}?mode=rw", uri=True, timeout=0, isolation_level=None
-        )
+    def impatient(path: str) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=0, isolation_level=None)
 
     registry = SqliteRegistry(tmp_path / "registry", OWNER, KEYS, connect=impatient)
     registry.begin(row(1))
@@ -527,3 +526,12 @@ def test_entries_load_by_a_blob_registry(tmp_path: Path) -> None:
     assert rig.saved("elsewhere", token=bytes([1] * 32))
     assert rig.refuses(RegistryMissing)
     assert rig.saved()
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "100%", "what?mode=memory", "#1", "é", "a&b=c"])
+def test_a_path_of_any_letters_is_one_database(name: str, tmp_path: Path) -> None:
+    assert uri_of(tmp_path / name) == (tmp_path / name).as_uri()
+    registry = SqliteRegistry(tmp_path / name / name, OWNER, KEYS)
+    registry.begin(row(1))
+    assert registry.rows()
+    assert (tmp_path / name / name).is_file()
