@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="only these: reference, networks, operations, import, load, overhead, sealed, cache",
+        help="only these: reference, networks, operations, import, load, overhead, sealed, cache, engines",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
@@ -39,6 +39,7 @@ def use_one_core() -> None:
 def run(names: list[str], *, quick: bool, target: Path | None) -> int:
     from benchmarks import (
         cache,
+        engines,
         importing,
         loading,
         networks,
@@ -48,7 +49,17 @@ def run(names: list[str], *, quick: bool, target: Path | None) -> int:
         sealed,
     )
 
-    modules = (reference, networks, operations, importing, loading, overhead, sealed, cache)
+    modules = (
+        reference,
+        networks,
+        operations,
+        importing,
+        loading,
+        overhead,
+        sealed,
+        cache,
+        engines,
+    )
     every = {m.NAME: m.rows for m in modules}
     if unknown := set(names) - set(every):
         print(

@@ -16,11 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-Array = Any
-Run = Callable[[], Any]
+Array: TypeAlias = Any
+Call: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
+"""Outputs of inputs, both in the network's order."""
 
 TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
@@ -35,20 +37,37 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
     use_cores(int(threads))
     path = Path(model)
     inputs = draw(path)
-    subjects: dict[str, Run] = {}
-    penstock_run, told = ours(path, int(threads), accuracy, inputs, devices)
-    subjects[OURS] = penstock_run
+    call, told = ours(path, int(threads), accuracy, inputs, devices)
+    subjects = {OURS: call}
     refused: dict[str, str] = {}
     for name, make in COMPETITORS.items():
         try:
-            run = make(path, int(threads), inputs)
+            made = make(path, int(threads), inputs)
+            if made is None:
+                continue
+            if accuracy == "faithful" and name != DEFAULT[path.suffix]:
+                hold_to_bound(path, make, int(threads))
         except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not compete
-            refused[name] = f"{type(error).__name__}: {str(error)[:120]}"
+            refused[name] = f"{type(error).__name__}: {str(error)[:160]}"
             continue
-        if run is not None:
-            subjects[name] = run
-    times = race(subjects, int(rounds))
+        subjects[name] = made
+    times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
     print(json.dumps({"times": times, "refused": refused, **told}))
+
+
+def hold_to_bound(path: Path, make: Make, threads: int) -> None:
+    """Raises `AssertionError` where an engine's recorded cases lie farther off than `faithful` allows."""
+    from tests.golden.cases import entries
+    from tests.golden.engine_rules import judge
+    from tests.golden.recorded import judged_cases
+
+    for entry in entries("network", "onnx" if path.suffix == ".onnx" else "tflite"):
+        if Path(entry["file"]).name != path.name:
+            continue
+        for inputs, judged in judged_cases(entry):
+            call = make(path, threads, inputs)
+            if call is not None:
+                judge([*call(inputs)], judged, "faithful")
 
 
 def use_cores(threads: int) -> None:
@@ -59,7 +78,7 @@ def use_cores(threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
 
 
-def race(subjects: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """The median run of each subject's turn in each round; every round begins with another subject."""
     names = list(subjects)
     counts = {}
@@ -78,7 +97,7 @@ def race(subjects: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def turn_of(run: Run, count: int) -> float:
+def turn_of(run: Callable[[], Any], count: int) -> float:
     run()
     taken = []
     for _ in range(count):
@@ -114,7 +133,7 @@ def draw(path: Path) -> list[Array]:
 
 def ours(
     path: Path, threads: int, accuracy: str, inputs: Sequence[Array], devices: str
-) -> tuple[Run, dict[str, Any]]:
+) -> tuple[Call, dict[str, Any]]:
     """Penstock's tuned plan, over every usable device or those named."""
     import penstock
 
@@ -134,11 +153,10 @@ def ours(
         cache=os.environ.get("PENSTOCK_CACHE_DIR") or False,
     )
     plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
-    given = list(inputs)
-    return lambda: compiled.run(given), {"plan": plan}
+    return compiled.run, {"plan": plan}
 
 
-def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Run | None:
+def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call | None:
     """LiteRT's interpreter as it runs by default."""
     if path.suffix != ".tflite":
         return None
@@ -151,51 +169,50 @@ def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Run | None:
             interpreter.resize_tensor_input(place["index"], array.shape)
     interpreter.allocate_tensors()
     outputs = [place["index"] for place in interpreter.get_output_details()]
-    given = [(place["index"], array) for place, array in zip(places, inputs, strict=True)]
+    indexes = [place["index"] for place in places]
 
-    def run() -> list[Array]:
-        for index, array in given:
+    def run(given: Sequence[Array]) -> list[Array]:
+        for index, array in zip(indexes, given, strict=True):
             interpreter.set_tensor(index, array)
         interpreter.invoke()
         return [interpreter.get_tensor(index) for index in outputs]
 
-    run()
     return run
 
 
-def onnxruntime(path: Path, threads: int, inputs: Sequence[Array]) -> Run | None:
+def onnxruntime(path: Path, threads: int, _: Sequence[Array]) -> Call | None:
     """ONNX Runtime's session on its CPU provider."""
     if path.suffix != ".onnx":
         return None
-    import onnxruntime as ort
+    import onnxruntime as ort  # type: ignore[import-untyped]  # it is published without types
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
-    feed = {place.name: array for place, array in zip(session.get_inputs(), inputs, strict=True)}
-    session.run(None, feed)
-    return lambda: session.run(None, feed)
+    names = [place.name for place in session.get_inputs()]
+    return lambda given: session.run(None, dict(zip(names, given, strict=True)))
 
 
-def openvino(path: Path, threads: int, inputs: Sequence[Array]) -> Run:
+def openvino(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
     """OpenVINO's compiled model, in the order of its own inputs."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
-    import openvino as ov
+    import openvino as ov  # type: ignore[import-untyped]  # as onnxruntime
 
     core = ov.Core()
     model = core.read_model(str(path))
     if any(port.partial_shape.is_dynamic for port in model.inputs):
-        model.reshape(
-            {port: list(a.shape) for port, a in zip(model.inputs, inputs, strict=True)}
-        )
+        model.reshape({port: list(a.shape) for port, a in zip(model.inputs, inputs, strict=True)})
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
     request = core.compile_model(model, "CPU", settings).create_infer_request()
-    given = list(inputs)
-    request.infer(given)
-    return lambda: request.infer(given)
+    return lambda given: list(request.infer([*given]).values())
 
 
-COMPETITORS: Final[Mapping[str, Callable[[Path, int, Sequence[Array]], Run | None]]] = {
+Make: TypeAlias = Callable[[Path, int, Sequence[Array]], Call | None]
+
+DEFAULT: Final = {".tflite": "litert", ".onnx": "onnxruntime"}
+"""Whose format it is, and who therefore always competes."""
+
+COMPETITORS: Final[Mapping[str, Make]] = {
     "litert": litert,
     "onnxruntime": onnxruntime,
     "openvino": openvino,

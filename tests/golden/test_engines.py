@@ -41,7 +41,7 @@ def _here() -> frozenset[str]:
     """A dozen networks: of each numeric scheme and format the smallest first, in turn."""
     piles: dict[tuple[str, str], list[Entry]] = {}
     for file_format in ("tflite", "onnx"):
-        for entry in entries("network", file_format):  # type: ignore[arg-type]  # a literal of the tuple
+        for entry in entries("network", file_format):
             if (entry.get("macs") or 0) <= LARGEST_HERE:
                 piles.setdefault((file_format, entry["dtype_scheme"]), []).append(entry)
     for pile in piles.values():
@@ -58,7 +58,7 @@ HERE: Final = _here()
 def _parameters(arrangement: Arrangement) -> Iterator[Any]:
     engines = [(e,) for e in ENGINES] if arrangement == "first" else [ENGINES]
     for kind in ("unit", "network"):
-        for entry, cases in groups_of(kind):  # type: ignore[arg-type]  # a literal of the tuple
+        for entry, cases in groups_of(kind):
             if entry["id"] in ONNX_GAPS:
                 continue
             for names in engines:

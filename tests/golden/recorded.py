@@ -1,0 +1,30 @@
+"""The recorded cases of a network as it lies in its file, for who runs the file without Penstock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.ir import NDArray
+from tests.conftest import CORPUS
+from tests.golden.cases import Entry, LiteRT, case_groups
+from tests.golden.engine_rules import Judged
+
+
+def judged_cases(entry: Entry) -> Iterator[tuple[list[NDArray], Judged]]:
+    """Inputs, and what their outputs are judged by: the first case of each group without signature and other shapes,
+    so that no state is carried.
+    """
+    if CORPUS is None:
+        return
+    path = CORPUS / "models" / entry["file"]
+    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    for cases in case_groups(entry).values():
+        case = cases[0]
+        if "signature" in case or case.get("resize_inputs"):
+            continue
+        inputs = [arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]]
+        out = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
+        reference = LiteRT(path, arrays, [case])
+        yield inputs, Judged(entry, case, out, reference, LiteRT(path, arrays, [case], "default"))
