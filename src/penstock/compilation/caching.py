@@ -161,7 +161,7 @@ def obtain(
         from penstock.compilation.given_files import obtain_in_given_files
 
         return obtain_in_given_files(device, step, config, caching, recorder)
-    entry = _entry(device, step, config, caching, caching.info.directory, needed, recorder)
+    entry = _entry(device, step, config, caching, caching.info.place, needed, recorder)
     loaded = entry.load()
     if isinstance(loaded, Obtained):
         return loaded
@@ -181,7 +181,7 @@ def look_up(
     needed = _files_needed(device)
     if _cannot_cache(device, needed) or caching.info.place is None:
         return None
-    entry = _entry(device, step, config, caching, caching.info.directory, needed, recorder)
+    entry = _entry(device, step, config, caching, caching.info.place, needed, recorder)
     loaded = entry.load()
     return loaded if isinstance(loaded, Obtained) else None
 
