@@ -45,7 +45,7 @@ def read(argument: RequestArgument, operand: Operand, pools: Sequence[NDArray]) 
             nbytes = math.prod(shape) * operand.dtype.numpy.itemsize
             content = pools[place.pool][place.offset : place.offset + nbytes]
             return content.view(operand.dtype.numpy).reshape(shape)
-    raise _unknown(argument)
+    raise unknown(argument)
 
 
 def deliver(
@@ -89,9 +89,10 @@ def _target(argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | No
             return region
         case NoValue():
             return None
-    raise _unknown(argument)
+    raise unknown(argument)
 
 
-def _unknown(argument: RequestArgument) -> InvalidArgument:
+def unknown(argument: RequestArgument) -> InvalidArgument:
+    """The refusal of an argument of a kind that this device has no memory for."""
     kind = type(argument).__name__
     return InvalidArgument(f"this device has no memory of its own; a {kind} means nothing to it")

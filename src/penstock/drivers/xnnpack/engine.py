@@ -42,6 +42,18 @@ class _Engine:
 
 _engine: Final = _Engine()
 
+forks = 0
+"""How often this process has been forked since its first ancestor that loaded this module."""
+
+
+def _count_fork() -> None:
+    global forks  # noqa: PLW0603  # the one place that changes it
+    forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
 
 def make_interpreter(content: bytes, kernels: Kernels, num_threads: int) -> Any:
     """An interpreter of a file, nothing allocated. `GeneralFailure` with LiteRT's words.

@@ -30,12 +30,18 @@ class File:
 class Runner:
     """An interpreter whose tensors may move: each is looked for when it is written or read."""
 
+    inputs: Sequence[NDArray] = ()
+    """Where they stay, views of the tensors of `Segment.given` and `Segment.made`, and LiteRT's invoke."""
+    outputs: Sequence[NDArray] = ()
+    invoke: Callable[[], object]
+
     def __init__(self, file: File) -> None:
         segment = file.segment
         self.segment = segment
         interpreter = make_interpreter(file.content, file.kernels, file.threads)
         # LiteRT's own object: `Interpreter` asks before each call whether somebody holds a view.
         self._wrapper: Any = interpreter._interpreter
+        self.invoke = self._wrapper.Invoke
         self._inputs = [int(i) for i in self._wrapper.InputIndices()]
         self._outputs = [int(i) for i in self._wrapper.OutputIndices()]
         self._shapes: list[tuple[int, ...] | None] = [None] * len(self._inputs)
@@ -44,14 +50,14 @@ class Runner:
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
         """The outputs and new states by operand, as views that hold until the next run."""
-        segment, wrapper = self.segment, self._wrapper
+        segment = self.segment
         try:
             self._resize([values[i].shape for i in segment.inputs])
             for tensor, index in zip(self._inputs, segment.inputs, strict=True):
                 self._write(tensor, values[index])
             for tensor, state in zip(self._states, segment.states, strict=True):
                 self._write(tensor, values[state.given])
-            wrapper.Invoke()
+            self.invoke()
             found = {
                 index: self._read(tensor)
                 for tensor, index in zip(self._outputs, segment.outputs, strict=True)
@@ -89,9 +95,7 @@ class Runner:
 
 
 class SteadyRunner(Runner):
-    """An interpreter whose tensors stay where they are: *inputs* and *outputs* are views of them, with the
-    states behind the ordinary ones.
-    """
+    """An interpreter whose tensors stay where they are."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
@@ -103,15 +107,12 @@ class SteadyRunner(Runner):
             self.outputs = [*(wrapper.tensor(wrapper, t, 0) for t in self._outputs), *states]
         except (RuntimeError, ValueError, MemoryError) as error:
             raise GeneralFailure(f"LiteRT did not prepare the model: {told(error)}") from error
-        segment = self.segment
-        self._given = (*segment.inputs, *(s.given for s in segment.states))
-        made = (*segment.outputs, *(s.made for s in segment.states))
-        self._found: dict[int, NDArray] = dict(zip(made, self.outputs, strict=True))
-        self.invoke: Callable[[], object] = wrapper.Invoke
+        self._given = self.segment.given
+        self._found: dict[int, NDArray] = dict(zip(self.segment.made, self.outputs, strict=True))
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
         for view, index in zip(self.inputs, self._given, strict=True):
-            np.copyto(view, values[index])
+            view[...] = values[index]
         try:
             self.invoke()
         except (RuntimeError, ValueError) as error:

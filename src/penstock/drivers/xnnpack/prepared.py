@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import numpy as np
-
-from penstock.drivers.xnnpack.arguments import deliver, mapped, read
-from penstock.drivers.xnnpack.interpreter import File, Runner, SteadyRunner, failed
+from penstock.drivers.xnnpack import engine
+from penstock.drivers.xnnpack.arguments import deliver, mapped, read, unknown
+from penstock.drivers.xnnpack.interpreter import File, Runner, failed
 from penstock.errors import DeadObject, GeneralFailure
 from penstock.hal import (
     DONE,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
+    NoValue,
     PreparedModelBase,
     Request,
     Timing,
@@ -31,8 +30,6 @@ FORKED: Final = (
 )
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
-_copy: Final = np.copyto
-
 
 class XnnpackPreparedModel(PreparedModelBase):
     """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its own, which is kept
@@ -43,7 +40,7 @@ class XnnpackPreparedModel(PreparedModelBase):
         self.model = model
         self._files = files
         self._free: deque[list[Runner]] = deque([first])
-        self._process, self._closed = os.getpid(), False
+        self._forks, self._closed = engine.forks, False
         entry = model.entry
         self._inputs = [(i, entry.operands[i]) for i in entry.inputs]
         self._operands = [entry.operands[i] for i in entry.outputs]
@@ -56,64 +53,52 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._direct = self._is_direct()
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        if config.measure:
-            began = time.perf_counter_ns()
-            result = self._execute(request, config)
-            timing = Timing(None, time.perf_counter_ns() - began)
-            return ExecutionResult(result.output_shapes, timing)
-        return self._execute(request, config)
-
-    def close(self) -> None:
-        """Runs under way end on interpreters of their own."""
-        self._closed = True
-        self._free.clear()
-
-    def _execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         validate_request(self.model, request, config)
         if config.cancel is not None:
             config.cancel.check()
+        began = time.perf_counter_ns() if config.measure else 0
         try:
             runners = self._free.pop()
         except IndexError:
             runners = self._open()
-        if os.getpid() != self._process:
+        if engine.forks != self._forks:
             raise DeadObject(FORKED)
         if self._direct and not request.pools:
-            self._run_direct(runners[0], request)
+            runner = runners[0]
+            for view, argument in zip(runner.inputs, request.inputs):  # noqa: B905  # checked above
+                if type(argument) is not HostMemory:
+                    raise unknown(argument)
+                view[...] = argument.array
+            try:
+                runner.invoke()
+            except (RuntimeError, ValueError) as error:
+                raise failed(error) from error
+            for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked above
+                if type(wanted) is HostMemory:
+                    wanted.array[...] = view
+                elif type(wanted) is not NoValue:
+                    raise unknown(wanted)
             result = DONE
         else:
             result = self._run(runners, request, config)
         # One that failed is not used again.
-        if not self._closed:
-            self._free.append(runners)
+        self._free.append(runners)
+        if began:
+            timing = Timing(None, time.perf_counter_ns() - began)
+            return ExecutionResult(result.output_shapes, timing)
         return result
 
+    def close(self) -> None:
+        """Runs under way end on the interpreters they have."""
+        self._closed = True
+        self._free = deque(maxlen=0)
+
     def _is_direct(self) -> bool:
-        """Whether the request's arrays are those of the one segment: each once, none missing, of known shape."""
+        """Whether the request's arrays are those of the one segment, in its order, all of known shape."""
         if len(self._files) != 1 or not self._files[0].steady or self._cleared:
             return False
-        segment = self._files[0].segment
-        given = [*segment.inputs, *(s.given for s in segment.states)]
-        made = [*segment.outputs, *(s.made for s in segment.states)]
-        entry = self.model.entry
-        if sorted(given) != sorted(entry.inputs) or sorted(made) != sorted(entry.outputs):
-            return False
-        self._order_in = [given.index(i) for i in entry.inputs]
-        self._order_out = [made.index(i) for i in entry.outputs]
-        return True
-
-    def _run_direct(self, runner: Runner, request: Request) -> None:
-        assert isinstance(runner, SteadyRunner)
-        inputs, outputs = runner.inputs, runner.outputs
-        for at, argument in zip(self._order_in, request.inputs, strict=True):
-            _copy(inputs[at], argument.array)  # type: ignore[union-attr]  # without pools there is no other kind
-        try:
-            runner.invoke()
-        except (RuntimeError, ValueError) as error:
-            raise failed(error) from error
-        for at, argument in zip(self._order_out, request.outputs, strict=True):
-            if type(argument) is HostMemory:
-                _copy(argument.array, outputs[at])
+        entry, segment = self.model.entry, self._files[0].segment
+        return entry.inputs == segment.given and entry.outputs == segment.made
 
     def _run(
         self, runners: list[Runner], request: Request, config: ExecutionConfig

@@ -53,6 +53,16 @@ class Segment(msgspec.Struct, frozen=True):
     outputs: tuple[int, ...]
     states: tuple[State, ...]
 
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The operands that it reads: its inputs, then the states before the run."""
+        return (*self.inputs, *(s.given for s in self.states))
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The operands that it writes: its outputs, then the states after the run."""
+        return (*self.outputs, *(s.made for s in self.states))
+
 
 def make_segments(
     model: Model, classes: Sequence[Classes | str], accuracy: AccuracyClass
@@ -126,12 +136,20 @@ def _segment(model: Model, kernels: Kernels, members: list[int], fixed: dict[int
     apart = {i for s in states for i in (s.given, s.made)}
     inputs = [
         i
-        for i in sorted(read - written - apart)
+        for i in _in_order(read - written - apart, entry.inputs)
         if entry.operands[i].has_value and not entry.operands[i].is_constant
     ]
-    outputs = [i for i in sorted(made - apart) if i in elsewhere]
+    outputs = [i for i in _in_order(made - apart, entry.outputs) if i in elsewhere]
     built = _build(model, operations, inputs, outputs, states)
     return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states))
+
+
+def _in_order(operands: set[int], first: Sequence[int]) -> list[int]:
+    """*operands*, those of *first* in its order before the others."""
+    return [
+        *(i for i in dict.fromkeys(first) if i in operands),
+        *sorted(operands.difference(first)),
+    ]
 
 
 def _needed(entry: Subgraph, members: list[int], fixed: dict[int, None]) -> set[int]:

@@ -19,7 +19,7 @@ from penstock.drivers.xnnpack.site import (
 )
 from penstock.drivers.xnnpack.steady import is_shaped_once
 from penstock.errors import PenstockError
-from penstock.hal import Support
+from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model
 from penstock.ir.types import is_static
 
@@ -58,11 +58,25 @@ def answer(site: Site) -> Classes | str:
             o is not None and not o.is_constant for o in site.inputs
         ):
             return "a result of constants whose shape is not known"
-        return check(site)
+        return _beside_others(site, check(site))
     except Refused as refusal:
         return str(refusal)
     except (PenstockError, ValueError, LookupError, ArithmeticError) as error:
         return f"not computable as it stands: {error}"
+
+
+def _beside_others(site: Site, classes: Classes) -> Classes:
+    """Floats that are only moved count as `faithful` like the arithmetic around them: moved alone, they would be
+    carried to and fro, and whoever sums them in `exact` would no longer see where they go.
+    """
+    floats = any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None)
+    if not floats:
+        return classes
+    return Classes(_capped(classes.xnnpack), _capped(classes.builtin))
+
+
+def _capped(accuracy: AccuracyClass | None) -> AccuracyClass | None:
+    return "faithful" if accuracy == "exact" else accuracy
 
 
 ATTENTION: Final = "odml.scaled_dot_product_attention"
