@@ -15,6 +15,16 @@ from penstock.ir.types import static_shape
 from penstock.memory import map_memory
 
 
+def lent(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
+    """The caller's own arrays, or None where an argument is anything else."""
+    arrays = []
+    for argument in arguments:
+        if type(argument) is not HostMemory:
+            return None
+        arrays.append(argument.array)
+    return arrays
+
+
 @contextmanager
 def bound(
     request: Request, entry: Subgraph

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
+import msgspec
+
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.installation import CPU, Installation, Provider
 from penstock.errors import DeviceUnavailable, GeneralFailure
@@ -51,7 +53,7 @@ class OnnxRuntimeDevice(DeviceBase):
     ) -> None:
         self.provider, self._installation, self._given_seal = provider, installation, seal
         self.name, self.type = provider.device_name, provider.type
-        self.measured = provider.name == CPU.name
+        self.measured = msgspec.structs.replace(provider, reason="") == CPU
         self.capabilities = Capabilities(
             performance=PERFORMANCE,
             default_performance=None,

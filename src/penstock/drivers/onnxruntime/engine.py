@@ -83,12 +83,14 @@ def session_of(
     num_threads: int | None,
     *,
     optimised: bool = False,
+    fuse: bool = False,
     save_to: Path | None = None,
 ) -> Session:
     """A session of an ONNX model's bytes; `GeneralFailure` with ONNX Runtime's words.
 
     *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it is. The
-    optimised model is written to *save_to*.
+    optimised model is written to *save_to*. *fuse* lets it make integer kernels of operators that stand between
+    dequantisation and quantisation; its own graphs name those kernels.
     """
     package = onnxruntime()
     if provider not in package.get_available_providers():
@@ -105,11 +107,9 @@ def session_of(
         options.add_session_config_entry(name, value)
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
-    chosen = [provider]
-    if provider != CPU:
-        chosen.append(CPU)
-    else:
+    if not fuse:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    chosen = [provider] if provider == CPU else [provider, CPU]
     try:
         return package.InferenceSession(data, options, providers=chosen)
     except Exception as error:
@@ -120,7 +120,6 @@ CPU: Final = "CPUExecutionProvider"
 SETTINGS: Final = {
     # Threads wait actively within a run, and not after it, when other devices of the plan may run.
     "session.force_spinning_stop": "1",
-    "session.set_denormal_as_zero": "0",
 }
 
 

@@ -24,7 +24,6 @@ class Executable:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._lock = threading.Lock()
         self._free: list[_Run] = []
 
     def run(
@@ -36,14 +35,14 @@ class Executable:
         """Runs once, in place where the arrays are aligned. After an error nothing is written any more."""
         if (reason := unusable()) is not None:
             raise DeadObject(reason)
-        with self._lock:
-            run = self._free.pop() if self._free else None
-        if run is None:
+        # Popping from and appending to a list are each one step to other threads.
+        try:
+            run = self._free.pop()
+        except IndexError:
             run = _Run(self.session)
         run.execute(inputs, outputs, config)
         # One that failed is not used again.
-        with self._lock:
-            self._free.append(run)
+        self._free.append(run)
 
 
 class _Run:
@@ -54,12 +53,8 @@ class _Run:
         self._run = session._sess.run_with_iobinding  # noqa: SLF001  # the public method sets up what is set up here
         self._binding = package.capi.onnxruntime_pybind11_state.SessionIOBinding(session._sess)  # noqa: SLF001
         place = package.capi.onnxruntime_pybind11_state.OrtDevice(0, 0, 0)
-        self._inputs = [
-            _Port(a, self._binding.bind_input, place) for a in session.get_inputs()
-        ]
-        self._outputs = [
-            _Port(a, self._binding.bind_output, place) for a in session.get_outputs()
-        ]
+        self._inputs = [_Port(a, self._binding.bind_input, place) for a in session.get_inputs()]
+        self._outputs = [_Port(a, self._binding.bind_output, place) for a in session.get_outputs()]
         self._options: Any = package.RunOptions
 
     def execute(
@@ -68,23 +63,33 @@ class _Run:
         outputs: Sequence[NDArray | None],
         config: ExecutionConfig,
     ) -> None:
+        copies: list[NDArray] = []
         late: list[tuple[NDArray, NDArray]] = []
         try:
             for port, array in zip(self._inputs, inputs, strict=True):
-                port.bind(array if array.flags.aligned else array.copy())
+                address = array.__array_interface__["data"][0]
+                if address != port.bound:
+                    if address % port.alignment:
+                        copies.append(array.copy())
+                        address = address_of(copies[-1])
+                    port.bind(address)
             for port, wanted in zip(self._outputs, outputs, strict=True):
-                if wanted is not None and wanted.flags.aligned:
-                    port.bind(wanted)
-                else:
-                    port.bind(port.own())
-                    if wanted is not None:
-                        late.append((wanted, port.own()))
+                address = 0 if wanted is None else wanted.__array_interface__["data"][0]
+                if address != port.bound or wanted is None:
+                    if wanted is None or address % port.alignment:
+                        own = port.own()
+                        address = address_of(own)
+                        if wanted is not None:
+                            late.append((wanted, own))
+                    port.bind(address)
             if config.deadline_ns is None and config.cancel is None:
                 self._run(self._binding, None)
             else:
                 self._run_watched(config)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise GeneralFailure(f"ONNX Runtime did not execute the model: {told(error)}") from error
+            raise GeneralFailure(
+                f"ONNX Runtime did not execute the model: {told(error)}"
+            ) from error
         for wanted, result in late:
             wanted[...] = result.view(wanted.dtype).reshape(wanted.shape)
 
@@ -124,26 +129,32 @@ def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
 
 
 class _Port:
-    """One input or output of a session, and the address that it is bound to."""
+    """One input or output of a session, and the address *bound* to it: memory that the caller holds during a run."""
+
+    __slots__ = ("_call", "_dtype", "_name", "_own", "_place", "_shape", "alignment", "bound")
 
     def __init__(self, port: Any, bind: Any, place: Any) -> None:
         self._name, self._shape, self._place, self._call = port.name, list(port.shape), place, bind
         self._dtype = np.dtype(TYPES[port.type])
-        self._bound: int | None = None
+        self.alignment = self._dtype.alignment
+        self.bound = -1
         self._own: NDArray | None = None
 
-    def bind(self, array: NDArray) -> None:
-        """Lets the run read or write *array*'s memory, which the caller holds meanwhile."""
-        address = array.ctypes.data
-        if address != self._bound:
-            self._call(self._name, self._place, self._dtype, self._shape, address)
-            self._bound = address
+    def bind(self, address: int) -> None:
+        """Lets the run read or write the memory at *address*."""
+        self._call(self._name, self._place, self._dtype, self._shape, address)
+        self.bound = address
 
     def own(self) -> NDArray:
         """Memory for a value that cannot go where it is wanted."""
         if self._own is None:
             self._own = np.empty(self._shape, self._dtype)
         return self._own
+
+
+def address_of(array: NDArray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 TYPES: Final = {

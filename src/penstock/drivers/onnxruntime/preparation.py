@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 OPTIMISED = "model.onnx"
 
 
-def prepare(device: OnnxRuntimeDevice, model: Model, config: PrepareConfig) -> OnnxRuntimePreparedModel:
+def prepare(
+    device: OnnxRuntimeDevice, model: Model, config: PrepareConfig
+) -> OnnxRuntimePreparedModel:
     """Writes a model whose operations are all supported as ONNX, and saves what ONNX Runtime makes of it to the
     cache handles.
     """
@@ -33,13 +35,13 @@ def prepare(device: OnnxRuntimeDevice, model: Model, config: PrepareConfig) -> O
     caching = bool(config.model_cache or config.data_cache)
     device.count(compiles=1)
     if not caching:
-        session = engine.session_of(content, device.provider.name, config.num_threads)
+        session = engine.session_of(
+            content, device.provider.name, config.num_threads, fuse=not device.measured
+        )
         return OnnxRuntimePreparedModel(ports, CacheReport(), Executable(session))
     with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
         path = Path(folder) / OPTIMISED
-        session = engine.session_of(
-            content, device.provider.name, config.num_threads, save_to=path
-        )
+        session = engine.session_of(content, device.provider.name, config.num_threads, save_to=path)
         _check(config)
         report = _save(device, path, ports, config)
     return OnnxRuntimePreparedModel(ports, report, Executable(session))
@@ -86,9 +88,7 @@ def load(device: OnnxRuntimeDevice, config: PrepareConfig) -> OnnxRuntimePrepare
         raise GeneralFailure(str(error)) from error
     _check(config)
     device.count(loads=1)
-    session = engine.session_of(
-        content, device.provider.name, config.num_threads, optimised=True
-    )
+    session = engine.session_of(content, device.provider.name, config.num_threads, optimised=True)
     return OnnxRuntimePreparedModel(manifest.ports, CacheReport(), Executable(session))
 
 

@@ -43,7 +43,7 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 class Node:
     """One ONNX node: plain Python until the model is written."""
 
-    __slots__ = ("attributes", "domain", "inputs", "kind", "outputs", "site")
+    __slots__ = ("attributes", "domain", "inputs", "kind", "outputs")
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
-from penstock.drivers.onnxruntime.export.site import make_sites, known_shape
 from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.drivers.onnxruntime.export.site import known_shape, make_sites
 from penstock.errors import DriverError, GeneralFailure, PenstockError
 from penstock.ir import DType, Model, NDArray, Operand
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +58,8 @@ def _emit(
     image, fused = site.shape(), activation(site, ACTIVATIONS)
     w = windows(site, image[1:3], shape[2:])
     named = attributes(w, shape[2:], groups)
-    if site.input().dtype not in QUANTIZED:
-        x = graph.get(site.input_indexes[0], first=True)
+    if graph.portable or site.input().dtype not in QUANTIZED:
+        x = graph.real(site.input_indexes[0], first=True)
         weights = real_weights(graph, site, 1, order, shape, (shape[0], 1, 1, 1))
         node = graph.node("Conv", x, weights, *real_bias(graph, site), **named)
         graph.round(site, graph.activate(node, fused), first=True)
@@ -78,7 +79,7 @@ def _emit(
     graph.define(site, graph.limit(node, site.output(), fused))
 
 
-def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str, object]:
+def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str, Any]:
     """A convolution's attributes."""
     return {
         "kernel_shape": list(extents),
@@ -98,7 +99,9 @@ def _check_transpose_conv(site: Site) -> AccuracyClass:
     return check_layer(site, data=2, weights=1, bias=3)
 
 
-def _paddings(site: Site, image: Sequence[int], filters: Sequence[int]) -> tuple[Windows, list[int]]:
+def _paddings(
+    site: Site, image: Sequence[int], filters: Sequence[int]
+) -> tuple[Windows, list[int]]:
     """Windows whose end padding is what the output's size leaves, and how much the output goes beyond it."""
     output = site.output_shape()
     w = windows(site, output[1:3], filters[1:3])

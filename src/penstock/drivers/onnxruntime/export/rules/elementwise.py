@@ -90,7 +90,9 @@ def _check_unary(site: Site) -> AccuracyClass:
 def emit_unary(graph: Graph, site: Site) -> None:
     index = site.input_indexes[0]
     first = graph.is_first(index)
-    graph.round(site, UNARY[site.operation.type](graph, graph.real(index, first=first)), first=first)
+    graph.round(
+        site, UNARY[site.operation.type](graph, graph.real(index, first=first)), first=first
+    )
 
 
 @rule("GELU", check=_check_unary)

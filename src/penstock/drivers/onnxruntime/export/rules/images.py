@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import (
@@ -18,6 +20,10 @@ from penstock.drivers.onnxruntime.export.site import Site, require
 from penstock.drivers.onnxruntime.export.types import F32, activation, activations, moves
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
+
+FLOAT: Final = 1
+UINT8: Final = 2
+"""ONNX's numbers of element types."""
 
 
 def _extents(site: Site) -> tuple[int, int]:
@@ -36,8 +42,12 @@ def _check_pool(site: Site) -> AccuracyClass:
     return activations(site, quantized="faithful")
 
 
-def _attributes(site: Site, w: Windows) -> dict[str, object]:
-    return {"kernel_shape": list(_extents(site)), "strides": w.strides, "pads": [*w.before, *w.after]}
+def _attributes(site: Site, w: Windows) -> dict[str, Any]:
+    return {
+        "kernel_shape": list(_extents(site)),
+        "strides": w.strides,
+        "pads": [*w.before, *w.after],
+    }
 
 
 @rule("AVERAGE_POOL_2D", check=_check_pool)
@@ -46,6 +56,11 @@ def emit_average_pool(graph: Graph, site: Site) -> None:
     named = _attributes(site, w)
     if not site.is_quantized:
         x = graph.get(site.input_indexes[0], first=True)
+        node = graph.node("AveragePool", x, count_include_pad=0, **named)
+        graph.round(site, graph.activate(node, fused), first=True)
+        return
+    if graph.portable:
+        x = graph.real(site.input_indexes[0], first=True)
         node = graph.node("AveragePool", x, count_include_pad=0, **named)
         graph.round(site, graph.activate(node, fused), first=True)
         return
@@ -66,16 +81,12 @@ def rounded(graph: Graph, mean: Value, site: Site) -> Value:
     return graph.node("Cast", graph.node("Add", signed, offset), to=UINT8)
 
 
-FLOAT, UINT8 = 1, 2
-"""ONNX's numbers of element types."""
-
-
 @rule("MAX_POOL_2D", check=_check_pool)
 def emit_max_pool(graph: Graph, site: Site) -> None:
     w, fused = windows(site, site.shape()[1:3], _extents(site)), activation(site, ACTIVATIONS)
     named = _attributes(site, w)
-    if not site.is_quantized:
-        x = graph.get(site.input_indexes[0], first=True)
+    if graph.portable or not site.is_quantized:
+        x = graph.real(site.input_indexes[0], first=True)
         node = graph.activate(graph.node("MaxPool", x, **named), fused)
         graph.round(site, node, first=True)
         return
@@ -86,7 +97,10 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
 
 @rule("L2_POOL_2D", check=_check_pool)
 def emit_l2_pool(graph: Graph, site: Site) -> None:
-    w, x = windows(site, site.shape()[1:3], _extents(site)), graph.get(site.input_indexes[0], first=True)
+    w, x = (
+        windows(site, site.shape()[1:3], _extents(site)),
+        graph.get(site.input_indexes[0], first=True),
+    )
     squares = graph.node("Mul", x, x)
     node = graph.node("AveragePool", squares, count_include_pad=0, **_attributes(site, w))
     node = graph.activate(graph.node("Sqrt", node), activation(site, ACTIVATIONS))
@@ -115,7 +129,9 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     image = site.shape()
     sizes = graph.whole([image[0], image[3], *site.integers(1, "its size")])
     x = graph.real(site.input_indexes[0], first=True)
-    node = graph.node("Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=mode)
+    node = graph.node(
+        "Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=mode
+    )
     if site.is_quantized:
         graph.round(site, graph.transpose(node, TO_LAST))
     else:
@@ -197,7 +213,12 @@ def emit_space_to_batch(graph: Graph, site: Site) -> None:
         node = graph.node("Pad", node, graph.whole(pads), zero_of(graph, site))
     cut = [n for pair in zip(output[1 : k + 1], blocks, strict=True) for n in pair]
     node = graph.reshape(node, (shape[0], *cut, *shape[k + 1 :]))
-    order = (*range(2, 2 * k + 2, 2), 0, *range(1, 2 * k + 1, 2), *range(2 * k + 1, 2 * k + 1 + rest))
+    order = (
+        *range(2, 2 * k + 2, 2),
+        0,
+        *range(1, 2 * k + 1, 2),
+        *range(2 * k + 1, 2 * k + 1 + rest),
+    )
     graph.define(site, graph.reshape(graph.transpose(node, order), output))
 
 

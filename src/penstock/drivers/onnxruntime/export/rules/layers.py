@@ -54,13 +54,17 @@ def real_weights(
     """The filter at input *position*, real, its dimensions taken in *order* and then laid out as *shape*.
 
     A constant one is laid out here; a quantised one is dequantised, its scales one a channel in the layout
-    *channels*.
+    *channels*: here, or in the graph where that is portable, so that a provider sees its integers.
     """
     index, operand = site.input_indexes[position], site.input(position)
     known = graph.model.constant(operand) if operand.is_constant else graph.known(index)
     if known is None:
         return graph.reshape(graph.transpose(graph.get(index), order), shape)
     value = np.ascontiguousarray(known.transpose(order).reshape(shape))
+    if graph.portable and operand.dtype in QUANTIZED:
+        axis = next((at for at, size in enumerate(channels) if size > 1), 0)
+        given = stored_weights(graph, site, position, value)
+        return graph.node("DequantizeLinear", *given, axis=axis)
     return graph.constant(_dequantized(value, site, position, channels))
 
 
@@ -76,7 +80,9 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
     return real
 
 
-def real_bias(graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> list[Value]:
+def real_bias(
+    graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2
+) -> list[Value]:
     """The bias as a list of one real value, or none; an integer one in steps of input scale times weight scale."""
     if not site.has(bias):
         return []
@@ -93,7 +99,9 @@ def weight_scales(site: Site, weights: int) -> NDArray:
     return np.array(quantization.scales if quantization else (1.0,), np.float32)
 
 
-def stored_weights(graph: Graph, site: Site, position: int, value: NDArray) -> tuple[Value, Value, Value]:
+def stored_weights(
+    graph: Graph, site: Site, position: int, value: NDArray
+) -> tuple[Value, Value, Value]:
     """An 8-bit filter *value*, laid out, with its scales and zero points: signed, since that is fastest beside
     unsigned data, or unsigned where the processor's products would saturate.
     """

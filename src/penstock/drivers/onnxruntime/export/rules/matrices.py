@@ -31,11 +31,12 @@ def _check_fully_connected(site: Site) -> AccuracyClass:
 def emit_fully_connected(graph: Graph, site: Site) -> None:
     """Rows of the input times the transposed weights [units, depth]."""
     units, depth = site.shape(1)
-    x, fused = graph.get(site.input_indexes[0]), activation(site, ACTIVATIONS)
+    index, fused = site.input_indexes[0], activation(site, ACTIVATIONS)
+    real = graph.portable or site.input().dtype not in QUANTIZED
+    x = graph.real(index) if real else graph.get(index)
     if len(site.shape()) != 2 or site.shape()[1] != depth:
         x = graph.reshape(x, (-1, depth))
-    quantized = site.input().dtype in QUANTIZED
-    if quantized:
+    if not real:
         value = np.ascontiguousarray(graph.model.constant(site.input(1)).T)
         node = graph.node(
             "QGemm",
@@ -53,7 +54,10 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
         node = graph.activate(node, fused)
     if len(site.output_shape()) != 2:
         node = graph.reshape(node, site.output_shape())
-    graph.define(site, node)
+    if real:
+        graph.round(site, node)
+    else:
+        graph.define(site, node)
 
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
@@ -68,8 +72,8 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
         _matrix(graph, site, position, turned=attributes.flag(name))
         for position, name in ((0, "adj_x"), (1, "adj_y"))
     )
-    if not site.is_quantized:
-        graph.define(site, graph.node("MatMul", a, b))
+    if graph.portable or not site.is_quantized:
+        graph.round(site, graph.node("MatMul", a, b))
         return
     node = graph.node(
         "QLinearMatMul",
@@ -83,7 +87,8 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
 
 
 def _matrix(graph: Graph, site: Site, position: int, *, turned: bool) -> Value:
-    value = graph.get(site.input_indexes[position])
+    index = site.input_indexes[position]
+    value = graph.real(index) if graph.portable else graph.get(index)
     if not turned:
         return value
     rank = len(site.shape(position))

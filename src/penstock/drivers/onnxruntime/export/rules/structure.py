@@ -268,5 +268,3 @@ def _check_shape(site: Site) -> AccuracyClass:
 def emit_shape(graph: Graph, site: Site) -> None:
     """Known already."""
     graph.hold(site, np.array(site.shape(), site.output().dtype.numpy))
-
-

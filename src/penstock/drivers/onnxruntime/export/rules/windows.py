@@ -18,9 +18,7 @@ class Windows(msgspec.Struct, frozen=True):
     after: list[int]
 
 
-def windows(
-    site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str = "hw"
-) -> Windows:
+def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str = "hw") -> Windows:
     """The windows of *extents* over an image of *sizes* (height, width), as the attributes of *site* say.
 
     SAME pads so that there are ceil(size / stride) positions, the odd element behind; VALID not at all
