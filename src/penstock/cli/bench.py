@@ -17,7 +17,7 @@ from penstock.cli.receipts import show_cache, show_fallbacks
 from penstock.errors import NotAvailable
 
 if TYPE_CHECKING:
-    from penstock import CompiledModel
+    from penstock import CompiledModel, Receipt
     from penstock.ir import NDArray
 
 DEFAULT_RUNS: Final = 50
@@ -76,7 +76,9 @@ def bench(
             progress=progress,
         )
     with compiled:
-        durations = measure(output, compiled, fed.arrays, runs=runs, seconds=seconds, warmup=warmup)
+        durations, last = measure(
+            output, compiled, fed.arrays, runs=runs, seconds=seconds, warmup=warmup
+        )
         summary = compiled.plan.summary()
         plan = json.loads(compiled.plan.to_json())
         receipt = compiled.receipt
@@ -94,6 +96,7 @@ def bench(
     output.line(f"plan: {summary}", "dim")
     show_cache(output, receipt)
     show_fallbacks(output, receipt)
+    show_fallbacks(output, last)
     output.json(
         {
             **data,
@@ -101,6 +104,7 @@ def bench(
             "notes": fed.notes,
             "plan": plan,
             "compile_receipt": json.loads(receipt.to_json()),
+            "receipt": json.loads(last.to_json()),
         }
     )
 
@@ -113,8 +117,10 @@ def measure(
     runs: int,
     seconds: float,
     warmup: int,
-) -> list[int]:
-    """Nanoseconds of each measured run: *runs* of them, or fewer when *seconds* are over after one."""
+) -> tuple[list[int], Receipt]:
+    """Nanoseconds of each measured run: *runs* of them, or fewer when *seconds* are over after one; and the
+    last one's receipt.
+    """
     durations: list[int] = []
     with output.progress() as progress:
         bar = progress.add_task("warm-up", total=warmup + runs)
@@ -123,12 +129,13 @@ def measure(
             progress.advance(bar)
         progress.update(bar, description="measuring")
         end = time.perf_counter() + seconds
-        while len(durations) < runs and (not durations or time.perf_counter() < end):
+        outputs = None
+        while outputs is None or (len(durations) < runs and time.perf_counter() < end):
             began = time.perf_counter_ns()
-            compiled.run(arrays)
+            outputs = compiled.run(arrays)
             durations.append(time.perf_counter_ns() - began)
             progress.advance(bar)
-    return durations
+    return durations, outputs.receipt
 
 
 def summarise(durations: Sequence[int]) -> dict[str, Any]:

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, the file it came from, and how long loading took."""
+    """A model, the file it came from, how long loading took, and when it began (`time.perf_counter_ns`)."""
 
     model: Model
     path: str
     load_ns: int
+    start_ns: int
 
 
 def load(path: str) -> Loaded:
@@ -47,7 +48,7 @@ def load(path: str) -> Loaded:
         raise FileError(path, os_reason(error)) from None
     except ModelError as error:
         raise FileError(path, str(error)) from error
-    return Loaded(model, path, time.perf_counter_ns() - began)
+    return Loaded(model, path, time.perf_counter_ns() - began, began)
 
 
 def compile_model(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.output import Output
 
 if TYPE_CHECKING:
-    from penstock.compilation import CacheOutcome, Receipt
+    from penstock.compilation import CacheOutcome, Receipt, StepReceipt
 
 ORDINARY: Final = ("NoEntry", "NotYetWritten", "IngredientChanged")
 """Misses that come with time; any other that has a name refused something that was there."""
@@ -32,12 +32,16 @@ def show_cache(output: Output, receipt: Receipt) -> None:
 
 
 def show_fallbacks(output: Output, receipt: Receipt) -> None:
-    """A line for each device that failed to compile what it had said it could, with its reason."""
-    for device, error in dict.fromkeys((s.fallback_from, s.error) for s in receipt.steps):
-        if device is not None:
-            steps = sum((s.fallback_from, s.error) == (device, error) for s in receipt.steps)
-            many = f" ({steps} steps)" if steps > 1 else ""
-            output.line(f"fall-back: {device} failed to compile{many}: {error}", "yellow")
+    """A line for each device that failed to compile or to run what it had said it could, with its reason."""
+    failed = Counter(pair for step in receipt.steps for pair in _failures(step))
+    act = "compile" if receipt.stage == "compile" else "run"
+    for (device, error), steps in failed.items():
+        many = f" ({steps} steps)" if steps > 1 else ""
+        output.line(f"fall-back: {device} failed to {act}{many}: {error}", "yellow")
+
+
+def _failures(step: StepReceipt) -> list[tuple[str, str]]:
+    return [(failure.device, failure.error) for failure in step.failures]
 
 
 def in_words(outcome: CacheOutcome, steps: int = 1) -> str:

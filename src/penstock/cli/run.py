@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock import CompiledModel, ExecutionPlan, Outputs
     from penstock.cli.answers import Answer, Results
     from penstock.cli.feed import Fed
+    from penstock.cli.opening import Loaded
     from penstock.ir import NDArray
 
 EMPTY_DEVICE: Final = "null"
@@ -103,7 +104,7 @@ def run(
         )
     with compiled:
         began = time.perf_counter_ns()
-        outputs = compiled.run(fed.arrays)
+        outputs = compiled.run(fed.arrays, measure=trace_file is not None)
         times = {
             "load": loaded.load_ns,
             "compile": compile_ns,
@@ -124,7 +125,7 @@ def run(
         refused = ""
         try:
             if trace_file is not None:
-                write_trace(trace_file, compiled, outputs, times)
+                write_trace(trace_file, compiled, outputs, loaded)
             if out_file is not None:
                 write_out(out_file, found, fed, results)
         except OutputError as error:
@@ -152,6 +153,7 @@ def report(
     output.line(f"plan: {compiled.plan.summary()}", "dim")
     show_cache(output, compiled.receipt)
     show_fallbacks(output, compiled.receipt)
+    show_fallbacks(output, outputs.receipt)
     output.line(
         "time: " + ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items()), "dim"
     )
@@ -209,13 +211,14 @@ def _plain(path: Path, array: NDArray) -> NDArray:
     return np.array(items, "S").reshape(array.shape)
 
 
-def write_trace(
-    path: Path, compiled: CompiledModel, outputs: Outputs, times: dict[str, int]
-) -> None:
-    """The Chrome trace of load, compile and run."""
-    from penstock.cli.trace import chrome_trace
+def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: Loaded) -> None:
+    """The Chrome trace of load, compile and run, on one clock."""
+    from penstock.compilation.receipt import Span
+    from penstock.compilation.trace import chrome_trace
 
-    text = json.dumps(chrome_trace(times, compiled.receipt, outputs.receipt, compiled.plan))
+    load = Span("load", Path(loaded.path).name, None, loaded.start_ns, loaded.load_ns)
+    receipts = [compiled.receipt, outputs.receipt]
+    text = json.dumps(chrome_trace(receipts, compiled.plan, [load]))
     writing.write(path, lambda: path.write_text(text, "utf-8"))
 
 

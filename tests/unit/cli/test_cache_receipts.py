@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from penstock.cli.output import Output
 from penstock.cli.progress import compile_bar, words
 from penstock.cli.receipts import in_words, refused, show_cache, show_fallbacks
-from penstock.compilation import CacheOutcome, Receipt, StepReceipt
+from penstock.compilation import CacheOutcome, Failure, Receipt, StepReceipt
 from penstock.hal import ProgressEvent
 
 HIT = CacheOutcome("hit")
@@ -80,14 +81,17 @@ def test_events_in_words() -> None:
     assert words(ProgressEvent("tiling", "fast", 0, 1)) == "tiling fast"
 
 
-def test_a_device_that_failed_to_compile_is_named_with_its_reason() -> None:
+@pytest.mark.parametrize(("stage", "act"), [("compile", "compile"), ("run", "run")])
+def test_a_device_that_failed_is_named_with_its_reason(stage: Any, act: str) -> None:
     stream = io.StringIO()
+    fast, wide = Failure("fast", "GeneralFailure: no room"), Failure("wide", "GeneralFailure: hot")
     steps = (
-        StepReceipt("reference", (0,), 1, fallback_from="fast", error="GeneralFailure: no room"),
+        StepReceipt("reference", (0,), 1, failures=(fast, wide)),
         StepReceipt("slow", (1,), 1),
-        StepReceipt("reference", (2,), 1, fallback_from="fast", error="GeneralFailure: no room"),
+        StepReceipt("reference", (2,), 1, failures=(fast,)),
     )
-    show_fallbacks(Output(console=Console(file=stream, width=200)), Receipt(steps))
+    show_fallbacks(Output(console=Console(file=stream, width=200)), Receipt(steps, stage=stage))
     assert stream.getvalue() == (
-        "fall-back: fast failed to compile (2 steps): GeneralFailure: no room\n"
+        f"fall-back: fast failed to {act} (2 steps): GeneralFailure: no room\n"
+        f"fall-back: wide failed to {act}: GeneralFailure: hot\n"
     )

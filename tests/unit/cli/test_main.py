@@ -512,7 +512,8 @@ def test_run_writes_a_chrome_trace(run: Run, model: Path, tmp_path: Path) -> Non
     result = run("run", model, "random", "--device", "sample", "--trace", tmp_path / "t.json")
     assert result.exit_code == 0, result.output
     events = json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
-    assert {"load", "compile", "run", "run step 0"} <= {e["name"] for e in events}
+    names = {e["name"] for e in events}
+    assert {f"load {model.name}", "partition", "compile", "run", "execute step 0"} <= names
 
 
 def test_a_wrong_shape_and_a_wrong_dtype_are_bad_files(

@@ -12,7 +12,6 @@ from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.late import Late
 from penstock.errors import GeneralFailure
 from penstock.hal import (
-    DONE,
     CacheReport,
     ExecutionConfig,
     ExecutionResult,
@@ -55,7 +54,7 @@ class OpenVinoPreparedModel(PreparedModelBase):
         elapsed = time.perf_counter_ns() - began
         if (late := self._late) is not None:
             self._become(late.after_a_run(config))
-        return ExecutionResult((), Timing(None, elapsed)) if config.measure else DONE
+        return ExecutionResult((), Timing(None, elapsed))
 
     def close(self) -> None:
         self._closed, self._executable = True, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from penstock.hal import (
     DeviceType,
     ExecutionConfig,
     ExecutionResult,
+    OperationTiming,
     PrepareConfig,
     PreparedModelBase,
     Request,
@@ -92,8 +94,18 @@ class PreparedReference(PreparedModelBase):
         inputs = bind_inputs(request, self._inputs, regions)
         token = EXECUTION.set(config)
         try:
-            results = self._program.run(inputs, config)
+            clock: list[int] | None = [] if config.measure else None
+            results = self._program.run(inputs, config, clock)
         finally:
             EXECUTION.reset(token)
-        elapsed = time.perf_counter_ns() - began
-        return deliver(request, self._outputs, results, regions, Timing(None, elapsed))
+        timing = Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))
+        return deliver(request, self._outputs, results, regions, timing)
+
+    def _operations(self, clock: list[int] | None, began: int) -> tuple[OperationTiming, ...]:
+        """What each operation took, by the *clock* that `Program.run` kept."""
+        return tuple(
+            OperationTiming((at,), operation.key, start - began, end - start)
+            for at, (operation, (start, end)) in enumerate(
+                zip(self.model.operations, pairwise(clock or ()), strict=bool(clock))
+            )
+        )

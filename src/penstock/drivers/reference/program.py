@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -49,9 +50,12 @@ class Program(Struct, frozen=True):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def run(self, inputs: Sequence[NDArray], config: ExecutionConfig) -> list[NDArray]:
+    def run(
+        self, inputs: Sequence[NDArray], config: ExecutionConfig, clock: list[int] | None = None
+    ) -> list[NDArray]:
         """The output arrays; they may view inputs or constants. Looks at deadline and cancellation
-        between operations.
+        between operations. *clock* is given the time (`time.perf_counter_ns`) at which each operation begins and the
+        last one ends.
         """
         values: dict[int, NDArray] = {
             **self.constants,
@@ -61,6 +65,8 @@ class Program(Struct, frozen=True):
         for instruction in self.instructions:
             if interruptible:
                 check_interrupts(config)
+            if clock is not None:
+                clock.append(time.perf_counter_ns())
             try:
                 results = instruction.kernel([values.get(i) for i in instruction.inputs])
             except (DriverError, Cancelled):
@@ -73,6 +79,8 @@ class Program(Struct, frozen=True):
             values.update(zip(instruction.outputs, results, strict=True))
             for index in instruction.frees:
                 del values[index]
+        if clock is not None:
+            clock.append(time.perf_counter_ns())
         return [values[i] for i in self.outputs]
 
     def as_kernel(self) -> Kernel:
