@@ -14,7 +14,14 @@ import numpy as np
 from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.errors import ClosedError, InputError, NotAvailable, StateError
 from penstock.execution.gate import Gate
-from penstock.execution.inputs import arrange, as_array, dequantize, in_order, to_stored
+from penstock.execution.inputs import (
+    arrange,
+    as_array,
+    dequantize,
+    in_order,
+    ready_inputs,
+    to_stored,
+)
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
 from penstock.execution.state import State
@@ -59,6 +66,7 @@ class CompiledModel:
         self._state = State(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
         self._input_names, self._output_names = interface.input_names, interface.output_names
+        self._ready = ready_inputs(interface.inputs)
         self._in_order = interface.input_positions == tuple(range(len(base.model.inputs)))
         self._all_outputs = interface.output_positions == tuple(range(len(base.model.outputs)))
 
@@ -201,6 +209,10 @@ class CompiledModel:
     def _bind(
         self, given: Mapping[str, Any] | Sequence[Any], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
+        if not real and self._ready is not None:
+            ready = self._ready.arrays(given)
+            if ready is not None:
+                return ready if self._in_order else in_order(ready, self._interface)
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
                 f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"

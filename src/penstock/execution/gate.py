@@ -26,12 +26,13 @@ class Gate:
     raises `StateError` without touching the lock, which another thread may have held.
     """
 
-    __slots__ = ("_closed", "_generation", "_idle", "_inside", "_subject")
+    __slots__ = ("_closed", "_generation", "_idle", "_inside", "_lock", "_subject")
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
         self._generation = _generation
-        self._idle = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._inside = 0
         self._closed = False
 
@@ -52,13 +53,13 @@ class Gate:
     def __enter__(self) -> None:
         if self._generation != _generation:
             self.check()
-        with self._idle:
+        with self._lock:
             if self._closed:
                 self.check()
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._idle:
+        with self._lock:
             self._inside -= 1
             if self._closed and not self._inside:
                 self._idle.notify_all()

@@ -80,7 +80,7 @@ def grown_sizes(
 def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
     """Fresh memory; `ResourceExhaustedTransient` when there is none."""
     try:
-        return np.empty(tuple(shape), dtype)
+        return np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:
         raise ResourceExhaustedTransient(
             f"no memory for an output of shape {tuple(shape)} of {dtype}"

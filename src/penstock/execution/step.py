@@ -6,14 +6,16 @@ import time
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import NO_ARENA, Arena
-from penstock.execution.results import check_result, is_sized
+from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.trace import StepTrace, Trace
-from penstock.execution.transfer import call_execute, execute, lent, ports_of, target
+from penstock.execution.transfer import call_execute, execute, lent, ports_of
 from penstock.hal import (
     Device,
     ExecutionConfig,
@@ -23,6 +25,7 @@ from penstock.hal import (
     Request,
 )
 from penstock.ir import DType, NDArray
+from penstock.ir.types import static_shape
 
 if TYPE_CHECKING:
     from penstock.execution.fallback import Fallbacks
@@ -56,6 +59,9 @@ class StepRunner:
         )
         self._inputs = tuple(i for i, _ in ports.inputs)
         self._outputs = tuple(o for _, o in ports.outputs)
+        self._kinds = tuple(
+            (i, (static_shape(o.shape) or (), o.dtype.numpy)) for i, o in ports.outputs
+        )
         self._enclosed = all(i in placed for i, _ in (*ports.inputs, *ports.outputs))
         self._may_fall_back = fallback and bool(prepared.step.fallbacks)
         self._learned = tuple(
@@ -117,8 +123,8 @@ class StepRunner:
                 ),
                 tuple(
                     [
-                        writable[i] if i in writable else HostMemory(target(i, o, values))
-                        for i, o in self._ports.outputs
+                        writable[i] if i in writable else HostMemory(self._target(i, kind, values))
+                        for i, kind in self._kinds
                     ]
                 ),
             )
@@ -129,6 +135,18 @@ class StepRunner:
             given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory
             check_result(result, self._outputs, given)
         return result
+
+    @staticmethod
+    def _target(
+        index: int,
+        kind: tuple[tuple[int, ...], np.dtype[np.generic]],
+        values: dict[int, NDArray],
+    ) -> NDArray:
+        """`transfer.target`, for a shape and dtype that were worked out before."""
+        array = values.get(index)
+        if array is None:
+            array = values[index] = allocate(*kind)
+        return array
 
     def _repeat_without_elements(
         self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace, began: int

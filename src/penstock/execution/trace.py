@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure, Span
 from penstock.hal import ExecutionResult
 
 
-class StepTrace(NamedTuple):
+class StepTrace(Struct, frozen=True):
     """One step that ran: where, when (`time.perf_counter_ns`), and which devices had failed at it before."""
 
     prepared: PreparedStep
