@@ -40,7 +40,7 @@ def main() -> int:
         sets = [(e,) for e in engines] if arrangement == "first" else [tuple(engines)]
         for names in sets:
             for kind in ("unit", "network"):
-                for entry, cases in groups_of(kind, most_macs=arguments.most_macs):  # type: ignore[arg-type]  # a literal of the tuple
+                for entry, cases in groups_of(kind, most_macs=arguments.most_macs):
                     if (only and entry["id"] not in only) or entry["id"] in ONNX_GAPS:
                         continue
                     for accuracy in ACCURACIES:
