@@ -9,7 +9,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 from penstock.errors import InputError, NotAModel
 from penstock.ir.model import ConstantPool, Model
-from penstock.loaders import tflite
+from penstock.loaders import onnx, tflite
 from penstock.memory import sealed_file
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO"
@@ -18,6 +18,7 @@ Loader: TypeAlias = Callable[[ConstantPool], Model]
 
 LOADERS: Final[tuple[tuple[str, Callable[[memoryview], bool], Loader], ...]] = (
     ("TensorFlow Lite", tflite.recognizes, tflite.load),
+    ("ONNX", onnx.recognizes, onnx.load),
 )
 """Every format: its name, whether bytes look like it, and its loader."""
 

@@ -1,0 +1,371 @@
+"""`Emitter`: collects the operations of one subgraph, and infers shapes as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.errors import InvalidOperation, ModelError, UnknownOperator
+from penstock.ir.model import Subgraph
+from penstock.ir.operand import OMITTED, Lifetime, Operand, Origin
+from penstock.ir.operation import Attributes, AttributeValue, Operation
+from penstock.ir.operations import OPERATIONS
+from penstock.ir.types import DType, NDArray, Quantization, Shape
+from penstock.loaders.onnx.constants import Constants, reshaped
+from penstock.loaders.onnx.values import (
+    Layout,
+    Value,
+    channels_last,
+    constant,
+    identity,
+    inverse,
+    logical,
+    stored,
+)
+
+MAX_FOLDED_BYTES: Final = 4096
+
+
+class Shared:
+    """What the emitters of one model share: constants, and finished subgraphs by index."""
+
+    def __init__(self) -> None:
+        self.constants = Constants()
+        self.subgraphs: list[Subgraph | None] = [None]
+
+    def add(self, subgraph: Subgraph) -> int:
+        self.subgraphs.append(subgraph)
+        return len(self.subgraphs) - 1
+
+
+class Emitter:
+    """One subgraph under construction. *label* and *index* are those of the node being lowered."""
+
+    def __init__(self, shared: Shared, parent: Emitter | None = None, name: str = "") -> None:
+        self.shared, self.parent, self.name = shared, parent, name
+        self.operands: list[Operand] = []
+        self.operations: list[Operation] = []
+        self.inputs: list[int] = []
+        self.values: list[Value] = []
+        self.captured: dict[Value, Value] = {}
+        self.arrays: dict[int, NDArray] = {}
+        self.label, self.index, self.where = "", 0, ""
+        self.named: set[int] = set()
+        self._omitted: int | None = None
+
+    # Operands
+
+    def add(self, operand: Operand) -> int:
+        self.operands.append(operand)
+        return len(self.operands) - 1
+
+    def input(self, dtype: DType, shape: Shape, name: str = "") -> Value:
+        """A new input of the subgraph."""
+        index = self.add(Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name))
+        self.inputs.append(index)
+        rank = 0 if shape is None else len(shape)
+        return self._kept(Value(dtype, shape, name=name, home=self, forms={identity(rank): index}))
+
+    def constant(
+        self, array: NDArray, name: str = "", quantization: Quantization | None = None
+    ) -> int:
+        """A constant operand."""
+        index = self.add(self.shared.constants.operand(array, name, quantization))
+        self.arrays[index] = array
+        return index
+
+    def integers(self, numbers: Iterable[int], dtype: type = np.int32) -> int:
+        """A constant vector."""
+        return self.constant(np.array(list(numbers), dtype))
+
+    def omitted(self) -> int:
+        if self._omitted is None:
+            self._omitted = self.add(OMITTED)
+        return self._omitted
+
+    # Values
+
+    def value(
+        self, operand: int, layout: Layout | None = None, *, known: NDArray | None = None
+    ) -> Value:
+        """The value that *operand* is in *layout*."""
+        item = self.operands[operand]
+        order = identity(0 if item.shape is None else len(item.shape)) if layout is None else layout
+        shape = logical(item.shape, order)
+        found = Value(item.dtype, shape, home=self, forms={order: operand}, known=known)
+        array = self.arrays.get(operand)
+        if array is not None and item.quantization is None:
+            found.array = array.transpose(inverse(order)) if layout else array
+        return self._kept(found)
+
+    def _kept(self, value: Value) -> Value:
+        self.values.append(value)
+        return value
+
+    def local(self, value: Value) -> Value:
+        """*value* as this subgraph sees it: one of an outer graph becomes an input here."""
+        if value.home is self or value.is_constant or value.items is not None:
+            return value
+        known = self.captured.get(value)
+        if known is None:
+            if self.parent is None:
+                raise InvalidOperation(
+                    f"{value.name!r} stands in a graph that is not around this one"
+                )
+            outer = self.parent.local(value)
+            layout, operand = next(iter(outer.forms.items()))
+            shape = self.parent.operands[operand].shape
+            index = self.add(Operand(value.dtype, shape, Lifetime.SUBGRAPH_INPUT, value.name))
+            known = Value(
+                value.dtype, value.shape, name=value.name, home=self, forms={layout: index},
+                known=value.known,
+            )  # fmt: skip
+            known.source = value.source
+            self.captured[value] = self._kept(known)
+        return known
+
+    def get(self, value: Value, layout: Layout | None = None) -> int:
+        """The operand of *value* in *layout* (None: as ONNX has it), transposed where it has to be."""
+        if value.items is not None:
+            raise InvalidOperation("a sequence stands where a tensor is needed")
+        if value.array is not None:
+            return self._constant_form(value, layout)
+        value = self.local(value)
+        order = identity(value.rank or 0) if layout is None else layout
+        found = value.forms.get(order)
+        if found is None:
+            have, operand = next(iter(value.forms.items()))
+            places = inverse(have)
+            permutation = [places[axis] for axis in order]
+            found = self.emit("TRANSPOSE", [operand, self.integers(permutation)], [value.dtype])[0]
+            value.forms[order] = found
+        return found
+
+    def _constant_form(self, value: Value, layout: Layout | None) -> int:
+        array = value.array
+        if array is None:
+            raise InvalidOperation("no constant")
+        order = identity(array.ndim) if layout is None else layout
+        if value.home is not self and value.home is not None:
+            return self.constant(array.transpose(order) if layout else array, value.name)
+        found = value.forms.get(order)
+        if found is None or value.home is None:
+            plain = order == identity(array.ndim)
+            found = self.constant(array if plain else array.transpose(order), value.name)
+            if value.home is self:
+                value.forms[order] = found
+        return found
+
+    def layout_of(self, values: Sequence[Value], rank: int) -> Layout:
+        """The layout in which most of *values* are there already; ONNX's own where it is all the same."""
+        plain = identity(rank)
+        votes: dict[Layout, int] = {}
+        for value in values:
+            if value.is_constant or value.items is not None or value.rank != rank:
+                continue
+            for layout in self.local(value).forms:
+                votes[layout] = votes.get(layout, 0) + 1
+        if not votes:
+            return plain
+        return max(votes, key=lambda layout: (votes[layout], layout == plain))
+
+    def ranked(self, value: Value, rank: int) -> Value:
+        """*value* with dimensions of 1 before its own, up to *rank*."""
+        have = value.rank
+        if have is None or have >= rank:
+            return value
+        if value.array is not None:
+            return constant(reshaped(value.array, (1,) * (rank - have) + value.array.shape))
+        shape = value.shape or ()
+        if None not in shape:
+            target = self.integers([1] * (rank - have) + [d for d in shape if d is not None])
+            operand = self.get(value)
+            new = tuple([1] * (rank - have) + [d for d in shape if d is not None])
+            return self.value(
+                self.emit("RESHAPE", [operand, target], [value.dtype], {"new_shape": new})[0]
+            )
+        operand = self.get(value)
+        for _ in range(rank - have):
+            operand = self.emit(
+                "EXPAND_DIMS", [operand, self.constant(np.int32(0).reshape(()))], [value.dtype]
+            )[0]
+        return self.value(operand)
+
+    # Operations
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[int | None],
+        outputs: Sequence[DType | Operand],
+        attributes: Mapping[str, AttributeValue] | None = None,
+        *,
+        quantization: Quantization | None = None,
+        declared: Sequence[Shape] | None = None,
+    ) -> list[int]:
+        """Appends an operation, and returns its outputs: operands of the shapes that the row infers."""
+        row = OPERATIONS.get(kind)
+        if row is None:
+            raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
+        given = [self.omitted() if i is None else i for i in inputs]
+        made = [
+            o if isinstance(o, Operand) else Operand(o, None if declared is None else declared[i], name=self.label, quantization=quantization)
+            for i, o in enumerate(outputs)
+        ]  # fmt: skip
+        indexes = [self.add(o) for o in made]
+        operation = Operation(
+            kind, tuple(given), tuple(indexes), row.complete(attributes or {}),
+            Origin(0, self.index),
+        )  # fmt: skip
+        context = _Context(self, operation)
+        try:
+            shapes = row.infer(context)
+            row.check(operation, self.operands)
+            values = None if row.fold is None else row.fold(context)
+        except ModelError as error:
+            if error.where is not None:
+                raise
+            raise type(error)(error.message, where=self.where) from None
+        for index, shape in zip(indexes, shapes, strict=True):
+            self.operands[index] = replace(self.operands[index], shape=shape)
+        if values is not None:
+            for index, value in zip(indexes, values, strict=True):
+                if value.nbytes <= MAX_FOLDED_BYTES:
+                    self.operands[index] = replace(self.operands[index], shape=value.shape)
+        self.operations.append(operation)
+        return indexes
+
+    def one(
+        self,
+        kind: str,
+        inputs: Sequence[int | None],
+        dtype: DType,
+        attributes: Mapping[str, AttributeValue] | None = None,
+    ) -> int:
+        """The only output of an operation."""
+        return self.emit(kind, inputs, [dtype], attributes)[0]
+
+    def shape(self, operand: int) -> Shape:
+        return self.operands[operand].shape
+
+    def dtype(self, operand: int) -> DType:
+        return self.operands[operand].dtype
+
+    # Trials
+
+    def mark(self) -> tuple[int, int, int, int, int]:
+        return (
+            len(self.operands), len(self.operations), len(self.values), len(self.captured),
+            len(self.shared.subgraphs),
+        )  # fmt: skip
+
+    def back_to(self, mark: tuple[int, int, int, int, int]) -> None:
+        """Forgets everything emitted since *mark*."""
+        operands, operations, values, captured, subgraphs = mark
+        del self.operands[operands:], self.operations[operations:], self.values[values:]
+        del self.shared.subgraphs[subgraphs:]
+        for value in list(self.captured)[captured:]:
+            del self.captured[value]
+        for value in self.values:
+            value.forms = {k: i for k, i in value.forms.items() if i < operands}
+        self.arrays = {i: a for i, a in self.arrays.items() if i < operands}
+        if self._omitted is not None and self._omitted >= operands:
+            self._omitted = None
+
+    # The end
+
+    def finish(self, outputs: Sequence[int], inputs: Sequence[int] | None = None) -> Subgraph:
+        """The subgraph with these outputs, without what none of them needs."""
+        every = self.inputs if inputs is None else list(inputs)
+        return pruned(self.operands, self.operations, every, outputs, self.name)
+
+
+def pruned(
+    operands: Sequence[Operand],
+    operations: Sequence[Operation],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    name: str,
+) -> Subgraph:
+    """A subgraph of what the *outputs* need; all *inputs* stay."""
+    needed, kept = set(outputs), []
+    for operation in reversed(operations):
+        if needed.intersection(operation.outputs):
+            kept.append(operation)
+            needed.update(operation.inputs)
+    kept.reverse()
+    needed.update(inputs)
+    for operation in kept:
+        needed.update(operation.outputs)
+    order = {old: new for new, old in enumerate(sorted(needed))}
+    ends = set(outputs)
+    left = []
+    for old in order:
+        operand = operands[old]
+        if old in ends and operand.lifetime is Lifetime.TEMPORARY_VARIABLE:
+            operand = replace(operand, lifetime=Lifetime.SUBGRAPH_OUTPUT)
+        left.append(operand)
+    return Subgraph(
+        tuple(left),
+        tuple(
+            replace(
+                o,
+                inputs=tuple(order[i] for i in o.inputs),
+                outputs=tuple(order[i] for i in o.outputs),
+            )
+            for o in kept
+        ),
+        tuple(order[i] for i in inputs),
+        tuple(order[i] for i in outputs),
+        (),
+        name,
+    )
+
+
+class _Context:
+    """`ShapeContext` for an operation that is being appended."""
+
+    def __init__(self, emitter: Emitter, operation: Operation) -> None:
+        self._emitter, self.operation = emitter, operation
+        self.attributes: Attributes = operation.attributes
+
+    @property
+    def input_count(self) -> int:
+        return len(self.operation.inputs)
+
+    @property
+    def output_count(self) -> int:
+        return len(self.operation.outputs)
+
+    def has(self, index: int) -> bool:
+        inputs = self.operation.inputs
+        return index < len(inputs) and self._emitter.operands[inputs[index]].has_value
+
+    def shape(self, index: int) -> Shape:
+        return (
+            self._emitter.operands[self.operation.inputs[index]].shape if self.has(index) else None
+        )
+
+    def dtype(self, index: int) -> DType:
+        return self._emitter.operands[self.operation.inputs[index]].dtype
+
+    def value(self, index: int) -> NDArray | None:
+        return self._emitter.arrays.get(self.operation.inputs[index]) if self.has(index) else None
+
+    def declared(self, index: int) -> Shape:
+        return self._emitter.operands[self.operation.outputs[index]].shape
+
+    def output_dtype(self, index: int) -> DType:
+        return self._emitter.operands[self.operation.outputs[index]].dtype
+
+    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        found = self._emitter.shared.subgraphs[subgraph]
+        if found is None:
+            raise InvalidOperation(f"subgraph {subgraph} is not finished")
+        return [found.operands[o].shape for o in found.outputs]
+
+
+__all__ = ["Emitter", "Shared", "channels_last", "pruned", "stored"]

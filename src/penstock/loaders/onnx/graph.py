@@ -1,0 +1,274 @@
+"""What a file says, read out of its messages: graphs, nodes with typed attributes, initialisers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
+
+from penstock.errors import (
+    DuplicateWriter,
+    IndexOutOfRange,
+    InvalidAttribute,
+    InvalidOperation,
+    NotLowerable,
+)
+from penstock.ir.types import DType, NDArray, Shape
+from penstock.loaders.onnx.tensors import Budget, dtype_of, read_sparse, read_tensor
+
+Attribute: TypeAlias = Any
+"""int, float, bytes, array, `Graph`, or a list of them."""
+
+AI_ONNX: Final = ""
+ML: Final = "ai.onnx.ml"
+DOMAINS: Final = {"": AI_ONNX, "ai.onnx": AI_ONNX, "ai.onnx.ml": ML}
+LEAST_OPSET: Final = 6
+MAX_NODES: Final = 200_000
+UNDEFINED: Final = 0
+
+
+class Tensor(Struct, frozen=True):
+    """The declaration of an input or output; *dtype* None where it is no tensor."""
+
+    name: str
+    dtype: DType | None
+    shape: Shape
+    kind: str = "tensor"
+
+
+class Node(Struct):
+    """One node. *where* names it in errors."""
+
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Attribute]
+    version: int
+    where: str
+    index: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.domain}.{self.op}" if self.domain else self.op
+
+    def has(self, name: str) -> bool:
+        return name in self.attributes
+
+    def _get(self, name: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
+        value = self.attributes.get(name, default)
+        if value is None:
+            raise InvalidAttribute(f"the attribute {name!r} is missing", where=self.where)
+        if value is not default and not isinstance(value, kinds):
+            raise InvalidAttribute(f"the attribute {name!r} is no {what}", where=self.where)
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        return int(self._get(name, default, (int,), "integer"))
+
+    def number(self, name: str, default: float | None = None) -> float:
+        return float(self._get(name, default, (float, int), "number"))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._get(name, default, (bytes, str), "string")
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+    def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        value = self._get(name, default, (list,), "list of integers")
+        if any(type(v) is not int for v in value):
+            raise InvalidAttribute(
+                f"the attribute {name!r} is no list of integers", where=self.where
+            )
+        return tuple(value)
+
+    def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
+        value = self._get(name, default, (list,), "list of numbers")
+        if any(not isinstance(v, int | float) for v in value):
+            raise InvalidAttribute(
+                f"the attribute {name!r} is no list of numbers", where=self.where
+            )
+        return tuple(float(v) for v in value)
+
+    def strings(self, name: str, default: tuple[bytes, ...] | None = None) -> tuple[bytes, ...]:
+        value = self._get(name, default, (list,), "list of strings")
+        if any(not isinstance(v, bytes) for v in value):
+            raise InvalidAttribute(
+                f"the attribute {name!r} is no list of strings", where=self.where
+            )
+        return tuple(value)
+
+    def graph(self, name: str) -> Graph:
+        value: Graph = self._get(name, None, (Graph,), "graph")
+        return value
+
+    def refuse(self, reason: str) -> NotLowerable:
+        """The refusal of this node, to raise."""
+        return NotLowerable(reason, where=self.where)
+
+    def invalid(self, reason: str) -> InvalidOperation:
+        """The defect of this node, to raise."""
+        return InvalidOperation(reason, where=self.where)
+
+
+class Graph(Struct):
+    """One graph: its declared inputs, the names of its outputs, constants by name, nodes in order."""
+
+    name: str
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    constants: dict[str, NDArray]
+    nodes: list[Node]
+    later: dict[str, int] = field(default_factory=dict)
+    """For each name that a node writes, that node's position."""
+
+
+class Function(Struct, frozen=True):
+    """A function of the model, which a node of its name stands for."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: Any
+    opsets: Mapping[str, int]
+    defaults: dict[str, Attribute]
+
+
+class GraphReader:
+    """Reads graphs for one set of opset versions by domain. Nodes of all graphs count against `MAX_NODES`."""
+
+    def __init__(self, opsets: Mapping[str, int], budget: Budget) -> None:
+        self.opsets, self.budget = dict(opsets), budget
+        self.nodes_left = MAX_NODES
+
+    def graph(self, proto: Any, place: str = "") -> Graph:
+        """The graph in *proto*; *place* names it in errors."""
+        constants: dict[str, NDArray] = {}
+        for tensor in proto.initializer:
+            where = f"{place}initializer {tensor.name!r}"
+            _once(tensor.name, constants, where)
+            constants[tensor.name] = read_tensor(tensor, where, self.budget)
+            tensor.ClearField("raw_data")
+        for sparse in proto.sparse_initializer:
+            where = f"{place}sparse initializer {sparse.values.name!r}"
+            _once(sparse.values.name, constants, where)
+            constants[sparse.values.name] = read_sparse(sparse, where, self.budget)
+        inputs = [_declared(v, f"{place}input {v.name!r}") for v in proto.input]
+        outputs = [_declared(v, f"{place}output {v.name!r}") for v in proto.output]
+        if len({t.name for t in inputs}) != len(inputs):
+            raise DuplicateWriter(
+                "two inputs have one name", where=place.rstrip(", ") or "the graph"
+            )
+        if len({t.name for t in outputs}) != len(outputs):
+            raise DuplicateWriter(
+                "two outputs have one name", where=place.rstrip(", ") or "the graph"
+            )
+        found = Graph(proto.name, inputs, outputs, constants, [])
+        self.read_nodes(proto.node, found, place)
+        return found
+
+    def read_nodes(
+        self, protos: Any, into: Graph, place: str, given: dict[str, Any] | None = None
+    ) -> None:
+        """Appends the nodes of a graph or function; *given* are a call's attributes."""
+        written = {t.name for t in into.inputs} | into.constants.keys()
+        for index, proto in enumerate(protos):
+            self.nodes_left -= 1
+            if self.nodes_left < 0:
+                raise InvalidOperation(f"the model has more than {MAX_NODES} nodes")
+            node = self.node(proto, index, place, given or {})
+            for name in node.outputs:
+                if not name:
+                    continue
+                if name in written or name in into.later:
+                    raise DuplicateWriter(
+                        f"writes {name!r}, which has another writer", where=node.where
+                    )
+                into.later[name] = index
+            into.nodes.append(node)
+
+    def node(self, proto: Any, index: int, place: str, given: dict[str, Any]) -> Node:
+        domain = DOMAINS.get(proto.domain, proto.domain)
+        version = self.opsets.get(domain, 0)
+        label = f" {proto.name!r}" if proto.name else ""
+        where = (
+            f"{place}node {index}{label} ({domain or 'ai.onnx'}.{proto.op_type}, opset {version})"
+        )
+        attributes: dict[str, Attribute] = {}
+        for attribute in proto.attribute:
+            if attribute.name in attributes:
+                raise InvalidAttribute(
+                    f"the attribute {attribute.name!r} stands twice", where=where
+                )
+            if attribute.ref_attr_name:
+                if attribute.ref_attr_name in given:
+                    attributes[attribute.name] = given[attribute.ref_attr_name]
+                continue
+            attributes[attribute.name] = self.attribute(attribute, where)
+        return Node(
+            proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output),
+            attributes, version, where, index,
+        )  # fmt: skip
+
+    def attribute(self, proto: Any, where: str) -> Attribute:
+        kind = proto.type or _guessed(proto)
+        place = f"{where}, attribute {proto.name!r}"
+        match kind:
+            case 1:
+                return float(proto.f)
+            case 2:
+                return int(proto.i)
+            case 3:
+                return bytes(proto.s)
+            case 4:
+                return read_tensor(proto.t, place, self.budget)
+            case 5:
+                return self.graph(proto.g, f"{where}, {proto.name}: ")
+            case 6:
+                return [float(v) for v in proto.floats]
+            case 7:
+                return [int(v) for v in proto.ints]
+            case 8:
+                return [bytes(v) for v in proto.strings]
+            case 9:
+                return [read_tensor(t, place, self.budget) for t in proto.tensors]
+            case 10:
+                return [self.graph(g, f"{where}, {proto.name}: ") for g in proto.graphs]
+            case 11:
+                return read_sparse(proto.sparse_tensor, place, self.budget)
+        raise InvalidAttribute(f"the attribute {proto.name!r} is of type {kind}", where=where)
+
+
+def _guessed(proto: Any) -> int:
+    """The kind of an attribute of the time before they said it."""
+    for kind, name in ((1, "f"), (2, "i"), (3, "s"), (4, "t"), (5, "g"), (11, "sparse_tensor")):
+        if proto.HasField(name):
+            return kind
+    for kind, name in ((6, "floats"), (7, "ints"), (8, "strings"), (9, "tensors"), (10, "graphs")):
+        if len(getattr(proto, name)):
+            return kind
+    return UNDEFINED
+
+
+def _once(name: str, known: Mapping[str, NDArray], where: str) -> None:
+    if name in known:
+        raise DuplicateWriter("a second value of this name", where=where)
+
+
+def _declared(proto: Any, where: str) -> Tensor:
+    kind = proto.type.WhichOneof("value")
+    if kind is None:
+        return Tensor(proto.name, None, None, "none")
+    if kind != "tensor_type":
+        return Tensor(proto.name, None, None, kind.removesuffix("_type"))
+    tensor = proto.type.tensor_type
+    dtype = dtype_of(tensor.elem_type, where) if tensor.elem_type else None
+    if not tensor.HasField("shape"):
+        return Tensor(proto.name, dtype, None)
+    shape: list[int | None] = []
+    for dim in tensor.shape.dim:
+        known = dim.HasField("dim_value") and dim.dim_value >= 0
+        shape.append(int(dim.dim_value) if known else None)
+        if known and dim.dim_value > 2**31 - 1:
+            raise IndexOutOfRange(f"a dimension of {dim.dim_value}", where=where)
+    return Tensor(proto.name, dtype, tuple(shape))

@@ -1,0 +1,362 @@
+"""Graphs to subgraphs: names to values, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.errors import (
+    CyclicModel,
+    InvalidOperation,
+    LimitExceeded,
+    ModelError,
+    NotLowerable,
+    ShapeMismatch,
+    UnknownOperator,
+    UnwrittenOperand,
+)
+from penstock.ir.model import Subgraph
+from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.types import DType, NDArray, dtype_of
+from penstock.loaders.onnx.calls import OPERATORS, Call, located
+from penstock.loaders.onnx.emitter import Emitter, Shared
+from penstock.loaders.onnx.folding import fold
+from penstock.loaders.onnx.graph import Function, Graph, GraphReader, Node
+from penstock.loaders.onnx.tensors import Budget
+from penstock.loaders.onnx.values import Value, constant
+
+MAX_TRIALS: Final = 64
+"""How often a branch may be tried, because what it gives decides about all that follows."""
+
+MAX_OPERATIONS: Final = 500_000
+MAX_CALL_DEPTH: Final = 32
+
+DOUBTED: Final = (ShapeMismatch,)
+"""What a branch that cannot be the one taken fails with."""
+
+
+class Lowering:
+    """What all bodies of one model share."""
+
+    def __init__(self, reader: GraphReader, functions: Mapping[tuple[str, str], Function]) -> None:
+        self.reader, self.functions = reader, functions
+        self.shared = Shared()
+        self.budget: Budget = reader.budget
+        self.trials = 0
+        self.supposing: int = 0
+        self.emitted = 0
+
+    def main(self, graph: Graph) -> Subgraph:
+        """The entry subgraph: inputs and outputs named as in the file."""
+        emitter = Emitter(self.shared, name=graph.name)
+        body = Body(self, emitter, graph, None)
+        for tensor in graph.inputs:
+            if tensor.name in graph.constants:
+                continue
+            if tensor.dtype is None:
+                raise NotLowerable(
+                    f"is a {tensor.kind}; only tensors are taken", where=f"input {tensor.name!r}"
+                )
+            body.bind(tensor.name, emitter.input(tensor.dtype, tensor.shape, tensor.name))
+        values = body.run()
+        outputs = [
+            output_operand(emitter, value, tensor.name, f"output {tensor.name!r}")
+            for tensor, value in zip(graph.outputs, values, strict=True)
+        ]
+        return emitter.finish(outputs)
+
+
+def output_operand(emitter: Emitter, value: Value, name: str, where: str) -> int:
+    """An operand of its own, of this name, for an output of the model."""
+    if value.items is not None:
+        raise NotLowerable("is a sequence; only tensors are given", where=where)
+    emitter.where = where
+    if value.array is not None:
+        return emitter.constant(value.array, name)
+    index = emitter.get(value)
+    operand = emitter.operands[index]
+    if operand.lifetime is not Lifetime.TEMPORARY_VARIABLE or index in emitter.named:
+        emitter.label = name
+        index = copied(emitter, index)
+        operand = emitter.operands[index]
+    emitter.named.add(index)
+    emitter.operands[index] = replace(operand, name=name)
+    return index
+
+
+def copied(emitter: Emitter, index: int) -> int:
+    """A copy of an operand."""
+    operand = emitter.operands[index]
+    rank = 0 if operand.shape is None else len(operand.shape)
+    if rank == 0:
+        target = emitter.integers([])
+        return emitter.emit("RESHAPE", [index, target], [operand.dtype])[0]
+    order = emitter.integers(range(rank))
+    return emitter.emit("TRANSPOSE", [index, order], [operand.dtype])[0]
+
+
+class Body:
+    """Lowers one graph into an emitter. *outer* is the body around it."""
+
+    def __init__(
+        self, lowering: Lowering, emitter: Emitter, graph: Graph, outer: Body | None
+    ) -> None:
+        self.lowering, self.emitter, self.graph, self.outer = lowering, emitter, graph, outer
+        self.names: dict[str, Value] = {}
+        self.depth: int = 0 if outer is None else outer.depth + 1
+        if self.depth > MAX_CALL_DEPTH:
+            raise LimitExceeded("graphs or functions are nested too deeply")
+        for name, array in graph.constants.items():
+            self.names[name] = constant(array, name)
+
+    def bind(self, name: str, value: Value) -> None:
+        if name:
+            self.names[name] = value
+            if not value.name:
+                value.name = name
+
+    def find(self, name: str, node: Node | None) -> Value:
+        """The value of *name* here or in a graph around."""
+        body: Body | None = self
+        while body is not None:
+            if name in body.names:
+                return body.names[name]
+            body = body.outer
+        where = f"output {name!r}" if node is None else node.where
+        if name in self.graph.later:
+            raise CyclicModel(f"reads {name!r}, which is only written later", where=where)
+        raise UnwrittenOperand(f"reads {name!r}, which nothing writes", where=where)
+
+    def run(self, start: int = 0) -> list[Value]:
+        """Lowers the nodes from *start* on; the values of the graph's outputs."""
+        for position in range(start, len(self.graph.nodes)):
+            node = self.graph.nodes[position]
+            self.lowering.emitted += 1
+            if len(self.emitter.operations) + self.lowering.emitted > MAX_OPERATIONS:
+                raise LimitExceeded("the model takes too many operations", where=node.where)
+            inputs = [self.find(name, node) if name else None for name in node.inputs]
+            if node.key == "If":
+                ended = self._if(node, inputs, position)
+                if ended is not None:
+                    return ended
+                continue
+            self._bind_all(node, self.lower(node, inputs))
+        return [self.find(t.name, None) for t in self.graph.outputs]
+
+    def _bind_all(self, node: Node, values: Sequence[Value]) -> None:
+        if len(values) < len(node.outputs) and any(node.outputs[len(values) :]):
+            raise node.refuse(f"output {len(values)} is not computed here")
+        for name, value in zip(node.outputs, values, strict=False):
+            self.bind(name, value)
+
+    def lower(self, node: Node, inputs: list[Value | None]) -> Sequence[Value]:
+        """The values of the outputs of *node*."""
+        emitter = self.emitter
+        emitter.label = node.name or next((n for n in node.outputs if n), node.op)
+        emitter.index, emitter.where = node.index, node.where
+        try:
+            folded = fold(node, inputs, self.lowering.budget)
+            if folded is not None and all(f.dtype != object or _is_text(f) for f in folded):
+                return [constant(f) for f in folded]
+            function = self.lowering.functions.get((node.domain, node.op))
+            if function is not None:
+                return self._call(node, function, inputs)
+            lower = OPERATORS.get(node.key)
+            if lower is None:
+                raise UnknownOperator(
+                    f"the operator {node.op!r} of {node.domain or 'ai.onnx'} is not known here",
+                    where=node.where,
+                )
+            made = lower(Call(self, node, inputs))
+        except ModelError as error:
+            raise located(error, node.where) from None
+        values = [made] if isinstance(made, Value) else list(made)
+        if folded is not None:
+            for value, known in zip(values, folded, strict=False):
+                value.known = known
+        return values
+
+    # Functions
+
+    def _call(self, node: Node, function: Function, inputs: list[Value | None]) -> Sequence[Value]:
+        reader = GraphReader(function.opsets, self.lowering.budget)
+        reader.nodes_left = self.lowering.reader.nodes_left
+        graph = Graph(node.op, [], [], {}, [])
+        reader.read_nodes(
+            function.proto.node, graph, f"{node.where}, function {node.op}: ",
+            {**function.defaults, **node.attributes},
+        )  # fmt: skip
+        self.lowering.reader.nodes_left = reader.nodes_left
+        inner = Body(self.lowering, self.emitter, graph, None)
+        inner.depth = self.depth + 1
+        if inner.depth > MAX_CALL_DEPTH:
+            raise LimitExceeded("functions call each other too deeply", where=node.where)
+        for name, value in zip(function.inputs, inputs, strict=False):
+            if value is not None:
+                inner.names[name] = value
+        for given in graph.nodes:
+            missing = {n for n in given.inputs if n in function.inputs and n not in inner.names}
+            if missing:
+                given.inputs = tuple("" if n in missing else n for n in given.inputs)
+        inner.run()
+        return [inner.find(name, None) for name in function.outputs]
+
+    # Branches
+
+    def _if(self, node: Node, inputs: list[Value | None], position: int) -> list[Value] | None:
+        """Binds the outputs of an If. Where its branches disagree about ranks, everything behind it becomes
+        part of them, and the outputs of the graph are returned.
+        """
+        if not inputs or inputs[0] is None:
+            raise node.invalid("the condition is missing")
+        condition = inputs[0]
+        branches = [node.graph(f"{name}_branch") for name in ("then", "else")]
+        if condition.array is not None:
+            if condition.array.size != 1:
+                raise node.invalid(f"a condition of shape {condition.array.shape}")
+            chosen = branches[0 if bool(condition.array.reshape(-1)[0]) else 1]
+            self._bind_all(node, self.inline(chosen))
+            return None
+        mark = self.emitter.mark()
+        failure: ModelError | None = None
+        try:
+            made = [self.branch(self._inlined(graph)) for graph in branches]
+            same = all(_alike(a, b) for a, b in zip(*(values for _, values in made), strict=True))
+        except DOUBTED as error:
+            failure, same = error, False
+        if same:
+            self._bind_all(node, self.emit_if(node, condition, made))
+            return None
+        self.emitter.back_to(mark)
+        return self._split(node, condition, branches, position, failure)
+
+    def _inlined(self, graph: Graph) -> Callable[[Body], list[Value]]:
+        return lambda body: body.inline(graph)
+
+    def inline(self, graph: Graph) -> list[Value]:
+        """The outputs of a graph without inputs, lowered in place."""
+        inner = Body(self.lowering, self.emitter, graph, self)
+        return inner.run()
+
+    def branch(self, fill: Callable[[Body], list[Value]]) -> tuple[Emitter, list[Value]]:
+        """A subgraph under construction, filled by *fill* through a body inside this one."""
+        emitter = Emitter(self.lowering.shared, self.emitter)
+        inner = Body(self.lowering, emitter, Graph("", [], [], {}, []), self)
+        return emitter, fill(inner)
+
+    def _split(
+        self,
+        node: Node,
+        condition: Value,
+        branches: list[Graph],
+        position: int,
+        failure: ModelError | None,
+    ) -> list[Value]:
+        names = dict(self.names)
+        outcomes: list[ModelError | None] = []
+
+        def rest(graph: Graph) -> Callable[[Body], list[Value]]:
+            def fill(inner: Body) -> list[Value]:
+                following = Body(self.lowering, inner.emitter, self.graph, self.outer)
+                following.names = dict(names)
+                following._bind_all(node, following.inline(graph))
+                return following.run(position + 1)
+
+            return fill
+
+        made = []
+        for graph in branches:
+            self.lowering.trials += 1
+            if self.lowering.trials > MAX_TRIALS:
+                raise LimitExceeded("branches differ in rank too often", where=node.where)
+            mark = self.emitter.mark()
+            try:
+                made.append(self.branch(rest(graph)))
+                outcomes.append(None)
+            except DOUBTED as error:
+                self.emitter.back_to(mark)
+                outcomes.append(error)
+        if len(made) == 2:
+            return self.emit_if(node, condition, made)
+        if not made:
+            raise failure or outcomes[0] or node.refuse("neither branch fits what follows")
+        taken = outcomes.index(None)
+        self._bind_all(node, [
+            guarded(self.emitter, v, condition, taken == 0) for v in self.inline(branches[taken])
+        ])  # fmt: skip
+        return self.run(position + 1)
+
+    def emit_if(
+        self, node: Node, condition: Value, made: list[tuple[Emitter, list[Value]]]
+    ) -> list[Value]:
+        """The outputs of an IF over two filled branches."""
+        emitter = self.emitter
+        emitter.label = node.name or next((n for n in node.outputs if n), node.op)
+        emitter.index, emitter.where = node.index, node.where
+        outputs = [[e.get(v) for v in values] for e, values in made]
+        dtypes = [[v.dtype for v in values] for _, values in made]
+        if dtypes[0] != dtypes[1]:
+            raise InvalidOperation("the branches give different types", where=node.where)
+        every = list(dict.fromkeys(v for e, _ in made for v in e.captured))
+        targets = [
+            self.lowering.shared.add(e.finish(o, captured_inputs(e, every, emitter)))
+            for (e, _), o in zip(made, outputs, strict=True)
+        ]
+        arguments = [first_form(emitter, v) for v in every]
+        attributes = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
+        indexes = emitter.emit("IF", [emitter.get(condition), *arguments], dtypes[0], attributes)
+        return [emitter.value(i) for i in indexes]
+
+
+def first_form(emitter: Emitter, value: Value) -> int:
+    """The operand that a value stands in first, whatever its layout."""
+    return next(iter(emitter.local(value).forms.values()))
+
+
+def captured_inputs(inner: Emitter, every: Sequence[Value], outer: Emitter) -> list[int]:
+    """The inputs of *inner* for the captured values *every*, one that it does not use among them."""
+    found = []
+    for value in every:
+        known = inner.captured.get(value)
+        if known is None:
+            shape = outer.shape(first_form(outer, value))
+            found.append(inner.add(Operand(value.dtype, shape, Lifetime.SUBGRAPH_INPUT)))
+        else:
+            found.append(next(iter(known.forms.values())))
+    return found
+
+
+def _alike(a: Value, b: Value) -> bool:
+    return a.items is None and b.items is None and a.rank is not None and a.rank == b.rank
+
+
+def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted: bool) -> Value:
+    """*value*, where the condition is as *wanted*; else not a number: what the file says of that case is no
+    computation, and nobody shall take for a result what is none.
+    """
+    if value.array is not None:
+        return value
+    if not value.dtype.is_float or value.items is not None:
+        raise node.refuse(
+            "its branches differ in rank, only one of them fits what follows, and it gives no floats"
+        )
+    layout = emitter.layout_of([value], value.rank or 0)
+    operand, truth = emitter.get(value, layout), emitter.get(condition)
+    if emitter.shape(truth) != ():
+        truth = emitter.one("RESHAPE", [truth, emitter.integers([])], DType.BOOL)
+    if not wanted:
+        truth = emitter.one("LOGICAL_NOT", [truth], DType.BOOL)
+    nothing = emitter.constant(np.array(np.nan).astype(value.dtype.numpy))
+    held = emitter.one("SELECT_V2", [truth, operand, nothing], value.dtype)
+    found = emitter.value(held, layout)
+    found.known = value.known
+    return found
+
+
+def _is_text(array: NDArray) -> bool:
+    return dtype_of(array.dtype) is DType.STRING and all(
+        isinstance(v, bytes) for v in np.asarray(array).reshape(-1).tolist()
+    )

@@ -1,0 +1,1 @@
+"""Lowerings of operators, a family a module."""

@@ -1,0 +1,151 @@
+"""Loop and Scan as WHILE. (If is lowered where nodes are walked through.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.ir.types import DType, NDArray, Shape
+from penstock.loaders.onnx.calls import Call, operator
+from penstock.loaders.onnx.emitter import Emitter
+from penstock.loaders.onnx.graph import Graph
+from penstock.loaders.onnx.lowering import Body
+from penstock.loaders.onnx.operators.common import (
+    arithmetic,
+    cast,
+    concatenate,
+    expand,
+    reshape,
+)
+from penstock.loaders.onnx.operators.loops import InBody, length, loop, picked
+from penstock.loaders.onnx.values import Value
+
+FOREVER = 2**62
+
+
+def _bodied(call: Call, emitter: Emitter, graph: Graph, given: Sequence[Value]) -> list[Value]:
+    """The outputs of *graph* for these inputs, lowered into *emitter*."""
+    inner = Body(call.body.lowering, emitter, graph, call.body)
+    names = [t.name for t in graph.inputs if t.name not in graph.constants]
+    if len(names) != len(given):
+        raise call.node.invalid(f"a body of {len(names)} inputs is given {len(given)}")
+    for name, value in zip(names, given, strict=True):
+        inner.bind(name, value)
+    return inner.run()
+
+
+def _empty(call: Call, dtype: DType, shape: Shape) -> int:
+    """Nothing yet of elements of *shape*."""
+    if shape is None or None in shape:
+        raise call.refuse("what a loop gathers is of unknown shape")
+    array: NDArray = np.zeros((0, *(d or 0 for d in shape)), dtype.numpy)
+    return call.emitter.constant(array)
+
+
+def _trial(
+    call: Call, graph: Graph, given: Sequence[Value], count: int
+) -> list[tuple[DType, Shape]]:
+    """Types and shapes of what a round gathers, found by lowering it once and forgetting it."""
+    if not count:
+        return []
+    mark = call.emitter.mark()
+    emitter = Emitter(call.emitter.shared, call.emitter)
+    inputs = [emitter.input(v.dtype, v.shape) for v in given]
+    made = _bodied(call, emitter, graph, inputs)[-count:]
+    found = [(v.dtype, v.shape) for v in made]
+    call.emitter.back_to(mark)
+    return found
+
+
+@operator("Loop")
+def loop_node(call: Call) -> list[Value]:
+    graph = call.node.graph("body")
+    carried = [call.tensor(i) for i in range(2, len(call.inputs))]
+    count = len(graph.outputs) - 1 - len(carried)
+    if count < 0:
+        raise call.node.invalid("the body gives fewer values than it takes")
+    limit = call.scalar(FOREVER, DType.INT64)
+    if call.has(0):
+        limit = reshape(call, cast(call, call.get(0), DType.INT64), [])
+    go = reshape(call, call.get(1), []) if call.has(1) else None
+    counter, flag = Value(DType.INT64, ()), Value(DType.BOOL, ())
+    gathered = _trial(call, graph, [counter, flag, *carried], count)
+    initial = [call.get(v) for v in carried] + [_empty(call, d, s) for d, s in gathered]
+
+    def step(emitter: Emitter, at: Value, values: list[Value]) -> tuple[list[int], int | None]:
+        inner = InBody(call, emitter)
+        true = emitter.value(emitter.constant(np.array(True)))
+        made = _bodied(call, emitter, graph, [at, true, *values[: len(carried)]])
+        ends = [emitter.get(v) for v in made[1 : 1 + len(carried)]]
+        for buffer, part in zip(values[len(carried) :], made[1 + len(carried) :], strict=True):
+            ends.append(
+                concatenate(inner, [emitter.get(buffer), expand(inner, emitter.get(part), 0)], 0)
+            )
+        return ends, reshape(inner, emitter.get(made[0]), [])
+
+    return [call.wrap(o) for o in loop(call, limit, initial, step, go)]
+
+
+@operator("Scan")
+def scan(call: Call) -> list[Value]:
+    if call.version < 9:
+        raise call.refuse("Scan before opset 9")
+    graph, node = call.node.graph("body"), call.node
+    count = node.integer("num_scan_inputs")
+    states = len(call.inputs) - count
+    if count < 1 or states < 0:
+        raise node.invalid(f"{count} of {len(call.inputs)} inputs are scanned")
+    outputs = len(graph.outputs) - states
+    carried = [call.tensor(i) for i in range(states)]
+    scanned = [call.tensor(states + i) for i in range(count)]
+    axes = [
+        call.axis(a, v.rank or 0)
+        for a, v in zip(node.integers("scan_input_axes", (0,) * count), scanned, strict=True)
+    ]
+    backward = node.integers("scan_input_directions", (0,) * count)
+    rest = [
+        tuple(d for i, d in enumerate(v.shape or ()) if i != a)
+        for v, a in zip(scanned, axes, strict=True)
+    ]
+    parts = [Value(v.dtype, s) for v, s in zip(scanned, rest, strict=True)]
+    gathered = _trial(call, graph, [*carried, *parts], outputs)
+    initial = [call.get(v) for v in carried] + [_empty(call, d, s) for d, s in gathered]
+    limit = length(call, call.get(scanned[0]), axes[0])
+    for value in scanned:
+        call.get(value)
+    turned = node.integers("scan_output_directions", (0,) * outputs)
+
+    def step(emitter: Emitter, at: Value, values: list[Value]) -> tuple[list[int], int | None]:
+        inner = InBody(call, emitter)
+        counter = emitter.get(at)
+        slices = []
+        for value, axis, back in zip(scanned, axes, backward, strict=True):
+            sequence, place = emitter.get(value), counter
+            if back:
+                last = arithmetic(
+                    inner, "SUB", length(inner, sequence, axis), inner.scalar(1, DType.INT64)
+                )
+                place = arithmetic(inner, "SUB", last, counter)
+            slices.append(emitter.value(picked(inner, sequence, place, axis)))
+        made = _bodied(call, emitter, graph, [*values[:states], *slices])
+        ends = [emitter.get(v) for v in made[:states]]
+        for buffer, part, front in zip(values[states:], made[states:], turned, strict=True):
+            pair = [emitter.get(buffer), expand(inner, emitter.get(part), 0)]
+            ends.append(concatenate(inner, pair[::-1] if front else pair, 0))
+        return ends, None
+
+    made = [call.wrap(o) for o in loop(call, limit, initial, step)]
+    places = node.integers("scan_output_axes", (0,) * outputs)
+    for i, axis in enumerate(places):
+        value = made[states + i]
+        rank = value.rank or 0
+        at = call.axis(axis, rank)
+        if at:
+            order = list(range(1, rank))
+            order.insert(at, 0)
+            operand = call.emit(
+                "TRANSPOSE", [call.get(value), call.emitter.integers(order)], value.dtype
+            )
+            made[states + i] = call.wrap(operand)
+    return made

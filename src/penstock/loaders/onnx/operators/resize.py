@@ -1,0 +1,190 @@
+"""Resizing along any dimensions: elements gathered and weighted by places known beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.ir.types import DType, NDArray
+from penstock.loaders.onnx.calls import Call, operator
+from penstock.loaders.onnx.operators.common import arithmetic, axis_in
+from penstock.loaders.onnx.values import Value
+
+MAX_SIZE = 1 << 20
+
+
+@operator("Upsample")
+def upsample(call: Call) -> Value:
+    x = call.tensor(0)
+    if call.version >= 9:
+        scales = [float(s) for s in call.constant(1, "the scales").reshape(-1)]
+    else:
+        scales = list(call.node.numbers("scales"))
+    size = [
+        None if d is None else math.floor(d * s) for d, s in zip(x.shape or (), scales, strict=True)
+    ]
+    return _resized(call, x, scales, size, "asymmetric", "floor", range(len(scales)))
+
+
+@operator("Resize")
+def resize(call: Call) -> Value:
+    x = call.tensor(0)
+    dims = x.shape or ()
+    node = call.node
+    mode = node.text(
+        "coordinate_transformation_mode", "half_pixel" if call.version > 10 else "asymmetric"
+    )
+    nearest = node.text("nearest_mode", "round_prefer_floor" if call.version > 10 else "floor")
+    if node.integer("antialias", 0):
+        raise call.refuse("resizing with antialias")
+    axes: Sequence[int] = range(len(dims))
+    if node.has("axes"):
+        axes = call.axes(node.integers("axes"), len(dims))
+    at = 1 if call.version < 11 else 2
+    scales: list[float] = [1.0] * len(dims)
+    size: list[int | None] = list(dims)
+    given = call.array(at)
+    if call.has(at) and (given is None or given.size):
+        listed = [float(s) for s in call.constant(at, "the scales").reshape(-1)]
+        if len(listed) != len(axes):
+            raise call.mismatch(f"{len(listed)} scales for {len(axes)} dimensions")
+        for axis, scale in zip(axes, listed, strict=True):
+            own = dims[axis]
+            scales[axis] = scale
+            size[axis] = own if scale == 1 else None if own is None else math.floor(own * scale)
+    else:
+        wanted = call.integers(3, "the sizes")
+        if len(wanted) != len(axes):
+            raise call.mismatch(f"{len(wanted)} sizes for {len(axes)} dimensions")
+        wanted = _kept_aspect(
+            call, node.text("keep_aspect_ratio_policy", "stretch"), wanted, [dims[a] for a in axes]
+        )
+        for axis, target in zip(axes, wanted, strict=True):
+            own = dims[axis]
+            size[axis] = target
+            scales[axis] = 1.0 if own is None or not own else target / own
+    return _resized(call, x, scales, size, mode, nearest, axes)
+
+
+def _kept_aspect(
+    call: Call, policy: str, wanted: tuple[int, ...], dims: list[int | None]
+) -> tuple[int, ...]:
+    if policy == "stretch":
+        return wanted
+    if None in dims:
+        raise call.refuse("the aspect ratio of an input of unknown size")
+    ratios = [w / (d or 1) for w, d in zip(wanted, dims, strict=True)]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    return tuple(math.floor(scale * (d or 0) + 0.5) for d in dims)
+
+
+def _resized(
+    call: Call,
+    x: Value,
+    scales: Sequence[float],
+    size: Sequence[int | None],
+    mode: str,
+    nearest: str,
+    axes: Sequence[int],
+) -> Value:
+    rank, dims = x.rank or 0, x.shape or ()
+    kind = call.node.text("mode", "nearest")
+    layout = call.emitter.layout_of([x], rank)
+    operand = call.get(x, layout)
+    for axis in axes:
+        own, target = dims[axis], size[axis]
+        if own == target and (own is not None or scales[axis] == 1):
+            continue
+        if own is None or target is None:
+            raise call.refuse("resizing along a dimension of unknown size")
+        if target > MAX_SIZE or own < 1 or target < 1:
+            raise call.mismatch(f"a dimension of {own} resized to {target}")
+        places = coordinates(call, own, target, scales[axis], mode)
+        taps = _taps(call, places, own, kind, nearest)
+        operand = _along(call, operand, axis_in(layout, axis), taps, rank)
+    return call.wrap(operand, layout)
+
+
+def coordinates(call: Call, own: int, target: int, scale: float, mode: str) -> NDArray:
+    """Where each element of the result stands in the input."""
+    x = np.arange(target, dtype=np.float64)
+    if mode == "half_pixel":
+        return (x + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return (x + 0.5) / scale - 0.5 if target > 1 else np.zeros(1)
+    if mode == "align_corners":
+        return x * (own - 1) / (target - 1) if target > 1 else np.zeros(1)
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "half_pixel_symmetric":
+        offset = own / 2 * (1 - target / (scale * own))
+        return offset + (x + 0.5) / scale - 0.5
+    if mode == "tf_half_pixel_for_nn":
+        return (x + 0.5) / scale
+    raise call.refuse(f"coordinates by {mode!r}")
+
+
+def _taps(
+    call: Call, places: NDArray, own: int, kind: str, nearest: str
+) -> list[tuple[NDArray, NDArray | None]]:
+    """(indices, weights) of what each element of the result is a sum of."""
+    if kind == "nearest":
+        rounded = {
+            "round_prefer_floor": np.ceil(places - 0.5),
+            "round_prefer_ceil": np.floor(places + 0.5),
+            "floor": np.floor(places),
+            "ceil": np.ceil(places),
+        }.get(nearest)
+        if rounded is None:
+            raise call.node.invalid(f"nearest_mode {nearest!r}")
+        return [(np.clip(rounded, 0, own - 1).astype(np.int32), None)]
+    low = np.floor(places)
+    share = places - low
+    if kind in {"linear", "bilinear"}:
+        inside = np.clip(places, 0, own - 1)
+        low = np.floor(inside)
+        share = inside - low
+        pairs = [(low, 1 - share), (np.minimum(low + 1, own - 1), share)]
+    elif kind == "cubic":
+        pairs = _cubic(call, low, share, own)
+    else:
+        raise call.node.invalid(f"the mode {kind!r}")
+    return [(np.clip(i, 0, own - 1).astype(np.int32), w) for i, w in pairs]
+
+
+def _cubic(call: Call, low: NDArray, share: NDArray, own: int) -> list[tuple[NDArray, NDArray]]:
+    a = call.node.number("cubic_coeff_a", -0.75)
+    far, near = share + 1, share
+    weights = [
+        ((a * far - 5 * a) * far + 8 * a) * far - 4 * a,
+        ((a + 2) * near - (a + 3)) * near * near + 1,
+        ((a + 2) * (1 - near) - (a + 3)) * (1 - near) * (1 - near) + 1,
+        ((a * (2 - near) - 5 * a) * (2 - near) + 8 * a) * (2 - near) - 4 * a,
+    ]
+    indices = [low + i for i in (-1, 0, 1, 2)]
+    if call.node.integer("exclude_outside", 0):
+        weights = [
+            np.where((i >= 0) & (i < own), w, 0) for i, w in zip(indices, weights, strict=True)
+        ]
+        total = np.sum(weights, axis=0)
+        weights = [w / total for w in weights]
+    return list(zip(indices, weights, strict=True))
+
+
+def _along(
+    call: Call, operand: int, axis: int, taps: list[tuple[NDArray, NDArray | None]], rank: int
+) -> int:
+    dtype = call.emitter.dtype(operand)
+    total = -1
+    for indices, weights in taps:
+        part = call.emit("GATHER", [operand, call.emitter.constant(indices)], dtype, {"axis": axis})
+        if weights is not None:
+            if not dtype.is_float or dtype is DType.BFLOAT16:
+                raise call.refuse(f"interpolation of {dtype.value}")
+            shape = [-1 if i == axis else 1 for i in range(rank)]
+            factors = call.emitter.constant(weights.astype(dtype.numpy).reshape(shape))
+            part = arithmetic(call, "MUL", part, factors)
+        total = part if total < 0 else arithmetic(call, "ADD", total, part)
+    return total

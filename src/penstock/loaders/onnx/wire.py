@@ -1,0 +1,123 @@
+"""A look at the bytes of a protobuf before they are parsed: is it an ONNX model, and how much will it become?
+
+A parser makes an object of every message, of some hundred bytes where the file has two: whatever a file would
+become is charged before, and how deep its graphs are nested is bounded. Reference: the Protocol Buffers
+encoding guide; the messages of onnx.proto.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.errors import LimitExceeded, TruncatedModel
+
+MAX_DEPTH: Final = 32
+"""How deep graphs may stand in graphs."""
+
+MEMORY_PER_BYTE: Final = 64
+MEMORY_ALLOWANCE: Final = 1 << 20
+MESSAGE_MEMORY: Final = 320
+FIELD_MEMORY: Final = 64
+MAX_VARINT: Final = 10
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+MODEL_FIELDS: Final = {
+    1: VARINT, 2: LENGTH, 3: LENGTH, 4: LENGTH, 5: VARINT, 6: LENGTH, 7: LENGTH, 8: LENGTH,
+    14: LENGTH, 20: LENGTH, 25: LENGTH, 26: LENGTH,
+}  # fmt: skip
+GRAPH: Final = 7
+
+NESTED: Final[dict[str, dict[int, str]]] = {
+    "model": {7: "graph", 8: "leaf", 14: "leaf", 20: "leaf", 25: "function", 26: "leaf"},
+    "graph": {1: "node", 5: "leaf", 11: "leaf", 12: "leaf", 13: "leaf", 14: "leaf", 15: "leaf", 16: "leaf"},
+    "function": {7: "node", 9: "leaf", 11: "attribute", 12: "leaf", 14: "leaf"},
+    "node": {5: "attribute", 9: "leaf"},
+    "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
+}  # fmt: skip
+"""Which field of a message is a message of which kind; a leaf's own fields are charged by its size."""
+
+LEAF_SHARE: Final = 4
+"""What a leaf takes for each byte beyond raw data, which is copied as it is."""
+
+
+class _Cursor:
+    def __init__(self, data: memoryview, start: int, end: int) -> None:
+        self.data, self.at, self.end = data, start, end
+
+    def varint(self) -> int:
+        value = shift = 0
+        for _ in range(MAX_VARINT):
+            if self.at >= self.end:
+                raise TruncatedModel("the file ends inside a number", offset=self.at)
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise TruncatedModel("a number is longer than ten bytes", offset=self.at)
+
+    def field(self) -> tuple[int, int, int, int]:
+        """(number, wire type, start, end) of the next field's content."""
+        key = self.varint()
+        number, kind = key >> 3, key & 7
+        if kind == VARINT:
+            start = self.at
+            self.varint()
+            return number, kind, start, self.at
+        size = {FIXED64: 8, FIXED32: 4}.get(kind)
+        if size is None:
+            if kind != LENGTH:
+                raise TruncatedModel(f"wire type {kind} is not in the encoding", offset=self.at)
+            size = self.varint()
+        start = self.at
+        if size > self.end - start:
+            raise TruncatedModel(
+                f"a field of {size} bytes, of which {self.end - start} are there", offset=start
+            )
+        self.at = start + size
+        return number, kind, start, self.at
+
+
+def recognizes(content: memoryview) -> bool:
+    """Whether *content* begins as an ONNX model does: known fields, a version before a graph. A file that ends
+    too early is one too.
+    """
+    if not len(content) or content[0] >> 3 not in MODEL_FIELDS:
+        return False
+    cursor, seen = _Cursor(content, 0, len(content)), set()
+    while cursor.at < cursor.end:
+        begin = cursor.at
+        try:
+            number, kind, _, _ = cursor.field()
+        except TruncatedModel:
+            return 1 in seen and content[begin] >> 3 in MODEL_FIELDS
+        if MODEL_FIELDS.get(number) != kind:
+            return False
+        seen.add(number)
+    return GRAPH in seen
+
+
+def check(content: memoryview) -> None:
+    """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests too deeply."""
+    left = MEMORY_PER_BYTE * len(content) + MEMORY_ALLOWANCE
+    pending = [("model", 0, len(content), 0)]
+    while pending:
+        message, start, end, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise LimitExceeded(f"graphs are nested more than {MAX_DEPTH} deep", offset=start)
+        cursor, nested = _Cursor(content, start, end), NESTED[message]
+        while cursor.at < cursor.end:
+            number, kind, first, last = cursor.field()
+            target = nested.get(number) if kind == LENGTH else None
+            if target == "leaf":
+                left -= MESSAGE_MEMORY + LEAF_SHARE * (last - first)
+            elif target is not None:
+                left -= MESSAGE_MEMORY
+                pending.append((target, first, last, depth + (target == "graph")))
+            else:
+                left -= FIELD_MEMORY if kind == LENGTH else 16
+            if left < 0:
+                raise LimitExceeded(
+                    "the file holds more messages than it has room for", offset=first
+                )
