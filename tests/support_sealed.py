@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import CacheError
 from penstock.sealed import (
@@ -176,7 +177,7 @@ class MemoryRegistry:
 
     def begin(self, row: Row) -> None:
         self._count()
-        self._rows[row.token, row.entry] = row._replace(sequence=self._state.changes)
+        self._rows[row.token, row.entry] = replace(row, sequence=self._state.changes)
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
         for old in replaced:

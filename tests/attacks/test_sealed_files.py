@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import (
     CacheError,
@@ -423,7 +424,7 @@ def test_an_authentic_file_of_a_later_format_is_named_so(rig: Rig) -> None:
     whole = path.read_bytes()
     header = Header.unpack(whole[:HEADER_BYTES])
     assert header is not None
-    later = header._replace(format=2).pack(rig.keys().key())
+    later = replace(header, format=2).pack(rig.keys().key())
     path.write_bytes(later + whole[HEADER_BYTES:])
     assert rig.refuses(OtherVersion)
     assert rig.saved()
@@ -439,7 +440,7 @@ def test_an_authentic_header_that_the_registry_does_not_list_is_refused(
     whole = path.read_bytes()
     header = Header.unpack(whole[:HEADER_BYTES])
     assert header is not None
-    other = header._replace(sequence=header.sequence + 1).pack(rig.keys().key())
+    other = replace(header, sequence=header.sequence + 1).pack(rig.keys().key())
     path.write_bytes(other + whole[HEADER_BYTES:])
     assert rig.refuses(SealBroken)
     assert rig.saved()
@@ -477,6 +478,6 @@ def test_a_row_of_another_number_of_files_is_refused(rig: Rig) -> None:
     registry = rig.registry()
     (row,) = registry.rows()
     registry.remove(row.token, row.entry)
-    registry.begin(row._replace(datas=()))
+    registry.begin(replace(row, datas=()))
     assert rig.refuses(ForeignEntry)
     assert rig.saved()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from penstock.errors import InputError
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
@@ -26,7 +28,7 @@ _ROLES: Final[dict[str, Role]] = {
 _NAME: Final = r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.[0-9a-f]{16}\.tmp)?"
 
 
-class ParsedName(NamedTuple):
+class ParsedName(Struct, frozen=True):
     """What a file name says: the entry's *token*, the file's *role*, its *number* among the files of its
     kind, and whether it is *temporary*: not published yet.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ LEAST_FEATURE_LEVEL: Final = 3
 """Drivers below have no caching calls (NNAPI section 1.3)."""
 
 
-class Obtained(NamedTuple):
+class Obtained(Struct, frozen=True):
     """A prepared model, where it came from, and whether its driver compiled it."""
 
     prepared: PreparedModel
@@ -43,7 +43,7 @@ class Obtained(NamedTuple):
     compiled: bool
 
 
-class Key(NamedTuple):
+class Key(Struct, frozen=True):
     """What one step is cached under: the effective *token*, the *binding* sealed beside it, and every
     ingredient of it by name.
     """

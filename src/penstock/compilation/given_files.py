@@ -41,6 +41,6 @@ def obtain_in_given_files(
     else:
         return Obtained(prepared, hit(prepared), False)
     report = report_of(made.prepared)
-    return made._replace(
-        outcome=replace(made.outcome, saved=report.save == "saved", not_saved=report.reason)
+    return replace(
+        made, outcome=replace(made.outcome, saved=report.save == "saved", not_saved=report.reason)
     )

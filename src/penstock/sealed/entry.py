@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from penstock.errors import CacheError, InvalidArgument, Unreadable, WrongLength
 from penstock.sealed.files import (
@@ -23,7 +25,7 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 TOKEN_BYTES: Final = 32
 
 
-class SaveReport(NamedTuple):
+class SaveReport(Struct, frozen=True):
     """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
 
     *emptied*: it failed after the first byte was written, so that the files are empty and what they held
@@ -39,7 +41,7 @@ class SaveReport(NamedTuple):
         return self.entry is not None
 
 
-class LoadedEntry(NamedTuple):
+class LoadedEntry(Struct, frozen=True):
     """A verified entry: read-only payloads in memory that no other process can write."""
 
     entry: bytes

@@ -7,7 +7,9 @@ import os
 import stat
 import sys
 import threading
-from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct
 
 from penstock.errors import NotRegularFile, Unreadable
 from penstock.sealed.locks import Locking, SystemLocks
@@ -29,7 +31,7 @@ class Handle(Protocol):
     def fd(self) -> int: ...
 
 
-class FileStatus(NamedTuple):
+class FileStatus(Struct, frozen=True):
     """Of a file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its *owner* (0
     where there are none), its permission bits *mode*, the *identity* that no other file has as long as it
     exists, and *modified_ns*, nanoseconds since the epoch.

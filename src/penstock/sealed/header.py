@@ -6,7 +6,9 @@ import enum
 import hashlib
 import hmac
 import struct
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 MAGIC: Final = b"\x89PNSEAL\n"
 FORMAT: Final = 1
@@ -29,7 +31,7 @@ class Kind(enum.IntEnum):
         return self.name.lower()
 
 
-class Header(NamedTuple):
+class Header(Struct, frozen=True):
     """What a cache file says of itself.
 
     *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry that lists

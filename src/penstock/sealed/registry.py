@@ -5,7 +5,9 @@ from __future__ import annotations
 import hmac
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+from msgspec import Struct
 
 from penstock.errors import Unreadable
 from penstock.sealed.forks import FORK_GATE
@@ -21,14 +23,14 @@ _RECORD: Final = struct.Struct("<32sQ")
 _ROW_DOMAIN: Final = b"penstock registry row\x00"
 
 
-class FileRecord(NamedTuple):
+class FileRecord(Struct, frozen=True):
     """What one file was sealed as: *digest* is `file_digest` of its header, *length* its payload's bytes."""
 
     digest: bytes
     length: int
 
 
-class Row(NamedTuple):
+class Row(Struct, frozen=True):
     """One entry: *models* and *datas* list its files in order. *sequence* is the registry's count when the
     row was inserted.
     """
@@ -40,7 +42,7 @@ class Row(NamedTuple):
     sequence: int = 0
 
 
-class RegistryState(NamedTuple):
+class RegistryState(Struct, frozen=True):
     """*registry* (16 random bytes) names this registry since it was last emptied; *changes* counts what
     was done to it.
     """

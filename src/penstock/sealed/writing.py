@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
 from penstock.errors import CacheError, ForeignEntry, InvalidArgument, WrongLength
 from penstock.sealed.entry import (
     CacheFile,
@@ -156,7 +158,7 @@ def _headers(
         root=b"",
     )
     return [
-        common._replace(kind=file.kind, number=file.number, length=length, root=root).pack(key)
+        replace(common, kind=file.kind, number=file.number, length=length, root=root).pack(key)
         for file, length, root in zip(files, lengths, roots, strict=True)
     ]
 

@@ -7,6 +7,7 @@ import hmac
 import struct
 
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from penstock.sealed import HEADER_BYTES, Header
 from penstock.sealed.header import Kind, identity, is_sealed
@@ -45,7 +46,7 @@ def test_every_field_stands_where_the_format_says() -> None:
 
 def test_unpacking_gives_the_header_back() -> None:
     assert Header.unpack(HEADER.pack(KEY)) == HEADER
-    assert Header.unpack(HEADER._replace(format=7).pack(KEY)) == HEADER._replace(format=7)
+    assert Header.unpack(replace(HEADER, format=7).pack(KEY)) == replace(HEADER, format=7)
 
 
 def test_only_the_key_that_sealed_it_accepts_it() -> None:
@@ -64,4 +65,4 @@ def test_any_bytes_are_a_header_or_none(content: bytes) -> None:
 
 def test_places_are_named() -> None:
     assert HEADER.place == "data file 3"
-    assert HEADER._replace(kind=9).place == "kind 9 file 3"
+    assert replace(HEADER, kind=9).place == "kind 9 file 3"

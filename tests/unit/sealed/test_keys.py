@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.errors import Unreadable
 from penstock.sealed import FileKeyStore, FileStatus, MemoryKeyStore, SystemFiles, keyring_store
@@ -83,7 +84,7 @@ class Foreign(SystemFiles):
 
     def status(self, fd: int) -> FileStatus:
         found = super().status(fd)
-        return found._replace(owner=found.owner + 1)
+        return replace(found, owner=found.owner + 1)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows tells no owner by number")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.blobcache import PersistentBlobCache
 from penstock.errors import OtherVersion, RegistryMissing, RolledBack, SealBroken, Unreadable
@@ -60,7 +61,7 @@ def row(number: int, token: int = 0) -> Row:
 
 
 def same(found: Row | None, wanted: Row) -> bool:
-    return found is not None and found._replace(sequence=0) == wanted
+    return found is not None and replace(found, sequence=0) == wanted
 
 
 def test_there_is_none_before_the_first_change(make: Make) -> None:
