@@ -44,7 +44,7 @@ class Runner:
         self.invoke = self._wrapper.Invoke
         self._inputs = [int(i) for i in self._wrapper.InputIndices()]
         self._outputs = [int(i) for i in self._wrapper.OutputIndices()]
-        self._shapes: list[tuple[int, ...] | None] = [None] * len(self._inputs)
+        self._shapes: list[tuple[int, ...]] | None = None
         named = _tensors_by_name(self._wrapper, {s.name for s in segment.states})
         self._states = [named[s.name] for s in segment.states]
 
@@ -70,15 +70,15 @@ class Runner:
             raise failed(error) from error
         return found
 
-    def _resize(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def _resize(self, shapes: list[tuple[int, ...]]) -> None:
         if shapes == self._shapes:
             return
         # Where this fails the interpreter is of no shape at all.
-        self._shapes = [None] * len(shapes)
+        self._shapes = None
         for tensor, shape in zip(self._inputs, shapes, strict=True):
             self._wrapper.ResizeInputTensor(tensor, np.array(shape, np.int32), False, 0)
         self._wrapper.AllocateTensors()
-        self._shapes = list(shapes)
+        self._shapes = shapes
 
     def _write(self, tensor: int, value: NDArray) -> None:
         if not value.ndim:

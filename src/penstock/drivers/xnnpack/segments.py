@@ -19,15 +19,15 @@ from penstock.hal import AccuracyClass
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.model import StatePort, Variable
 from penstock.ir.operand import Origin
-from penstock.ir.types import element_count, static_shape
+from penstock.ir.types import Quantization, element_count, static_shape
 
 HEAVY: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
 )
 """Operations for which it is worth to change the kernel set; the others stay with that of the one before."""
 
-TRAILING_BIAS: Final = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"})
-"""Operators whose kernels take no omitted bias but one that is not there."""
+CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
+"""Operators whose kernels need a bias, and the dimension of their filters that counts its elements."""
 
 LEAST_VERSION: Final = {"BROADCAST_TO": 2}
 """Operators of which LiteRT has no first version, with the number of their code in the file format."""
@@ -114,7 +114,8 @@ def _fixed(entry: Subgraph) -> dict[int, None]:
 def _segment(model: Model, kernels: Kernels, members: list[int], fixed: dict[int, None]) -> Segment:
     entry = model.entry
     chosen = sorted({*members, *_needed(entry, members, fixed)})
-    operations = [_written(entry, entry.operations[at]) for at in chosen]
+    operands = list(entry.operands)
+    operations = [_written(operands, entry.operations[at]) for at in chosen]
     inside = frozenset(members)
     written = {i for o in operations for i in o.outputs}
     read = {i for o in operations for i in o.inputs}
@@ -137,10 +138,10 @@ def _segment(model: Model, kernels: Kernels, members: list[int], fixed: dict[int
     inputs = [
         i
         for i in _in_order(read - written - apart, entry.inputs)
-        if entry.operands[i].has_value and not entry.operands[i].is_constant
+        if operands[i].has_value and not operands[i].is_constant
     ]
     outputs = [i for i in _in_order(made - apart, entry.outputs) if i in elsewhere]
-    built = _build(model, operations, inputs, outputs, states)
+    built = _build(model, operands, operations, inputs, outputs, states)
     return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states))
 
 
@@ -166,10 +167,16 @@ def _needed(entry: Subgraph, members: list[int], fixed: dict[int, None]) -> set[
     return found
 
 
-def _written(entry: Subgraph, operation: Operation) -> Operation:
-    """*operation* in the form that LiteRT's kernels take."""
+def _written(operands: list[Operand], operation: Operation) -> Operation:
+    """*operation* in the form that LiteRT's kernels take; a constant that it needs joins *operands*."""
     inputs, origin = operation.inputs, operation.origin
-    if operation.type in TRAILING_BIAS and not entry.operands[inputs[-1]].has_value:
+    has_bias = len(inputs) > 2 and operands[inputs[2]].has_value
+    if operation.type in CHANNELS and not has_bias:
+        operands.append(
+            _zero_bias(operands[inputs[0]], operands[inputs[1]], CHANNELS[operation.type])
+        )
+        inputs = (*inputs[:2], len(operands) - 1)
+    elif operation.type == "TRANSPOSE_CONV" and not operands[inputs[-1]].has_value:
         inputs = inputs[:-1]
     least = LEAST_VERSION.get(operation.type)
     if least is not None and (origin is None or (origin.version or 1) < least):
@@ -177,15 +184,30 @@ def _written(entry: Subgraph, operation: Operation) -> Operation:
     return msgspec.structs.replace(operation, inputs=inputs, origin=origin)
 
 
+def _zero_bias(data: Operand, filters: Operand, dimension: int) -> Operand:
+    """A bias of zeros, in steps of the data's scale times that of the filters."""
+    count = (filters.shape or ())[dimension] or 0
+    if data.dtype.is_float:
+        dtype, quantization = data.dtype, None
+    else:
+        dtype = DType.INT32
+        if data.quantization is None or filters.quantization is None:
+            raise GeneralFailure("a quantised layer without scales")
+        scales = tuple(data.quantization.scale * s for s in filters.quantization.scales)
+        quantization = Quantization(scales, (0,) * len(scales), 0 if len(scales) > 1 else None)
+    value = bytes(count * dtype.numpy.itemsize)
+    return Operand(dtype, (count,), Lifetime.CONSTANT_COPY, quantization=quantization, value=value)
+
+
 def _build(
     model: Model,
+    operands: Sequence[Operand],
     operations: Sequence[Operation],
     inputs: Sequence[int],
     outputs: Sequence[int],
     states: Sequence[State],
 ) -> Model:
     """A model of *operations*. State goes through variables, which the writer makes variable tensors of."""
-    entry = model.entry
     kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
     number = {old: new for new, old in enumerate(kept)}
     names = {s.given: s.name for s in states}
@@ -194,7 +216,7 @@ def _build(
     lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
     lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
     subgraph = Subgraph(
-        tuple(_renamed(entry.operands[i], names.get(i, ""), lifetimes.get(i)) for i in kept),
+        tuple(_renamed(operands[i], names.get(i, ""), lifetimes.get(i)) for i in kept),
         tuple(
             msgspec.structs.replace(
                 o,
@@ -209,7 +231,7 @@ def _build(
     )
     subgraphs = list(model.subgraphs)
     subgraphs[model.main] = subgraph
-    variables = tuple(_variable(entry.operands[s.given], s.name) for s in states)
+    variables = tuple(_variable(operands[s.given], s.name) for s in states)
     return Model(tuple(subgraphs), model.pools, variables, main=model.main)
 
 

@@ -118,9 +118,9 @@ def scale_of(operand: Operand) -> tuple[float, int]:
 
 
 def same_scale(first: Operand, *others: Operand) -> None:
-    """Of quantised operands that are moved as they are: one scale and zero point for all."""
+    """Of integer operands that are moved as they are: one scale and zero point for all, or none."""
     for other in others:
-        if first.dtype in EIGHT_BITS and first.quantization != other.quantization:
+        if first.dtype.is_integer and first.quantization != other.quantization:
             raise Refused("it would change the scale of values that LiteRT moves as they are")
 
 

@@ -33,6 +33,7 @@ SLOW_HYBRID: Final = Classes("faithful", "faithful")
 
 @rule("CONV_2D")
 def check_conv(site: Site) -> Classes:
+    _check_bias(site)
     classes = _check_layer(site, 0, 1, 2)
     if classes is HYBRID:
         # LiteRT's kernel wants a scale for each filter, or one alone.
@@ -47,6 +48,8 @@ def check_conv(site: Site) -> Classes:
 
 @rule("DEPTHWISE_CONV_2D")
 def check_depthwise(site: Site) -> Classes:
+    _check_bias(site)
+    require((site.input(1).shape or (None,) * 4)[3] is not None, "its channels are not known")
     classes = _check_layer(site, 0, 1, 2)
     if classes is not HYBRID:
         return classes
@@ -113,6 +116,13 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
         if given.dtype is DType.INT16 and kind is DType.INT32:
             require(told == "INT32", "an int32 bias that its options do not tell of")
     return FAITHFUL
+
+
+def _check_bias(site: Site) -> None:
+    """LiteRT's kernels want a bias, which the driver makes of zeros where it is one of 32 bits."""
+    if not site.has(2):
+        require(site.input().dtype is not DType.INT16, "int16 values without a bias")
+        require((site.input(1).shape or (None,))[0] is not None, "its channels are not known")
 
 
 def _scale_for_each(site: Site, weights: int, dimension: int) -> None:
