@@ -25,7 +25,6 @@ from penstock.execution.inputs import (
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
 from penstock.execution.state import State
-from penstock.execution.targets import bind_targets
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant, deadline_of
 from penstock.execution.variants import Specialize, Variants
@@ -247,6 +246,8 @@ class CompiledModel:
                 raise InputError(
                     "out= takes stored values; it cannot be combined with dequantize=True"
                 )
+            from penstock.execution.targets import bind_targets
+
             targets = bind_targets(out, self._interface, variant.model.outputs, arrays)
         results = variant.run(arrays, targets, self._state_for(state), config, trace)
         return self._deliver(results, real, trace.copies)

@@ -14,7 +14,6 @@ from penstock.errors import Cancelled, DriverError, GeneralFailure, OutputInsuff
 from penstock.execution.results import allocate, check_result, grown_sizes, is_sized, shaped
 from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, Request
 from penstock.ir import DType, NDArray, Operand
-from penstock.ir.builder import pack_strings
 from penstock.ir.types import static_shape
 from penstock.partitioning.plan import ExecutionStep
 
@@ -164,6 +163,8 @@ def call_execute(
 
 def _input(index: int, operand: Operand, value: NDArray, copying: Copying | None) -> HostMemory:
     if operand.dtype is DType.STRING:
+        from penstock.ir.builder import pack_strings
+
         return HostMemory(np.frombuffer(pack_strings(value), np.uint8), value.shape)
     return HostMemory(lent(value if copying is None else copying.away(value, index)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -63,10 +62,15 @@ def plan_arena(requests: Iterable[ArenaRequest], dynamic: Iterable[int] = ()) ->
     layouts, in whatever order they come. Raises `InputError` for a request that contradicts itself or
     comes twice, `ShapeOverflow` where the block would exceed 64-bit sizes.
     """
+    ordered = sorted(requests, key=lambda r: (-r.nbytes, r.first, r.last, r.key))
+    if not ordered:
+        return ArenaLayout(dynamic=tuple(sorted(dynamic)))
+    from bisect import bisect
+
     offsets: dict[int, tuple[int, int]] = {}
     placed: list[tuple[int, int, ArenaRequest]] = []
     alignment, total = MIN_ALIGNMENT, 0
-    for request in sorted(requests, key=lambda r: (-r.nbytes, r.first, r.last, r.key)):
+    for request in ordered:
         _check(request)
         if request.key in offsets:
             raise InputError(f"arena value {request.key} is requested twice")

@@ -15,10 +15,9 @@ import mmap
 import os
 import weakref
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
-from msgspec import Struct
 
 from penstock.errors import ClosedError, GeneralFailure
 from penstock.hal import Memory
@@ -31,7 +30,7 @@ PROT_WRITE: Final = 2
 _live: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
-class MappedFd(Struct, frozen=True):
+class MappedFd(NamedTuple):
     """Handle of an `mmap_fd` memory: its bytes start at *offset* (any, aligned or not) of *fd*.
 
     *protection* is `PROT_READ`, perhaps with `PROT_WRITE`.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import InputError, PlacementError
-from penstock.hal import Capabilities, Device, InvalidDevice
+from penstock.hal import Capabilities, Device
 from penstock.logs import Log
 from penstock.runtime.entries import DriverEntry, installed_entries
 from penstock.runtime.examination import describe, examine, is_device
@@ -222,16 +222,20 @@ def _load_entry(entry: DriverEntry) -> list[Device]:
         several = list(islice(made, MAX_DEVICES + 1))
         if len(several) > MAX_DEVICES:
             reason = f"brings more than {MAX_DEVICES} devices"
-            return [InvalidDevice(entry.name, reason)]
+            return [_invalid(entry.name, reason)]
         return [d if is_device(d) else _no_device(entry.name, d) for d in several]
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
-        return [InvalidDevice(entry.name, f"failed to load: {describe(error)}")]
+        return [_invalid(entry.name, f"failed to load: {describe(error)}")]
+
+
+def _invalid(driver: str, reason: str) -> Device:
+    from penstock.hal import InvalidDevice
+
+    return InvalidDevice(driver, reason)
 
 
 def _no_device(driver: str, made: object) -> Device:
-    return InvalidDevice(
-        driver, f"its driver made {describe(made)}, which is no device and no devices"
-    )
+    return _invalid(driver, f"its driver made {describe(made)}, which is no device and no devices")
 
 
 def _examined(device: Device, driver: str) -> _Found:

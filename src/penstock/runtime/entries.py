@@ -7,7 +7,6 @@ takes to run. It is asked where something other than ordinary directories has to
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import reduce
@@ -75,8 +74,7 @@ def _texts() -> Iterator[str]:
     for place in sys.path:
         directory = place or "."
         try:
-            with os.scandir(directory) as found:
-                names = [entry.name for entry in found]
+            names = os.listdir(directory)
         except NotADirectoryError:
             raise
         except OSError:
@@ -84,13 +82,18 @@ def _texts() -> Iterator[str]:
         for name in names:
             if not name.lower().endswith((".dist-info", ".egg-info")):
                 continue
-            distribution = re.sub(r"[-_.]+", "-", name.rpartition(".")[0].partition("-")[0]).lower()
+            distribution = _normalized(name.rpartition(".")[0].partition("-")[0])
             if distribution in seen:
                 continue
             seen.add(distribution)
             content = _read(f"{directory}/{name}/entry_points.txt")
             if ENTRY_POINT_GROUP.encode() in content:
                 yield content.decode("utf-8", "replace")
+
+
+def _normalized(name: str) -> str:
+    """The name of a distribution as all spell it (Python Packaging User Guide, "Names and normalization")."""
+    return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
 
 
 def _read(path: str) -> bytes:

@@ -40,12 +40,12 @@ from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.progress import Reporter
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.compilation.caching import Caching
+    from penstock.runtime.progress import Reporter
 
 log = Log(__name__)
 
@@ -136,7 +136,7 @@ class _Session:
         self.chosen = manager.choose(arguments.devices)
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
-        self.reporter = None if progress is None else Reporter(progress)
+        self.reporter = _reporter(progress)
         self.config = PrepareConfig(
             preference=arguments.preference,
             priority=arguments.priority,
@@ -227,6 +227,14 @@ class _Devices(Mapping[str, Device]):
 
     def __len__(self) -> int:
         return len(self._chosen)
+
+
+def _reporter(progress: ProgressCallback | None) -> Reporter | None:
+    if progress is None:
+        return None
+    from penstock.runtime.progress import Reporter
+
+    return Reporter(progress)
 
 
 def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:

@@ -4,8 +4,6 @@ MessagePack in fixed types, so that reading it can do nothing but fail; what is 
 checks itself.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from penstock.errors import GeneralFailure, ModelError
