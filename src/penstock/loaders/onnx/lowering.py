@@ -284,9 +284,11 @@ class Body:
         if not made:
             raise failure or outcomes[0] or node.refuse("neither branch fits what follows")
         taken = outcomes.index(None)
-        self._bind_all(node, [
-            guarded(self.emitter, v, condition, taken == 0) for v in self.inline(branches[taken])
-        ])  # fmt: skip
+        self.lowering.supposing += 1
+        values = self.inline(branches[taken])
+        self.lowering.supposing -= 1
+        held = [guarded(self.emitter, node, v, condition, taken == 0) for v in values]
+        self._bind_all(node, held)
         return self.run(position + 1)
 
     def emit_if(
