@@ -43,7 +43,9 @@ class OneOperation:
         found: list[NDArray] = []
         for operand in self.model.inputs:
             shape = [d or 0 for d in operand.shape or ()]
-            if operand.dtype is F32:
+            if operand.dtype is DType.BOOL:
+                found.append(rng.integers(0, 2, shape).astype(np.bool_))
+            elif operand.dtype is F32:
                 found.append((rng.standard_normal(shape) * 3).astype(np.float32))
             else:
                 limits = np.iinfo(operand.dtype.numpy)
@@ -58,8 +60,9 @@ def operation(
     given: Sequence[Given],
     shapes: Sequence[tuple[int, ...]],
     attributes: Mapping[str, object] | None = None,
+    dtypes: Sequence[DType] = (),
 ) -> OneOperation:
-    """*kind* over *given*; *shapes* are those of its float32 outputs."""
+    """*kind* over *given*; *shapes* are those of its outputs, *dtypes* their types (none: all float32)."""
     builder = ModelBuilder()
     indexes: list[int | None] = []
     for place, each in enumerate(given):
@@ -71,7 +74,7 @@ def operation(
             indexes.append(each(builder))
         else:
             indexes.append(builder.constant(each, f"c{place}"))
-    outputs = [(F32, shape) for shape in shapes]
+    outputs = list(zip(dtypes or [F32] * len(shapes), shapes, strict=True))
     made = builder.operation(kind, indexes, outputs, attributes)  # type: ignore[arg-type]  # any attributes
     return OneOperation(name, builder.build(made))
 

@@ -58,6 +58,8 @@ FLOAT_ONLY: Final = frozenset(
     {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
 )
 OF_WHOLE: Final = frozenset({"ABS", "NEG", "SIGN"})
+NOT_OF_64: Final = frozenset({"ABS", "SIGN", "DIV", "FLOOR_DIV", "SQUARED_DIFFERENCE"})
+"""Not computed over int64 by TFLite."""
 
 BINARY: Final[dict[str, str]] = {
     "ADD": "Add",
@@ -80,10 +82,16 @@ def _check_unary(site: Site) -> AccuracyClass:
     site.shape()
     kind = site.operation.type
     if kind in OF_WHOLE and site.input().dtype in WHOLE:
+        _check_width(site)
         return "exact"
     if kind in FLOAT_ONLY:
         require(site.input().dtype is F32, "only float32 values are computed here")
     return activations(site, quantized="faithful")
+
+
+def _check_width(site: Site) -> None:
+    wide = site.input().dtype is DType.INT64 and site.operation.type in NOT_OF_64
+    require(not wide, "TFLite computes it over narrower numbers alone")
 
 
 @rule(*UNARY, check=_check_unary)
@@ -107,6 +115,7 @@ def emit_gelu(graph: Graph, site: Site) -> None:
 def _check_binary(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
     kind, dtype = site.operation.type, site.input().dtype
+    _check_width(site)
     if kind in FLOAT_ONLY:
         require(dtype is F32, "only float32 values are computed here")
     if kind in {"FLOOR_DIV", "FLOOR_MOD"}:

@@ -1,0 +1,207 @@
+"""The cache files of the ONNX Runtime driver: what is saved is loaded, in other processes too, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.drivers.onnxruntime import OnnxRuntimeDevice, artefact, engine
+from penstock.errors import GeneralFailure, InvalidArgument
+from penstock.hal import (
+    CacheHandle,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    PreparedModelBase,
+    Request,
+)
+from penstock.ir import DType, Model, ModelBuilder, NDArray
+from tests.support_onnxruntime import cpu, needs_onnxruntime
+
+pytestmark = [needs_onnxruntime, pytest.mark.usefixtures("no_descriptor_leaks")]
+
+TOKEN: Final = bytes(range(32))
+BINDING: Final = bytes(range(32, 64))
+X: Final = np.linspace(-2, 2, 2 * 40, dtype=np.float32).reshape(2, 40)
+WEIGHTS: Final = np.random.default_rng(5).standard_normal((30, 40)).astype(np.float32)
+
+
+def network() -> Model:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (2, 40), "x")
+    (y,) = b.operation(
+        "FULLY_CONNECTED", [x, b.constant(WEIGHTS), None], [(DType.FLOAT32, (2, 30))]
+    )
+    (z,) = b.operation("RELU", [y], [(DType.FLOAT32, (2, 30))])
+    return b.build([z, x])
+
+
+def answer() -> NDArray:
+    result: NDArray = np.maximum(X @ WEIGHTS.T, 0)
+    return result
+
+
+@contextmanager
+def opened(folder: Path, files: tuple[int, int] = (1, 0)) -> Iterator[PrepareConfig]:
+    """A configuration with the cache files of *folder*, made where there are none."""
+    names = [f"model{i}" for i in range(files[0])] + [f"data{i}" for i in range(files[1])]
+    fds = [os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in names]
+    handles = tuple(map(CacheHandle, fds))
+    try:
+        yield PrepareConfig(
+            token=TOKEN, binding=BINDING, model_cache=handles[: files[0]], data_cache=handles[files[0] :]
+        )  # fmt: skip
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def run(prepared: PreparedModelBase) -> NDArray:
+    out, same = np.empty((2, 30), np.float32), np.empty_like(X)
+    request = Request((HostMemory(X),), (HostMemory(out), HostMemory(same)))
+    prepared.execute(request, ExecutionConfig())
+    assert np.array_equal(same, X)
+    return out
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    device = cpu()
+    with opened(tmp_path) as config:
+        prepared = device.prepare_model(network(), config)
+    assert prepared.cache_report.save == "saved"
+    assert np.allclose(run(prepared), answer(), atol=1e-4)
+    assert (device.compiles, device.loads) == (1, 0)
+    return tmp_path
+
+
+def test_what_was_saved_is_loaded_without_a_compile(saved: Path) -> None:
+    device = cpu()
+    with opened(saved) as config:
+        prepared = device.prepare_model_from_cache(config)
+    assert np.allclose(run(prepared), answer(), atol=1e-4)
+    assert (device.compiles, device.loads) == (0, 1)
+
+
+def test_another_process_loads_it(saved: Path) -> None:
+    program = (
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from tests.unit.drivers.onnxruntime import test_caching as t\n"
+        "device = t.cpu()\n"
+        f"with t.opened(Path({str(saved)!r})) as config:\n"
+        "    prepared = device.prepare_model_from_cache(config)\n"
+        "assert np.allclose(t.run(prepared), t.answer(), atol=1e-4)\n"
+        "import sys\n"
+        "print(device.compiles, device.loads, 'onnx' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert (done.stdout.split(), done.returncode) == (["0", "1", "False"], 0), done.stderr
+
+
+def flip(place: int) -> Callable[[bytes], bytes]:
+    def damage(content: bytes) -> bytes:
+        changed = bytearray(content)
+        changed[place] ^= 0x10
+        return bytes(changed)
+
+    return damage
+
+
+DAMAGES: Final[dict[str, tuple[str, Callable[[bytes], bytes]]]] = {
+    "a bit of the seal": ("SealBroken", flip(100)),
+    "a bit of the payload": ("SealBroken", flip(-1)),
+    "a byte less": ("WrongLength", lambda content: content[:-1]),
+    "a byte more": ("WrongLength", lambda content: content + b"\0"),
+    "nothing": ("NotYetWritten", lambda _: b""),
+}
+
+
+@pytest.mark.parametrize("name", ["model0"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_altered_files_never_reach_the_engine(saved: Path, name: str, damage: str) -> None:
+    reason, change = DAMAGES[damage]
+    file, device = saved / name, cpu()
+    file.write_bytes(change(file.read_bytes()))
+    with opened(saved) as config:
+        with pytest.raises(GeneralFailure, match=f"^{reason}: "):
+            device.prepare_model_from_cache(config)
+        assert (device.compiles, device.loads) == (0, 0)
+        prepared = device.prepare_model(network(), config)
+        assert np.allclose(run(prepared), answer(), atol=1e-4)
+        device.prepare_model_from_cache(config)
+    assert (device.compiles, device.loads) == (1, 1)
+
+
+@pytest.mark.parametrize(("field", "reason"), [("token", "ForeignEntry"), ("binding", "TokenCollision")])  # fmt: skip
+def test_other_ingredients_are_refused_by_name(saved: Path, field: str, reason: str) -> None:
+    device = cpu()
+    with opened(saved) as config, pytest.raises(GeneralFailure, match=f"^{reason}: "):
+        device.prepare_model_from_cache(msgspec.structs.replace(config, **{field: bytes(32)}))
+    assert device.loads == 0
+
+
+def test_a_wrong_number_of_files_is_compiled_but_not_loaded(tmp_path: Path) -> None:
+    device = cpu()
+    with opened(tmp_path, (2, 0)) as config:
+        prepared = device.prepare_model(network(), config)
+        assert prepared.cache_report.save == "failed"
+        assert np.allclose(run(prepared), answer(), atol=1e-4)
+        with pytest.raises(InvalidArgument):
+            device.prepare_model_from_cache(config)
+
+
+def test_an_artefact_of_another_build_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    device = cpu()
+    monkeypatch.setattr(engine.onnxruntime(), "__version__", "0.1")
+    with opened(saved) as config, pytest.raises(GeneralFailure, match=r"^OtherVersion: .*0\.1"):
+        device.prepare_model_from_cache(config)
+    assert device.loads == 0
+
+
+def test_an_entry_of_another_device_is_refused(saved: Path) -> None:
+    first = cpu()
+    other = OnnxRuntimeDevice(first.provider, first._installation)
+    other.name = "onnxruntime-cuda"
+    with opened(saved) as config, pytest.raises(GeneralFailure, match=r"^ForeignEntry: "):
+        other.prepare_model_from_cache(config)
+    assert other.loads == 0
+
+
+PORTS: Final = artefact.ports_of(network())
+
+
+def packed(manifest: object) -> memoryview:
+    body = msgspec.msgpack.encode(manifest)
+    return memoryview(len(body).to_bytes(4, "little") + body + b"model")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (memoryview(b"abc"), "no manifest"),
+        (memoryview((1 << 30).to_bytes(4, "little") + b"abc"), "longer than its file"),
+        (packed([1, 2, 3]), "cannot be read"),
+        (packed(artefact.Manifest(2, "1", PORTS)), "schema 2"),
+        (packed(artefact.Manifest(1, "1", artefact.Ports((), (), (0,)))), "forwards inputs"),
+    ],
+)
+def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -> None:
+    with pytest.raises(GeneralFailure, match=reason):
+        artefact.unpack(content)
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    manifest, model = artefact.unpack(memoryview(artefact.pack(b"model", PORTS, "1.2")))
+    assert (manifest.engine, manifest.ports, model) == ("1.2", PORTS, b"model")
