@@ -178,10 +178,14 @@ class Cache:
         return self._collect(max_bytes)
 
     def clear(self) -> Removed:
-        """Removes every entry that nobody uses at the moment, also from the drivers' registries.
+        """Removes every entry that nobody uses at the moment, also from the drivers' registries, and what was
+        measured of placements.
 
         Returns the entries that went, and what could not be removed. Raises `Unreadable`.
         """
+        from penstock.cache.verdicts import Verdicts
+
+        Verdicts(self.directory).clear()
         return self._collect(-1)
 
     def _collect(self, most_bytes: int | None) -> Removed:

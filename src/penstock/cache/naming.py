@@ -13,6 +13,9 @@ from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
 
 Role: TypeAlias = Literal["model", "data", "index", "lock", "lease"]
 
+VERDICTS: Final = "placements"
+"""The directory of measured placements below the cache directory."""
+
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
 _TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)

@@ -14,11 +14,11 @@ from penstock.cli import options
 from penstock.cli.output import Output, milliseconds, output_of, size
 from penstock.cli.progress import compile_bar
 from penstock.cli.receipts import show_cache, show_fallbacks
-from penstock.errors import NotAvailable
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Receipt
     from penstock.ir import NDArray
+    from penstock.partitioning.plan import Tuned
 
 DEFAULT_RUNS: Final = 50
 
@@ -38,7 +38,7 @@ def bench(
         int, typer.Option("--warmup", min=0, metavar="N", help="Runs before measuring.")
     ] = 2,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Measure candidate placements (not available yet).")
+        bool, typer.Option("--tune", help="Measure candidate placements first, and keep the best.")
     ] = False,
     normalise: options.Normalise = None,
     device: options.Devices = None,
@@ -49,12 +49,12 @@ def bench(
     no_cache: options.NoCache = False,
 ) -> None:
     """Measure MODEL: time a run (median, p90, p99), throughput, load and compile time, peak memory."""
+    from msgspec import to_builtins
+
     from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed, parse_normalisation
     from penstock.execution.interface import interface_of
 
-    if tune:
-        raise NotAvailable("'bench --tune' is not available yet in this version")
     output = output_of(context)
     wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
     loaded = opening.load(model)
@@ -73,6 +73,7 @@ def bench(
             operands=operands,
             arrays=fed.arrays,
             cache=not no_cache,
+            tune=tune,
             progress=progress,
         )
     with compiled:
@@ -81,6 +82,7 @@ def bench(
         )
         summary = compiled.plan.summary()
         plan = json.loads(compiled.plan.to_json())
+        tuned = compiled.plan.tuned
         receipt = compiled.receipt
     statistics = summarise(durations)
     memory = peak_memory()
@@ -94,6 +96,8 @@ def bench(
     output.table(("measure", "value"), table_rows(data))
     output.notes(fed.notes)
     output.line(f"plan: {summary}", "dim")
+    if tuned is not None:
+        show_tuned(output, tuned)
     show_cache(output, receipt)
     show_fallbacks(output, receipt)
     show_fallbacks(output, last)
@@ -103,10 +107,27 @@ def bench(
             "inputs": fed.sources,
             "notes": fed.notes,
             "plan": plan,
+            "tuned": None if tuned is None else to_builtins(tuned),
             "compile_receipt": json.loads(receipt.to_json()),
             "receipt": json.loads(last.to_json()),
         }
     )
+
+
+def show_tuned(output: Output, tuned: Tuned) -> None:
+    """What measuring placements gave, by candidate."""
+    when = "measured before" if tuned.stored else "measured now"
+    if tuned.candidates:
+        rows = [
+            (
+                f"{candidate.name} *" if candidate.name == tuned.winner else candidate.name,
+                candidate.error or milliseconds(candidate.median_ns),
+                "" if candidate.error else milliseconds(candidate.spread_ns),
+            )
+            for candidate in tuned.candidates
+        ]
+        output.table(("placement", "median", "between quartiles"), rows)
+    output.line(f"tuned ({when}): {tuned.winner}: {tuned.reason}", "dim")
 
 
 def measure(

@@ -62,12 +62,13 @@ def compile_model(
     operands: Sequence[Operand] = (),
     arrays: Sequence[NDArray] = (),
     cache: bool | Path = True,
+    tune: bool = False,
     progress: ProgressCallback | None = None,
 ) -> tuple[CompiledModel, int]:
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*. *cache* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
+    *operands*. *cache*, *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
     accuracy class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
     shapes = shapes_of(operands, arrays)
@@ -86,6 +87,7 @@ def compile_model(
             shapes=shapes or None,
             policy=policy,
             cache=cache,
+            tune=tune,
             progress=progress,
         )
     except ModelError as error:

@@ -80,9 +80,12 @@ class Alternative(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """One candidate placement as it was measured: *name* says which, *median_ns* and *spread_ns* (the distance
-    between the quartiles) are of its runs, *energy_uj* is the energy of a run in microjoules where the
-    machine counts it.
+    """One candidate placement as it was measured.
+
+    *name* says which: a device's name for that device with the others behind it, "predicted" for the plan that was
+    predicted to be best, else what it was made to try. *median_ns* and *spread_ns*, the distance between the
+    quartiles, are of a run, out of so many *runs*; *energy_uj* and its spread are microjoules, where they were
+    counted. *error* says why it is out.
     """
 
     name: str
@@ -90,17 +93,21 @@ class Measured(Struct, frozen=True):
     spread_ns: int
     runs: int
     energy_uj: float | None = None
+    energy_spread_uj: float | None = None
+    error: str | None = None
 
 
 class Tuned(Struct, frozen=True):
     """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
 
-    *stored* says that an earlier call measured them.
+    No *candidates* where nothing was measured. *compiles* is how many driver compiles that took; *stored* says
+    that an earlier call measured them.
     """
 
     candidates: tuple[Measured, ...]
     winner: str
     reason: str
+    compiles: int = 0
     stored: bool = False
 
 
@@ -141,7 +148,9 @@ class ExecutionPlan(Struct, frozen=True):
         return tuple((k, i) for k, i in enumerate(entry.outputs) if i not in computed)
 
     def show(self) -> str:
-        """The plan as text: one line a step, then what was refused, by device and reason."""
+        """The plan as text in 80 columns: a table of the steps, then where the operations run and each other
+        device's reason against them. Operations that differ in nothing but predicted durations share a line.
+        """
         from penstock.partitioning.show import show_plan
 
         return show_plan(self)
@@ -153,13 +162,21 @@ class ExecutionPlan(Struct, frozen=True):
         return summarize_plan(self)
 
     def to_json(self) -> str:
-        """The plan as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`."""
-        from penstock.partitioning.show import plan_to_json
+        """Everything but the models, as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`,
+        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`.
+        """
+        from penstock.partitioning.encoding import plan_to_json
 
         return plan_to_json(self)
 
     def to_dot(self) -> str:
-        """The plan as a Graphviz digraph: a node a step, an edge an operand."""
-        from penstock.partitioning.show import plan_to_dot
+        """The graph of operations as a Graphviz digraph, coloured by device, with a cluster a step."""
+        from penstock.partitioning.drawing.dot import plan_to_dot
 
         return plan_to_dot(self)
+
+    def to_svg(self) -> str:
+        """The same graph as an SVG picture."""
+        from penstock.partitioning.drawing.svg import plan_to_svg
+
+        return plan_to_svg(self)

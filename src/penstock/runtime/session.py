@@ -76,8 +76,10 @@ def compile_model(
     names to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
     user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo` under the
     caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a cache only
-    means a compile; the receipt says what was hit, or why not. *isolate* and *tune* have no feature behind
-    them yet and take their defaults only (also False, which asks for nothing).
+    means a compile; the receipt says what was hit, or why not. *tune* measures candidate placements on this machine,
+    takes the best (`plan.tuned`) and keeps the verdict in the cache directory: a later compile of the same model
+    with the same devices, policy, preference, threads and shapes uses it, with or without *tune*, and measures
+    nothing. *isolate* has no feature behind it yet and takes its default only (also False, which asks for nothing).
 
     Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument,
     `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
@@ -86,10 +88,14 @@ def compile_model(
     """
     policy = Policy() if policy is None else policy
     _check_types(cancel, num_threads, shapes, policy, progress)
-    _refuse_unavailable(isolate, tune, policy)
+    _refuse_unavailable(isolate, policy)
+    if tune and policy.placement != "cost":
+        raise InputError(
+            f"tune measures placements; policy placement {policy.placement!r} leaves nothing to choose"
+        )
     info = _cache_info(cache)
     arguments = _Arguments(
-        devices, preference, priority, num_threads, signature, shapes, policy, info
+        devices, preference, priority, num_threads, signature, shapes, policy, info, bool(tune)
     )
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
@@ -119,6 +125,7 @@ class _Arguments(Struct, frozen=True):
     shapes: Mapping[str, Sequence[int]] | None
     policy: Policy
     cache: CacheInfo | None
+    tune: bool = False
 
 
 class _Session:
@@ -184,10 +191,10 @@ class _Session:
         policy = self.arguments.policy
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            plan = place(model, self.chosen, policy, self.arguments.preference)
+            devices = _Devices(self.chosen)
+            plan = self._plan(model, shapes, devices, config)
         log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
         allow = policy.allow_fallback and knobs.allow_fallback()
-        devices = _Devices(self.chosen)
         caching = self._caching(shapes, plan)
         meanwhile = None
         # A background compile would outlive the call that descriptors are lent for.
@@ -197,6 +204,30 @@ class _Session:
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
         return Variant(compilation, devices, _for_later(config), allow)
 
+    def _plan(
+        self,
+        model: Model,
+        shapes: Mapping[int, Sequence[int]],
+        devices: _Devices,
+        config: PrepareConfig,
+    ) -> ExecutionPlan:
+        """The measured plan where one is stored, or asked for by the call itself; else the predicted one."""
+        policy, info = self.arguments.policy, self.arguments.cache
+        directory = None if info is None or info.trust_token else info.place
+        measure = self.arguments.tune and self.files_lent
+        choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
+        if choice and (measure or _has_verdicts(directory)):
+            from penstock.runtime.tuning import Occasion, stored_plan, tuned_plan
+
+            occasion = Occasion(
+                self.model, model, shapes, self.chosen, devices, policy, config, directory
+            )
+            if plan := stored_plan(occasion):
+                return plan
+            if measure:
+                return tuned_plan(occasion)
+        return place(model, self.chosen, policy, self.arguments.preference)
+
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache
         # Descriptors are the caller's and may be anything once his call has returned.
@@ -205,6 +236,15 @@ class _Session:
         from penstock.compilation.caching import Caching
 
         return Caching(info, self.model, shapes, plan)
+
+
+def _has_verdicts(directory: str | None) -> bool:
+    if directory is None:
+        return False
+    from penstock.cache.naming import VERDICTS
+
+    # Text, as in all of a warm start: pathlib takes longer to import than this to answer.
+    return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
 
 
 class _Devices(Mapping[str, Device]):
@@ -315,10 +355,8 @@ def _logged(plan: ExecutionPlan, compilation: Compilation) -> Compilation:
     return compilation
 
 
-def _refuse_unavailable(isolate: bool | None, tune: bool, policy: Policy) -> None:
+def _refuse_unavailable(isolate: bool | None, policy: Policy) -> None:
     if isolate:
         raise NotAvailable("isolated drivers are not available yet; leave isolate at its default")
-    if tune:
-        raise NotAvailable("measured placement is not available yet; leave tune at its default")
     if policy.shadow:
         raise NotAvailable("shadow runs are not available yet; leave Policy.shadow at its default")

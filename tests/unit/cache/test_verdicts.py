@@ -1,0 +1,111 @@
+"""Stored verdicts: authentic, or not there."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from penstock.cache import Cache
+from penstock.cache.naming import VERDICTS
+from penstock.cache.verdicts import MOST_VERDICTS, Verdict, Verdicts, verdict_key
+from penstock.errors import Unreadable
+
+INGREDIENTS: Mapping[str, str] = {"structure": "aa", "devices": "gpu\t1"}
+VERDICT = Verdict(
+    key=verdict_key(INGREDIENTS), devices=("gpu", "cpu"), report=msgspec.Raw(b'{"a":1}')
+)
+
+
+def verdicts(directory: Path, key: bytes = b"k" * 32) -> Verdicts:
+    return Verdicts(directory, key=lambda: key)
+
+
+def file_of(directory: Path) -> Path:
+    (found,) = (directory / VERDICTS).iterdir()
+    return found
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    verdicts(tmp_path / "c").save(VERDICT)
+    found = verdicts(tmp_path / "c").load(VERDICT.key)
+    assert found is not None
+    assert (found.devices, bytes(found.report)) == (("gpu", "cpu"), b'{"a":1}')
+    assert stat.S_IMODE(file_of(tmp_path / "c").stat().st_mode) == 0o600
+    verdicts(tmp_path / "c").save(replace(VERDICT, devices=("cpu", "cpu")))
+    again = verdicts(tmp_path / "c").load(VERDICT.key)
+    assert again is not None
+    assert again.devices == ("cpu", "cpu")
+
+
+def test_keys_depend_on_every_ingredient() -> None:
+    keys = {
+        verdict_key(INGREDIENTS),
+        verdict_key({**INGREDIENTS, "devices": "gpu\t2"}),
+        verdict_key({**INGREDIENTS, "structure": "ab"}),
+        verdict_key({}),
+    }
+    assert len(keys) == 4
+
+
+def test_anything_altered_is_not_there(tmp_path: Path) -> None:
+    verdicts(tmp_path).save(VERDICT)
+    file = file_of(tmp_path)
+    content = file.read_bytes()
+    for position in range(len(content) - 1):
+        altered = bytearray(content)
+        altered[position] ^= 1
+        file.write_bytes(altered)
+        assert verdicts(tmp_path).load(VERDICT.key) is None, position
+    for length in range(0, len(content) - 1, 7):
+        file.write_bytes(content[:length])
+        assert verdicts(tmp_path).load(VERDICT.key) is None
+    file.write_bytes(content)
+    assert verdicts(tmp_path, b"x" * 32).load(VERDICT.key) is None
+    assert verdicts(tmp_path).load(VERDICT.key) is not None
+
+
+def test_a_verdict_under_another_key_is_not_there(tmp_path: Path) -> None:
+    verdicts(tmp_path).save(VERDICT)
+    other = verdict_key({})
+    file_of(tmp_path).rename(tmp_path / VERDICTS / f"{other}.json")
+    assert verdicts(tmp_path).load(other) is None
+
+
+def test_links_and_large_files_are_not_read(tmp_path: Path) -> None:
+    verdicts(tmp_path / "a").save(VERDICT)
+    (tmp_path / "b" / VERDICTS).mkdir(parents=True)
+    (tmp_path / "b" / VERDICTS / f"{VERDICT.key}.json").symlink_to(file_of(tmp_path / "a"))
+    assert verdicts(tmp_path / "b").load(VERDICT.key) is None
+    with file_of(tmp_path / "a").open("ab") as file:
+        file.truncate(1 << 30)
+    assert verdicts(tmp_path / "a").load(VERDICT.key) is None
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / VERDICTS).write_text("in the way")
+    with pytest.raises(Unreadable):
+        verdicts(tmp_path).save(VERDICT)
+    assert verdicts(tmp_path).load(VERDICT.key) is None
+
+
+def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST_VERDICTS >= 1000
+    monkeypatch.setattr("penstock.cache.verdicts.MOST_VERDICTS", 3)
+    keys = [verdict_key({"n": str(n)}) for n in range(5)]
+    for key in keys:
+        verdicts(tmp_path).save(replace(VERDICT, key=key))
+    left = [verdicts(tmp_path).load(key) is not None for key in keys]
+    assert left == [False, False, True, True, True]
+
+
+def test_clearing_the_cache_clears_them(tmp_path: Path) -> None:
+    verdicts(tmp_path).save(VERDICT)
+    Cache(tmp_path).clear()
+    assert verdicts(tmp_path).load(VERDICT.key) is None
+    assert Verdicts(tmp_path).clear() == 0
+    assert Verdicts(tmp_path / "nowhere").clear() == 0

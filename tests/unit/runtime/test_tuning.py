@@ -1,0 +1,327 @@
+"""Measured placement: who wins, what is kept, and what a later start does with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import penstock
+from penstock.errors import Cancelled, GeneralFailure, InputError
+from penstock.hal import CancelToken, ExecutionConfig, ExecutionResult, PrepareConfig, Request
+from penstock.ir import DType, Model, ModelBuilder, infer_shapes
+from penstock.partitioning import Policy
+from penstock.runtime.tuning import NO_COUNTER, Occasion, stored_plan, tuned_plan
+from tests.support_devices import NumpyDevice, NumpyPrepared
+from tests.unit.partitioning.models import chain
+
+
+class Clock:
+    """Moves only as devices say; energy moves with it, times the power of who works."""
+
+    def __init__(self) -> None:
+        self.now, self.energy = 0, 0.0
+
+    def __call__(self) -> int:
+        return self.now
+
+    def read(self) -> int:
+        return int(self.energy)
+
+
+class TimedDevice(NumpyDevice):
+    """Takes *costs* nanoseconds of *clock* for each operation, by its type and by that of its first input, and up
+    to *jitter* more for each execution.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        costs: dict[str, int],
+        *,
+        jitter: int = 0,
+        power: float = 1.0,
+        fails: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(name, frozenset(costs), **more)
+        self.clock, self.costs, self.power, self.fails = clock, costs, power, fails
+        self.jitter, self.rng = jitter, np.random.default_rng(0)
+        self.compiles = 0
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+        self.compiles += 1
+        if self.fails:
+            raise GeneralFailure("out of order")
+        made = super().prepare_model(model, config)
+        return _Timed(made.model, self)
+
+
+class _Timed(NumpyPrepared):
+    def __init__(self, model: Model, device: TimedDevice) -> None:
+        super().__init__(model)
+        self.device = device
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        device = self.device
+        took = int(device.rng.integers(0, device.jitter + 1))
+        for operation in self.model.operations:
+            dtype = self.model.operands[operation.inputs[0]].dtype.value
+            took += device.costs[operation.type] + device.costs.get(dtype, 0)
+        device.clock.now += took
+        device.clock.energy += took * device.power / 100
+        return super().execute(request, config)
+
+
+def occasion(
+    model: Model, devices: Sequence[TimedDevice], directory: Path | None = None, **more: Any
+) -> Occasion:
+    """A compile whose clock is the devices' own."""
+    clock = devices[0].clock
+    settings: dict[str, Any] = {"policy": Policy(), "config": PrepareConfig(), **more}
+    return Occasion(
+        model,
+        infer_shapes(model),
+        {},
+        devices,
+        {device.name: device for device in devices},
+        directory=None if directory is None else str(directory),
+        counter=lambda: clock,
+        clock=clock,
+        **settings,
+    )
+
+
+KINDS = ["ADD", "RELU", "MUL"]
+MS = 1_000_000
+
+
+def liars(**more: Any) -> list[TimedDevice]:
+    """Device a says that it is quick and is slow; b is what it says."""
+    clock = Clock()
+    costs = dict.fromkeys(KINDS, 5 * MS)
+    return [
+        TimedDevice("a", clock, costs, other=(0.01, 0.01), **more),
+        TimedDevice("b", clock, dict.fromkeys(KINDS, MS), other=(0.9, 0.9)),
+    ]
+
+
+def test_what_was_declared_is_replaced_by_what_was_measured() -> None:
+    plan = tuned_plan(occasion(chain(KINDS), liars()))
+    assert [s.device for s in plan.steps] == ["b"]
+    assert plan.tuned is not None
+    assert plan.tuned.winner == "b"
+    assert not plan.tuned.stored
+    medians = {m.name: m.median_ns for m in plan.tuned.candidates}
+    assert medians["a"] == 15 * MS
+    assert medians["b"] == 3 * MS
+    assert plan.tuned.compiles == len(plan.tuned.candidates) >= 2
+
+
+def two_types() -> Model:
+    """Four operations on floats, then four on integers."""
+    net = ModelBuilder()
+    x = net.input(DType.FLOAT32, (4,), "x")
+    for _ in range(3):
+        (x,) = net.operation("ADD", [x, x], [(DType.FLOAT32, (4,))])
+    k = net.constant(np.array(4, np.int32))
+    _, at = net.operation("TOPK_V2", [x, k], [(DType.FLOAT32, (4,)), (DType.INT32, (4,))])
+    for _ in range(4):
+        (at,) = net.operation("ADD", [at, at], [(DType.INT32, (4,))])
+    return net.build([at])
+
+
+def specialists(floats: int, integers: int, jitter: int = 0) -> list[TimedDevice]:
+    """Each takes everything, and says that it is quick at one type; how long that really takes is given."""
+    clock = Clock()
+    performance = {"float32": (0.01, 0.5), "int32": (0.9, 0.9)}
+    turned = {"float32": (0.9, 0.9), "int32": (0.01, 0.5)}
+    kinds = {"ADD": 0, "TOPK_V2": 0}
+    return [
+        TimedDevice(
+            "floats",
+            clock,
+            {"float32": floats, "int32": 10 * MS, **kinds},
+            performance=performance,
+            jitter=jitter,
+        ),
+        TimedDevice(
+            "integers", clock, {"float32": 10 * MS, "int32": integers, **kinds}, performance=turned
+        ),
+    ]
+
+
+def test_a_cut_wins_where_it_beats_every_device_alone() -> None:
+    plan = tuned_plan(occasion(two_types(), specialists(MS, MS)))
+    assert [(s.device, len(s.operations)) for s in plan.steps] == [("floats", 4), ("integers", 4)]
+    assert plan.tuned is not None
+    assert plan.tuned.winner == "predicted"
+    assert {m.name: m.median_ns for m in plan.tuned.candidates} == {
+        "floats": 44 * MS,
+        "integers": 44 * MS,
+        "predicted": 8 * MS,
+    }
+    assert plan.tuned.reason == "is faster than floats by 36 ms, noise 0 ns"
+
+
+def test_a_cut_that_gains_less_than_the_noise_is_not_kept() -> None:
+    plan = tuned_plan(occasion(two_types(), specialists(int(9.9 * MS), 10 * MS, jitter=4 * MS)))
+    assert len(plan.steps) == 1
+    assert plan.tuned is not None
+    assert plan.tuned.winner != "predicted"
+
+
+def test_a_verdict_is_kept_and_measures_nothing_the_next_time(tmp_path: Path) -> None:
+    devices = liars()
+    model = chain(KINDS)
+    first = tuned_plan(occasion(model, devices, tmp_path))
+    before = [d.compiles for d in devices]
+    found = stored_plan(occasion(model, devices, tmp_path))
+    assert found is not None
+    assert found.tuned is not None
+    assert found.tuned.stored
+    assert replace(found.tuned, stored=False) == first.tuned
+    assert replace(found, tuned=None) == replace(first, tuned=None)
+    assert [d.compiles for d in devices] == before
+
+
+def test_a_verdict_is_of_one_model_and_of_these_devices_in_these_versions(tmp_path: Path) -> None:
+    devices = liars()
+    model = chain(KINDS)
+    tuned_plan(occasion(model, devices, tmp_path))
+
+    def known(**changes: Any) -> bool:
+        given: dict[str, Any] = {"model": model, "devices": devices, **changes}
+        return (
+            stored_plan(occasion(given.pop("model"), given.pop("devices"), tmp_path, **given))
+            is not None
+        )
+
+    assert known()
+    assert not known(model=chain(["ADD", "RELU", "ADD"]))
+    assert not known(devices=devices[:1])
+    assert not known(devices=[*devices, TimedDevice("c", devices[0].clock, {"ADD": 1})])
+    assert not known(config=PrepareConfig(num_threads=3))
+    assert not known(config=PrepareConfig(preference="low_power"))
+    assert not known(policy=Policy(accuracy="exact"))
+    assert not known(policy=Policy(forbid={"ADD": "nobody"}))
+    assert known(policy=Policy(allow_fallback=False))
+    newer = liars()
+    newer[0].version = "2"
+    assert not known(devices=newer)
+    shaped = occasion(model, devices, tmp_path)
+    assert stored_plan(replace(shaped, shapes={0: (2, 3)})) is None
+
+
+def test_a_verdict_that_the_devices_no_longer_allow_is_left(tmp_path: Path) -> None:
+    devices = liars()
+    model = chain(KINDS)
+    tuned_plan(occasion(model, devices, tmp_path))
+    refusing = liars()
+    refusing[1]._wish = frozenset({"ADD"})
+    assert stored_plan(occasion(model, refusing, tmp_path)) is None
+
+
+def test_a_candidate_that_fails_is_out() -> None:
+    clock = Clock()
+    costs = dict.fromkeys(KINDS, MS)
+    devices = [
+        TimedDevice("broken", clock, costs, other=(0.01, 0.01), fails=True),
+        TimedDevice("whole", clock, costs, other=(0.9, 0.9)),
+    ]
+    plan = tuned_plan(occasion(chain(KINDS), devices))
+    assert [s.device for s in plan.steps] == ["whole"]
+    assert plan.tuned is not None
+    errors = {m.name: m.error for m in plan.tuned.candidates}
+    assert errors["broken"] == "GeneralFailure: out of order"
+
+
+def test_low_power_goes_by_measured_energy() -> None:
+    clock = Clock()
+    devices = [
+        TimedDevice("quick", clock, dict.fromkeys(KINDS, MS), power=9.0, other=(0.1, 0.1)),
+        TimedDevice("thrifty", clock, dict.fromkeys(KINDS, 2 * MS), power=1.0, other=(0.9, 0.9)),
+    ]
+    config = PrepareConfig(preference="low_power")
+    plan = tuned_plan(occasion(chain(KINDS), devices, config=config))
+    assert [s.device for s in plan.steps] == ["thrifty"]
+    assert plan.tuned is not None
+    assert all(m.energy_uj for m in plan.tuned.candidates)
+    blind = replace(occasion(chain(KINDS), devices, config=config), counter=lambda: None)
+    plan = tuned_plan(blind)
+    assert [s.device for s in plan.steps] == ["quick"]
+    assert plan.tuned is not None
+    assert plan.tuned.reason == NO_COUNTER
+    assert plan.tuned.candidates == ()
+
+
+def test_what_cannot_be_measured() -> None:
+    net = ModelBuilder()
+    x = net.input(DType.FLOAT32, (None, 3), "x")
+    model = net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, (None, 3))])))
+    plan = tuned_plan(occasion(model, liars()))
+    assert plan.tuned is not None
+    assert plan.tuned.reason == "the shape of input 'x' is not known: give shapes"
+    only = tuned_plan(occasion(chain(KINDS), liars()[:1]))
+    assert only.tuned is not None
+    assert only.tuned.reason == "there is no other placement"
+
+
+def test_a_cancelled_compile_measures_no_further() -> None:
+    token = CancelToken()
+    token.set()
+    with pytest.raises(Cancelled):
+        tuned_plan(occasion(chain(KINDS), liars(), config=PrepareConfig(cancel=token)))
+
+
+class Sleepy(NumpyDevice):
+    """Really takes 3 ms a run."""
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+        class Slow(NumpyPrepared):
+            def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+                time.sleep(0.003)
+                return super().execute(request, config)
+
+        super().prepare_model(model, config)
+        return Slow(model)
+
+
+def test_compile_measures_once_and_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.measuring.BUDGET_NS", 50_000_000)
+    model = chain(KINDS)
+    devices = [Sleepy("sleepy", other=(0.01, 0.01)), NumpyDevice("brisk", other=(0.9, 0.9))]
+    x = np.ones((2, 3), np.float32)
+    with penstock.compile(model, devices=devices, cache=tmp_path) as compiled:
+        assert compiled.plan.steps[0].device == "sleepy"
+        assert compiled.plan.tuned is None
+    with penstock.compile(model, devices=devices, cache=tmp_path, tune=True) as compiled:
+        assert compiled.plan.steps[0].device == "brisk"
+        assert compiled.plan.tuned is not None
+        assert not compiled.plan.tuned.stored
+        compiled.run([x])
+    prepared = len(devices[1].prepared)
+    for tune in (False, True):
+        with penstock.compile(model, devices=devices, cache=tmp_path, tune=tune) as compiled:
+            assert compiled.plan.steps[0].device == "brisk"
+            assert compiled.plan.tuned is not None
+            assert compiled.plan.tuned.stored
+    assert len(devices[1].prepared) == prepared + 2
+    nnapi = Policy(placement="nnapi")
+    with penstock.compile(model, devices=devices, cache=tmp_path, policy=nnapi) as compiled:
+        assert compiled.plan.steps[0].device == "sleepy"
+    with penstock.compile(model, devices=devices, cache=False) as compiled:
+        assert compiled.plan.steps[0].device == "sleepy"
+
+
+def test_tune_needs_something_to_choose() -> None:
+    with pytest.raises(InputError, match="leaves nothing to choose"):
+        penstock.compile(chain(KINDS), tune=True, policy=Policy(placement="nnapi"))
