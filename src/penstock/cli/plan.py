@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from penstock.cli import options, writing
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.output import Output, make_table, output_of, svg as svg_picture
+from penstock.cli.output import Output, output_of
 from penstock.errors import PlacementError
 
-if TYPE_CHECKING:
-    from penstock import ExecutionPlan
-
-SVG_WIDTH: Final = 120
 NAME_WIDTH: Final = 48
 """Columns of an operation's name in a table; `--json` has all of it."""
 
@@ -28,18 +23,22 @@ def plan(
     dot: Annotated[
         str | None,
         typer.Option(
-            "--dot", metavar="F", help="Write the plan as a Graphviz graph (-: to stdout)."
+            "--dot",
+            metavar="F",
+            help="Write the graph, coloured by device, for Graphviz (-: to stdout).",
         ),
     ] = None,
     svg: Annotated[
         str | None,
-        typer.Option("--svg", metavar="F", help="Write the plan's table as SVG (-: to stdout)."),
+        typer.Option(
+            "--svg", metavar="F", help="Write the graph, coloured by device, as SVG (-: to stdout)."
+        ),
     ] = None,
     device: options.Devices = None,
     signature: options.SignatureName = None,
     accuracy: options.Accuracy = None,
 ) -> None:
-    """Show where each operation of MODEL runs, and each device's reason where it does not."""
+    """Show the steps of MODEL, where each operation runs, and why the other devices did not get it."""
     from penstock.cli import opening
 
     output = output_of(context)
@@ -65,30 +64,15 @@ def plan(
     with compiled:
         made = compiled.plan
     if to_stdout:
-        title = f"penstock plan {Path(model).name}"
-        typer.echo((made.to_dot() if dot else svg_of(made, title)).rstrip("\n"))
+        typer.echo((made.to_dot() if dot else made.to_svg()).rstrip("\n"))
         return
-    output.table(("operation", "type", "name", "device", "not on"), rows(made))
-    output.line(f"plan: {made.summary()}")
+    for line in made.show().splitlines():
+        output.line(line)
     output.json({"plan": json.loads(made.to_json())})
     if dot_file is not None:
         _write(dot_file, made.to_dot())
     if svg_file is not None:
-        _write(svg_file, svg_of(made, f"penstock plan {Path(model).name}"))
-
-
-def rows(plan: ExecutionPlan) -> list[tuple[int, str, str, str, str]]:
-    """A row an operation, with every device's reason against it."""
-    return [
-        (
-            p.index,
-            p.type,
-            short(p.name),
-            p.device,
-            "; ".join(f"{name}: {why}" for name, why in p.reasons.items()),
-        )
-        for p in plan.operations
-    ]
+        _write(svg_file, made.to_svg())
 
 
 def report_refusals(
@@ -122,23 +106,6 @@ def short(name: str) -> str:
     """The first of the names that converters join with `;`, or its end where it is long."""
     first = name.partition(";")[0]
     return first if len(first) <= NAME_WIDTH else "..." + first[3 - NAME_WIDTH :]
-
-
-def svg_of(plan: ExecutionPlan, title: str) -> str:
-    """The plan's table as a picture of a terminal."""
-    from rich.console import Console
-
-    console = Console(
-        record=True,
-        width=SVG_WIDTH,
-        file=io.StringIO(),
-        force_terminal=True,
-        highlight=False,
-        markup=False,
-    )
-    console.print(make_table(("operation", "type", "name", "device", "not on"), rows(plan)))
-    console.print(f"plan: {plan.summary()}")
-    return svg_picture(console, title)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,46 +1,96 @@
-"""The forms a plan is read in: text, one line, JSON and Graphviz."""
+"""A plan as text: one line, or a table of its steps and of where each operation runs and why nowhere else."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-import msgspec
+from msgspec import Struct
 
-from penstock.ir.show import show_operand
+from penstock.partitioning.reasons import duration
 
 if TYPE_CHECKING:
-    from penstock.partitioning.plan import ExecutionPlan, Placement
+    from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 
-SHOWN_TYPES = 4
+WIDTH: Final = 80
+SHOWN_TYPES: Final = 4
 """Operation types named in one line of a listing; the rest are counted."""
+LEAST_COLUMN: Final = 16
+"""Characters that a column keeps when the table has to be made narrower."""
+
+DURATION: Final = re.compile(r"(\d[\d.]*(?:e[+-]?\d+)?) (ns|us|ms|s)\b")
+UNITS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+class Group(Struct, frozen=True):
+    """Operations of one type that run on one device and have equal reasons against the others, save for the
+    durations in them: *reasons* has these as ranges.
+    """
+
+    type: str
+    device: str
+    operations: tuple[int, ...]
+    reasons: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """`0-3, 5: ADD x5`."""
+        count = f" x{len(self.operations)}" if len(self.operations) > 1 else ""
+        return f"{ranges(self.operations)}: {self.type}{count}"
+
+    @property
+    def by_reason(self) -> dict[str, list[str]]:
+        """Reason -> the devices that it keeps the operations off."""
+        found: dict[str, list[str]] = {}
+        for device, reason in self.reasons.items():
+            found.setdefault(reason, []).append(device)
+        return found
+
+
+def groups_of(plan: ExecutionPlan) -> list[Group]:
+    """The operations of *plan*, grouped, in the order of their first ones."""
+    found: dict[tuple[object, ...], list[Placement]] = {}
+    for placement in plan.operations:
+        reasons = tuple((d, DURATION.sub("", _line(r))) for d, r in placement.reasons.items())
+        found.setdefault((placement.type, placement.device, reasons), []).append(placement)
+    return [
+        Group(
+            members[0].type,
+            members[0].device,
+            tuple(p.index for p in members),
+            {
+                device: _merged([_line(p.reasons[device]) for p in members])
+                for device in members[0].reasons
+            },
+        )
+        for members in found.values()
+    ]
 
 
 def show_plan(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.show`."""
-    lines = [f"plan: {summarize_plan(plan)}"]
-    rows = [("step", "device", "operations", "inputs", "outputs")]
-    rows += [
-        (
-            str(step.index),
-            step.device,
-            f"{_ranges(step.operations)}: {_types(plan, step.operations)}",
-            str(len(step.inputs)),
-            str(len(step.outputs)),
-        )
-        for step in plan.steps
-    ]
-    lines += _table(rows)
-    if idle := _idle(plan):
-        lines.append(f"not run, because nothing reads the results: {_ranges(idle)}")
+    lines = _wrapped(f"plan: {summarize_plan(plan)}", "  ")
+    lines += _wrapped(prediction, "  ") if (prediction := describe_prediction(plan)) else []
+    if plan.tuned is not None:
+        lines += _wrapped(f"measured: {plan.tuned.winner}: {plan.tuned.reason}", "  ")
+    lines += _steps(plan)
+    if idle := idle_operations(plan):
+        lines += _wrapped(f"not run, because nothing reads the results: {ranges(idle)}", "  ")
     if plan.forwards:
         entry = plan.model.entry
         named = ", ".join(
             f"{position} (%{i} {entry.operands[i].name!r})" for position, i in plan.forwards
         )
-        lines.append(f"outputs that are inputs or constants: {named}")
-    lines += _refusals(plan)
+        lines += _wrapped(f"outputs that are inputs or constants: {named}", "  ")
+    if plan.operations:
+        lines.append("operations:")
+    for group in groups_of(plan):
+        lines += _wrapped(f"  {group.title} on {group.device}", "    ")
+        for reason, devices in group.by_reason.items():
+            lines += _wrapped(f"    not on {', '.join(devices)}: {reason}", "      ")
     return "\n".join(lines) + "\n"
 
 
@@ -57,101 +107,55 @@ def summarize_plan(plan: ExecutionPlan) -> str:
     return text
 
 
-def plan_to_json(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.to_json`."""
-    content = {
-        "devices": plan.devices,
-        "steps": [
-            {
-                "index": step.index,
-                "device": step.device,
-                "operations": step.operations,
-                "inputs": step.inputs,
-                "outputs": step.outputs,
-                "fallbacks": step.fallbacks,
-            }
-            for step in plan.steps
-        ],
-        "operations": [
-            {
-                "index": placement.index,
-                "type": placement.type,
-                "name": placement.name,
-                "device": placement.device,
-                "accuracy": placement.accuracy,
-                "reasons": dict(placement.reasons),
-            }
-            for placement in plan.operations
-        ],
-        "forwards": plan.forwards,
-        "temporaries": {
-            "nbytes": plan.temporaries.nbytes,
-            "alignment": plan.temporaries.alignment,
-            "offsets": {str(key): place for key, place in plan.temporaries.offsets.items()},
-            "dynamic": plan.temporaries.dynamic,
-        },
-    }
-    return msgspec.json.encode(content).decode()
+def describe_prediction(plan: ExecutionPlan) -> str:
+    """What a run is predicted to take, as planned and on each device alone; empty where nothing is predicted."""
+    if plan.predicted_ns is None:
+        return ""
+    text = f"predicted: {duration(plan.predicted_ns)} a run"
+    if plan.predicted_energy is not None:
+        text += f", the energy of {duration(plan.predicted_energy)} of the reference"
+    alone = []
+    for one in plan.alternatives:
+        if one.predicted_ns is None:
+            continue
+        count = len(plan.operations)
+        share = "" if one.operations == count else f" with {one.operations} of {count} operations"
+        alone.append(f"{one.device} {duration(one.predicted_ns)}{share}")
+    return f"{text}; first choice alone: {', '.join(alone)}" if len(alone) > 1 else text
 
 
-def plan_to_dot(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.to_dot`."""
-    entry = plan.model.entry
-    lines = ["digraph plan {", "  rankdir=TB;", "  node [shape=box];"]
-    writer: dict[int, str] = {}
-    for index in entry.inputs:
-        writer[index] = f"in{index}"
-        lines.append(
-            f"  in{index} [shape=ellipse, label={_quote(f'input {entry.operands[index].name}')}];"
-        )
-    for step in plan.steps:
-        node = f"step{step.index}"
-        label = f"step {step.index} on {step.device}\n{_types(plan, step.operations)}"
-        lines.append(f"  {node} [label={_quote(label)}];")
-        lines += [f"  {writer[i]} -> {node} [label={_edge(plan, i)}];" for i in step.inputs]
-        writer.update(dict.fromkeys(step.outputs, node))
-    for position, index in enumerate(entry.outputs):
-        label = f"output {entry.operands[index].name}"
-        lines.append(f"  out{position} [shape=ellipse, label={_quote(label)}];")
-        if index in writer:
-            lines.append(f"  {writer[index]} -> out{position} [label={_edge(plan, index)}];")
-    return "\n".join([*lines, "}"]) + "\n"
+def step_row(plan: ExecutionPlan, step: ExecutionStep) -> tuple[str, str, str, str, str, str, str]:
+    """Number, device, operations, inputs, outputs, prediction, and where it goes when its device fails."""
+    return (
+        str(step.index),
+        step.device,
+        f"{ranges(step.operations)}: {types_of(plan, step.operations)}",
+        str(len(step.inputs)),
+        str(len(step.outputs)),
+        "" if step.predicted_ns is None else duration(step.predicted_ns),
+        ", ".join(step.fallbacks),
+    )
 
 
-def _idle(plan: ExecutionPlan) -> list[int]:
+STEP_COLUMNS: Final = ("step", "device", "operations", "in", "out", "predicted", "else on")
+
+
+def idle_operations(plan: ExecutionPlan) -> list[int]:
+    """The operations of no step: nothing reads what they would compute."""
     run = {i for step in plan.steps for i in step.operations}
     return [placement.index for placement in plan.operations if placement.index not in run]
 
 
-def _refusals(plan: ExecutionPlan) -> list[str]:
-    lines: list[str] = []
-    for device in plan.devices:
-        grouped: dict[str, list[Placement]] = {}
-        for placement in plan.operations:
-            if (reason := placement.reasons.get(device)) is not None:
-                grouped.setdefault(" ".join(reason.split()), []).append(placement)
-        if grouped:
-            lines.append(f"not on {device}:")
-            lines += [
-                f"  {_ranges(p.index for p in group)} ({_type_counts(p.type for p in group)}): {reason}"
-                for reason, group in grouped.items()
-            ]
-    return lines
-
-
-def _types(plan: ExecutionPlan, operations: Sequence[int]) -> str:
-    return _type_counts(plan.operations[i].type for i in operations)
-
-
-def _type_counts(types: Iterable[str]) -> str:
-    counted = Counter(types).most_common()
+def types_of(plan: ExecutionPlan, operations: Sequence[int]) -> str:
+    """`CONV_2D x3, RELU, 2 more types`."""
+    counted = Counter(plan.operations[i].type for i in operations).most_common()
     shown = [f"{kind} x{n}" if n > 1 else kind for kind, n in counted[:SHOWN_TYPES]]
     if len(counted) > SHOWN_TYPES:
-        shown.append(f"{_count(len(counted) - SHOWN_TYPES, 'more type')}")
+        shown.append(_count(len(counted) - SHOWN_TYPES, "more type"))
     return ", ".join(shown)
 
 
-def _ranges(indexes: Iterable[int]) -> str:
+def ranges(indexes: Iterable[int]) -> str:
     """`0-3, 5`."""
     runs: list[list[int]] = []
     for index in sorted(indexes):
@@ -162,20 +166,55 @@ def _ranges(indexes: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+def _steps(plan: ExecutionPlan) -> list[str]:
+    """The table of steps, its columns of operations, fall-backs and devices wrapped so that it fits."""
+    rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps)]
+    kept = [k for k in range(len(STEP_COLUMNS)) if k < 5 or any(row[k] for row in rows[1:])]
+    widths = [max(len(row[k]) for row in rows) for k in kept]
+    for wide in (2, 6, 1):
+        if wide in kept and (over := 2 + sum(widths) + 2 * (len(widths) - 1) - WIDTH) > 0:
+            place = kept.index(wide)
+            widths[place] = max(LEAST_COLUMN, widths[place] - over)
+    lines = []
+    for row in rows:
+        cells = [_wrap(row[k], width) for k, width in zip(kept, widths, strict=True)]
+        for at in range(max(map(len, cells))):
+            parts = (
+                (cell[at] if at < len(cell) else "").ljust(width)
+                for cell, width in zip(cells, widths, strict=True)
+            )
+            lines.append(("  " + "  ".join(parts)).rstrip())
+    return lines
+
+
+def _merged(reasons: Sequence[str]) -> str:
+    """Reasons that differ in their durations only, as one with ranges."""
+    columns = zip(*(DURATION.findall(reason) for reason in reasons), strict=True)
+    texts = iter([_range(column) for column in columns])
+    return DURATION.sub(lambda _: next(texts), reasons[0])
+
+
+def _range(durations: Iterable[tuple[str, str]]) -> str:
+    ordered = sorted(set(durations), key=lambda one: float(one[0]) * UNITS[one[1]])
+    (least, unit), (most, other) = ordered[0], ordered[-1]
+    if least == most and unit == other:
+        return f"{least} {unit}"
+    return f"{least}{'' if unit == other else f' {unit}'} to {most} {other}"
+
+
+def _line(reason: str) -> str:
+    return " ".join(reason.split())
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _edge(plan: ExecutionPlan, index: int) -> str:
-    operand = plan.model.entry.operands[index]
-    return _quote(f"{operand.name or f'%{index}'}: {show_operand(operand)}")
-
-
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Sequence
 
@@ -231,60 +230,6 @@ def test_placing_twice_gives_the_same_plan_and_asks_nothing_else() -> None:
     model, devices = chain(["ADD", "RELU", "ADD"]), adder_and_rest()
     assert place(model, devices) == place(model, devices)
     assert all(not device.prepared for device in devices)
-
-
-def test_show_is_readable() -> None:
-    plan = place(chain(["ADD", "RELU", "RELU", "ADD"]), adder_and_rest(), NNAPI)
-    assert plan.show() == (
-        "plan: 3 steps, 4 operations (adder 2, reference 2), 88 bytes between steps\n"
-        "  step  device     operations    inputs  outputs\n"
-        "  0     adder      0: ADD        1       1\n"
-        "  1     reference  1-2: RELU x2  1       1\n"
-        "  2     adder      3: ADD        1       1\n"
-        "not on adder:\n"
-        "  1-2 (RELU x2): adder has no RELU\n"
-        "not on reference:\n"
-        "  0, 3 (ADD x2): execution time 1, on adder 0.5\n"
-    )
-
-
-def test_json_holds_everything() -> None:
-    plan = place(chain(["ADD", "RELU"]), adder_and_rest())
-    content = json.loads(plan.to_json())
-    assert content["devices"] == ["adder", "reference"]
-    assert content["steps"][1] == {
-        "index": 1,
-        "device": "reference",
-        "operations": [1],
-        "inputs": [1],
-        "outputs": [2],
-        "fallbacks": [],
-    }
-    assert content["operations"][1] == {
-        "index": 1,
-        "type": "RELU",
-        "name": "v1",
-        "device": "reference",
-        "accuracy": "faithful",
-        "reasons": {"adder": "adder has no RELU"},
-    }
-    assert content["temporaries"] == {
-        "nbytes": 24,
-        "alignment": 64,
-        "offsets": {"1": [0, 24]},
-        "dynamic": [],
-    }
-
-
-def test_dot_quotes_what_names_may_hold() -> None:
-    net = Net()
-    x = net.source('in"put\\')
-    plan = place(net.build([net.relu("y", net.add("a", x, x))]), adder_and_rest())
-    dot = plan.to_dot()
-    assert dot.startswith("digraph plan {")
-    assert '"input in\\"put\\\\"' in dot
-    assert '  step0 -> step1 [label="a: float32[2, 3]"];' in dot
-    assert '  step1 -> out0 [label="y: float32[2, 3]"];' in dot
 
 
 def test_a_plan_is_a_value() -> None:

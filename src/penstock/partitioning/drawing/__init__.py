@@ -1,0 +1,1 @@
+"""Pictures of a plan: the graph of its operations, coloured by device."""

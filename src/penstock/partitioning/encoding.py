@@ -1,0 +1,52 @@
+"""A plan as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from penstock.partitioning.plan import ExecutionPlan
+
+
+def plan_to_json(plan: ExecutionPlan) -> str:
+    """`ExecutionPlan.to_json`."""
+    content = {
+        "devices": plan.devices,
+        "steps": [
+            {
+                "index": step.index,
+                "device": step.device,
+                "operations": step.operations,
+                "inputs": step.inputs,
+                "outputs": step.outputs,
+                "fallbacks": step.fallbacks,
+                "predicted_ns": step.predicted_ns,
+            }
+            for step in plan.steps
+        ],
+        "operations": [
+            {
+                "index": placement.index,
+                "type": placement.type,
+                "name": placement.name,
+                "device": placement.device,
+                "accuracy": placement.accuracy,
+                "reasons": dict(placement.reasons),
+            }
+            for placement in plan.operations
+        ],
+        "forwards": plan.forwards,
+        "temporaries": {
+            "nbytes": plan.temporaries.nbytes,
+            "alignment": plan.temporaries.alignment,
+            "offsets": {str(key): place for key, place in plan.temporaries.offsets.items()},
+            "dynamic": plan.temporaries.dynamic,
+        },
+        "predicted_ns": plan.predicted_ns,
+        "predicted_energy": plan.predicted_energy,
+        "alternatives": plan.alternatives,
+        "tuned": plan.tuned,
+    }
+    return msgspec.json.encode(content).decode()
