@@ -114,18 +114,10 @@ def test_reference_drivers_that_share_the_operations_equal_one(batch: int) -> No
                 )
 
 
-HIDDEN_ROUNDING: Final = (
-    "a cut between a float layer and the argmax pooling that rounds its result hides the pooling from "
-    "the reference driver, which then takes the layer's sums in another order (decision 0005)"
-)
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            "hair_segmentation_float", marks=pytest.mark.xfail(strict=True, reason=HIDDEN_ROUNDING)
-        ),
+        "hair_segmentation_float",
         "face_landmark_float",
         "if_add_mul",
         "mobilenet_v1_0.25_128_uint8",

@@ -17,7 +17,7 @@ from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
 from penstock.cache.opened import OpenFiles
-from penstock.compilation.calls import call_driver, call_driver_from_cache, report_of
+from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.receipt import CacheOutcome
 from penstock.compilation.spans import Recorder
 from penstock.errors import CacheError, DriverError
@@ -154,7 +154,7 @@ def obtain(
 
     Raises what `prepare_model` raises, and `Cancelled` or `MissedDeadline*` while it waits.
     """
-    needed = _files_needed(device)
+    needed, config = _files_needed(device), config_of(step, config)
     if reason := _cannot_cache(device, needed):
         return compiled(device, step, config, CacheOutcome("off", reason), recorder)
     if caching.info.place is None:
@@ -178,7 +178,7 @@ def look_up(
     recorder: Recorder,
 ) -> Obtained | None:
     """*step* out of a cache directory; None where it would have to be compiled."""
-    needed = _files_needed(device)
+    needed, config = _files_needed(device), config_of(step, config)
     if _cannot_cache(device, needed) or caching.info.place is None:
         return None
     entry = _entry(device, step, config, caching, caching.info.place, needed, recorder)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
 from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.logs import Log
@@ -17,7 +19,15 @@ log = Log(__name__)
 def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
     """`prepare_model`: whatever else a driver raises or returns is a `GeneralFailure` that names the device."""
     check_interrupts(config)
-    return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, config))
+    own = config_of(step, config)
+    return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, own))
+
+
+def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:
+    """*config* with the step's own options, each once."""
+    if not step.options:
+        return config
+    return replace(config, options=tuple(dict.fromkeys((*config.options, *step.options))))
 
 
 def call_driver_from_cache(device: Device, config: PrepareConfig) -> PreparedModel:

@@ -211,7 +211,18 @@ def _steps(
         return (step,)
     cutter = Cutter(model, (index for partition in partitions for index in partition.operations))
     cuts = [(names[partition.device], cutter.cut(partition.operations)) for partition in partitions]
+    from penstock.ir.rounding import sums_of, told
+
+    sums = sums_of(entry)
     return tuple(
-        ExecutionStep(at, device, cut.operations, cut.model, cut.inputs, cut.outputs)
+        ExecutionStep(
+            at,
+            device,
+            cut.operations,
+            cut.model,
+            cut.inputs,
+            cut.outputs,
+            options=told({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums}),
+        )
         for at, (device, cut) in enumerate(cuts)
     )

@@ -60,6 +60,10 @@ class ExecutionStep(Struct, frozen=True):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fallbacks: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+    """What the step's device is told beside the model, as part of `PrepareConfig.options`: which of its outputs are
+    rounded in another step (`penstock.ir.rounding`)."""
+
     predicted_ns: int | None = None
     """Nanoseconds that a run of the step is predicted to take, its dispatch and transfers included; None where
     its device declares no execution time."""

@@ -31,6 +31,7 @@ from penstock.hal import (
     validate_request,
 )
 from penstock.ir import Model
+from penstock.ir.rounding import heard
 
 
 class ReferenceDevice(DeviceBase):
@@ -60,6 +61,10 @@ class ReferenceDevice(DeviceBase):
             config.cancel.check()
         examined, self._examined = self._examined, None
         kernels = examined[1] if examined is not None and examined[0]() is model else None
+        outputs = model.entry.outputs
+        later = {outputs[at]: s for at, s in heard(config.options).items() if at < len(outputs)}
+        if later:
+            kernels = examine(model, model.main, later)
         try:
             return PreparedReference(model, compile_subgraph(model, model.main, kernels))
         except Unsupported as refusal:

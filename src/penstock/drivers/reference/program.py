@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -12,7 +12,6 @@ from penstock.drivers.reference.ops.kernel import (
     EXECUTION,
     Kernel,
     Site,
-    Sums,
     Unsupported,
     build,
     check_interrupts,
@@ -26,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.hal import ExecutionConfig
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
+from penstock.ir.rounding import Sums, sums_of
 from penstock.ir.types import element_count, static_shape
 from penstock.memory.limits import check_bytes
 
@@ -93,9 +93,11 @@ class Program(Struct, frozen=True):
         return run
 
 
-def examine(model: Model, index: int) -> list[Kernel | str]:
-    """For each operation of subgraph *index* its kernel, or why there is none."""
-    return [_examine(site) for site in make_sites(model, index)]
+def examine(
+    model: Model, index: int, later: Mapping[int, Sums] | None = None
+) -> list[Kernel | str]:
+    """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of `sums_of`."""
+    return [_examine(site) for site in make_sites(model, index, later)]
 
 
 def _examine(site: Site) -> Kernel | str:
@@ -145,10 +147,10 @@ def compile_subgraph(
     return Program(constants, tuple(instructions), subgraph.inputs, subgraph.outputs)
 
 
-def make_sites(model: Model, index: int) -> list[Site]:
+def make_sites(model: Model, index: int, later: Mapping[int, Sums] | None = None) -> list[Site]:
     """The operations of subgraph *index* as their builders see them."""
     subgraph = model.subgraphs[index]
-    sums = _sums_of(subgraph)
+    sums = sums_of(subgraph, later)
 
     def nested(target: int) -> Kernel:
         return compile_subgraph(model, target).as_kernel()
@@ -171,33 +173,6 @@ def make_sites(model: Model, index: int) -> list[Site]:
         )
 
     return [make(operation) for operation in subgraph.operations]
-
-
-def _sums_of(subgraph: Subgraph) -> dict[int, Sums]:
-    """The order of sums of each float operand whose values reach an operation that rounds them."""
-    reached: dict[int, Sums] = {}
-    for operation in reversed(subgraph.operations):
-        given = [i for i in operation.inputs if subgraph.operands[i].dtype.is_float]
-        later = [reached[i] for i in operation.outputs if i in reached]
-        if operation.key == "CUSTOM:MaxPoolingWithArgmax2D":
-            reached.update(dict.fromkeys(given, "fused"))
-        elif _quantises(subgraph, operation):
-            reached.update(dict.fromkeys(given[:1], "ordered"))
-        elif later:
-            reached.update(dict.fromkeys(given, later[0]))
-    return reached
-
-
-def _quantises(subgraph: Subgraph, operation: Operation) -> bool:
-    """QUANTIZE of float values, or a hybrid layer: a float input beside integer weights."""
-    operands = [subgraph.operands[i] for i in operation.inputs]
-    if not operands or not operands[0].dtype.is_float:
-        return False
-    if operation.type == "QUANTIZE":
-        return True
-    return any(
-        o.is_constant and o.quantization is not None and o.dtype.is_integer for o in operands[1:]
-    )
 
 
 def _frees(subgraph: Subgraph, constants: dict[int, NDArray]) -> list[tuple[int, ...]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from importlib import import_module
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct, field
@@ -20,6 +20,7 @@ from penstock.drivers.reference.ops import MODULES
 from penstock.errors import MissedDeadlineTransient, PenstockError
 from penstock.hal import ExecutionConfig
 from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization, Subgraph
+from penstock.ir.rounding import Sums
 
 Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
 """Computes one operation: the arrays of its inputs (None for an omitted one; constants are given too)
@@ -51,14 +52,6 @@ def _no_subgraphs(index: int) -> Kernel:
 
 def _no_graphs(index: int) -> Subgraph:
     raise Unsupported(f"subgraph {index} is not at hand here")
-
-
-Sums: TypeAlias = Literal["any", "ordered", "fused"]
-"""The last bit of a float sum matters where what comes after rounds: it decides which way, and everything later.
-There sums are taken as the judge of that operation takes them. `ordered`: before a quantisation, as
-TFLite's reference kernels do, from zero, each product rounded and added in turn. `fused`: before
-MediaPipe's argmax pooling, as XNNPACK does, which alone runs it, from the bias, each product added before
-it is rounded. `any`: elsewhere."""
 
 
 class Site(Struct, frozen=True, eq=False):

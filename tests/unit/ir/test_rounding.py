@@ -1,0 +1,51 @@
+"""What is rounded later is found through everything that only passes it on, and told from step to step."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.ir import DType, Model, ModelBuilder, Quantization
+from penstock.ir.rounding import heard, sums_of, told
+
+F32 = DType.FLOAT32
+SHAPE = (2, 3)
+
+
+def chain(*kinds: str) -> Model:
+    b = ModelBuilder()
+    x = b.input(F32, SHAPE, "x")
+    for kind in kinds:
+        if kind == "QUANTIZE":
+            made = (DType.INT8, SHAPE, Quantization((0.1,), (0,)))
+        else:
+            made = (F32, SHAPE)
+        (x,) = b.operation(kind, [x], [made])  # type: ignore[list-item]  # with and without quantisation
+    return b.build([x])
+
+
+def test_everything_before_a_quantisation_is_summed_in_order() -> None:
+    entry = chain("RELU", "TANH", "QUANTIZE").entry
+    assert set(sums_of(entry)) == {entry.inputs[0], *(o.outputs[0] for o in entry.operations[:2])}
+    assert set(sums_of(entry).values()) == {"ordered"}
+
+
+def test_nothing_is_asked_where_nothing_is_rounded() -> None:
+    assert sums_of(chain("RELU", "TANH").entry) == {}
+
+
+def test_what_is_rounded_outside_reaches_back() -> None:
+    entry = chain("RELU", "TANH").entry
+    found = sums_of(entry, {entry.outputs[0]: "fused"})
+    assert found == dict.fromkeys((entry.inputs[0], entry.operations[0].outputs[0], entry.outputs[0]), "fused")  # fmt: skip
+
+
+def test_options_carry_it() -> None:
+    assert told({}) == ()
+    assert heard(told({2: "ordered", 0: "fused"})) == {0: "fused", 2: "ordered"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1", "-1=ordered", "1=sideways", "1=ordered=2", "=fused"]
+)
+def test_what_nobody_writes_is_passed_over(text: str) -> None:
+    assert heard((("sums", text), ("other", "1=ordered"))) == {}
