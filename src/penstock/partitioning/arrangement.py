@@ -16,16 +16,15 @@ from msgspec.structs import replace
 
 from penstock.errors import PlacementError
 from penstock.partitioning.dynamic import cheapest, is_chain
-from penstock.partitioning.greedy import Partition, partitions_of
+from penstock.partitioning.greedy import partitions_of
 from penstock.partitioning.limits import (
-    Arrangement,
     complaint_of,
     on_one_device,
     require_homes,
 )
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, Prices
-from penstock.partitioning.support import SupportTable
+from penstock.partitioning.support import Arrangement, Partition, SupportTable
 
 ROUNDS: Final = 3
 """Times that dynamic programming is repeated along the order of the partitions it led to."""

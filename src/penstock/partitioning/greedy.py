@@ -10,22 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from penstock.hal import Preference
 from penstock.ir import DType, Model
 from penstock.partitioning.cost import Costs
-from penstock.partitioning.support import SupportTable
+from penstock.partitioning.support import Partition, SupportTable
 
 HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 """Types whose values mean nothing outside the engine that made them."""
-
-
-class Partition(Struct, frozen=True):
-    """Operations, in an order in which they can run, for the candidate at position *device*."""
-
-    device: int
-    operations: tuple[int, ...]
 
 
 def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:

@@ -9,21 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from penstock.errors import PlacementError
 from penstock.partitioning.cost import Costs
-from penstock.partitioning.greedy import Partition, best_device, handle_users, partitions_of
+from penstock.partitioning.greedy import best_device, handle_users, partitions_of
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import SupportTable
-
-
-class Arrangement(Struct, frozen=True):
-    """The support table with the refusals that were added, the candidate of each operation, and the partitions."""
-
-    table: SupportTable
-    assignment: tuple[int, ...]
-    partitions: tuple[Partition, ...]
+from penstock.partitioning.support import Arrangement, Partition, SupportTable
 
 
 def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import InputError, PlacementError
 from penstock.hal import PREFERENCES, Device, Preference
-from penstock.ir import Model
+from penstock.ir import Model, Subgraph
 from penstock.memory.arena import ArenaLayout
-from penstock.partitioning.arrangement import (
-    arrange_as,
-    arrange_by_cost,
-    arrangements,
-    single_device,
-)
-from penstock.partitioning.cost import measure
 from penstock.partitioning.fallback import permit_fallback
-from penstock.partitioning.greedy import Partition, explain
-from penstock.partitioning.limits import Arrangement, arrange
 from penstock.partitioning.plan import Alternative, ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, partitions_read, price, whole
-from penstock.partitioning.reasons import all_reasons
 from penstock.partitioning.split import Cutter
-from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable, collect_support
-from penstock.partitioning.temporaries import plan_temporaries
+from penstock.partitioning.support import (
+    REFERENCE_DEVICE,
+    Arrangement,
+    Partition,
+    SupportTable,
+    collect_support,
+)
+
+if TYPE_CHECKING:
+    from penstock.partitioning.arrangement import Proposal
 
 DEFAULT_POLICY: Final = Policy()
 
@@ -61,11 +59,19 @@ def place(
     ground = _Ground.of(model, devices, policy, preference)
     if not model.operations:
         return ExecutionPlan(model, ground.names, (), (), ArenaLayout())
+    if assignment is None and (whole_model := _on_the_only_one(ground.table, policy)):
+        return ground.plan(whole_model, [{}] * len(model.operations))
+    from penstock.partitioning.arrangement import arrange_as, arrange_by_cost
+
     if assignment is not None and (
         given := arrange_as(ground.table, ground.judge, assignment, policy)
     ):
         return ground.plan(given)
     if policy.placement == "nnapi":
+        from penstock.partitioning.cost import measure
+        from penstock.partitioning.greedy import explain
+        from penstock.partitioning.limits import arrange
+
         costs = measure(ground.table, preference)
         chosen = arrange(ground.table, costs, policy)
         reasons = [
@@ -88,6 +94,8 @@ def candidates(
 
     Raises as `place` does.
     """
+    from penstock.partitioning.arrangement import arrangements
+
     ground = _Ground.of(model, devices, policy, preference)
     if not model.operations:
         return []
@@ -130,6 +138,8 @@ class _Ground(Struct, frozen=True):
         """The plan of *arrangement*, whose *reasons* are those of its cost where none are given."""
         model, policy = self.table.model, self.policy
         if reasons is None:
+            from penstock.partitioning.reasons import all_reasons
+
             reasons = all_reasons(arrangement, self.judge, energy=self.energy)
         operations = tuple(_placements(arrangement, reasons))
         _check_coverage(operations, policy)
@@ -138,20 +148,31 @@ class _Ground(Struct, frozen=True):
             replace(step, predicted_ns=whole(self.time.step(partition)))
             for step, partition in zip(_steps(model, self.names, kept), kept, strict=True)
         ]
-        capabilities = {c.name: c.capabilities for c in self.table.candidates}
         return ExecutionPlan(
             model,
             self.names,
             permit_fallback(steps, self.table, operations, policy),
             operations,
-            plan_temporaries(model, steps, capabilities),
+            self._temporaries(steps),
             whole(self.time.plan(kept)),
             whole(self.judge.plan(kept)) if self.energy else None,
-            tuple(map(self._alternative, range(len(self.names)))),
+            tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
         )
 
-    def _alternative(self, position: int) -> Alternative:
-        alone = single_device(self.table, self.judge, position)
+    def _temporaries(self, steps: Sequence[ExecutionStep]) -> ArenaLayout:
+        if len(steps) < 2:
+            return ArenaLayout()
+        from penstock.partitioning.temporaries import plan_temporaries
+
+        capabilities = {c.name: c.capabilities for c in self.table.candidates}
+        return plan_temporaries(self.table.model, steps, capabilities)
+
+    def _alternative(self, position: int, chosen: Arrangement) -> Alternative:
+        alone: Arrangement | Proposal = chosen
+        if len(self.names) > 1:
+            from penstock.partitioning.arrangement import single_device
+
+            alone = single_device(self.table, self.judge, position)
         kept = partitions_read(self.table.model, alone.partitions)
         return Alternative(
             self.names[position],
@@ -160,6 +181,20 @@ class _Ground(Struct, frozen=True):
             whole(self.time.plan(kept)),
             whole(self.judge.plan(kept)) if self.energy else None,
         )
+
+
+def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
+    """Everything on the one candidate, where there is but one, it takes everything, and nothing is left out."""
+    entry = table.model.entry
+    every = tuple(range(len(entry.operations)))
+    if (
+        len(table.candidates) != 1
+        or len(every) < policy.min_partition_size
+        or not all(map(table.takers, every))
+        or not _is_plain(entry)
+    ):
+        return None
+    return Arrangement(table, (0,) * len(every), (Partition(0, every),))
 
 
 def _placements(arrangement: Arrangement, reasons: Sequence[dict[str, str]]) -> Iterator[Placement]:
@@ -201,10 +236,12 @@ def _steps(
 ) -> tuple[ExecutionStep, ...]:
     """The steps of *partitions*, all of which are read."""
     entry = model.entry
-    computed = {operand for operation in entry.operations for operand in operation.outputs}
-    plain = computed.issuperset(entry.outputs) and len(set(entry.outputs)) == len(entry.outputs)
     everything = tuple(range(len(entry.operations)))
-    if plain and len(partitions) == 1 and len(partitions[0].operations) == len(everything):
+    if (
+        _is_plain(entry)
+        and len(partitions) == 1
+        and len(partitions[0].operations) == len(everything)
+    ):
         step = ExecutionStep(
             0, names[partitions[0].device], everything, model, entry.inputs, entry.outputs
         )
@@ -226,3 +263,9 @@ def _steps(
         )
         for at, (device, cut) in enumerate(cuts)
     )
+
+
+def _is_plain(entry: Subgraph) -> bool:
+    """Whether operations compute all of the outputs, no two of which are one operand."""
+    computed = {operand for operation in entry.operations for operand in operation.outputs}
+    return computed.issuperset(entry.outputs) and len(set(entry.outputs)) == len(entry.outputs)

@@ -16,8 +16,7 @@ from msgspec import Struct
 from penstock.hal import Capabilities, PerformanceInfo
 from penstock.ir import Model, Operation
 from penstock.ir.validate import subgraph_references
-from penstock.partitioning.greedy import Partition
-from penstock.partitioning.support import Candidate, SupportTable
+from penstock.partitioning.support import Candidate, Partition, SupportTable
 from penstock.partitioning.work import (
     callees_first,
     nbytes_of,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.partitioning.greedy import handle_users
-from penstock.partitioning.limits import Arrangement
 from penstock.partitioning.prediction import UNDECLARED, Judge, Prices
+from penstock.partitioning.support import Arrangement
 
 
 class Reasons:

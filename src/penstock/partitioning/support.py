@@ -68,6 +68,21 @@ class SupportTable(Struct, frozen=True):
         return replace(self, candidates=tuple(candidates))
 
 
+class Partition(Struct, frozen=True):
+    """Operations, in an order in which they can run, for the candidate at position *device*."""
+
+    device: int
+    operations: tuple[int, ...]
+
+
+class Arrangement(Struct, frozen=True):
+    """The support table with the refusals that were added, the candidate of each operation, and the partitions."""
+
+    table: SupportTable
+    assignment: tuple[int, ...]
+    partitions: tuple[Partition, ...]
+
+
 def collect_support(model: Model, devices: Sequence[Device], policy: Policy) -> SupportTable:
     """Asks every device for every operation of the entry subgraph.
 
