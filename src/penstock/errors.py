@@ -23,7 +23,7 @@ PenstockError
 ├── WireError                          bytes between processes are no message
 ├── ClosedError, StateError, Cancelled
 ├── NotAvailable                       a documented feature that this version does not have
-└── DelegateError
+└── DelegateError (RuntimeError)        a delegate failed
 """
 
 from __future__ import annotations
@@ -351,8 +351,10 @@ class NotAvailable(PenstockError):
     """A documented argument whose feature this version does not have yet."""
 
 
-class DelegateError(PenstockError):
-    """A delegate failed; *stage* is init, prepare or invoke."""
+class DelegateError(PenstockError, RuntimeError):
+    """A delegate failed; *stage* is init, prepare, invoke, or the method that was to move a buffer. A `RuntimeError`
+    too, which is what LiteRT raises.
+    """
 
     def __init__(self, delegate: str, stage: str, reason: str = "") -> None:
         self.delegate, self.stage, self.reason = delegate, stage, reason

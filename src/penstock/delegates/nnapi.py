@@ -94,9 +94,10 @@ def _token(given: str | bytes | None) -> bytes | None:
     """The caller's token as 32 bytes, whatever its length."""
     if given is None:
         return None
-    if not isinstance(given, str | bytes) or not given:
-        raise InputError(f"model_token is text or bytes, not {given!r}")
-    return hashlib.sha256(given.encode("utf-8") if isinstance(given, str) else given).digest()
+    text = given.encode("utf-8") if isinstance(given, str) else bytes(given)
+    if not text:
+        raise InputError("model_token is empty")
+    return hashlib.sha256(text).digest()
 
 
 def _devices(name: str | None, without_cpu: bool) -> list[Device]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from penstock.tflite.called import enter
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
 from penstock.tflite.views import Guests
+
+if TYPE_CHECKING:
+    from penstock.delegates import Delegate
 
 
 class Core:
@@ -121,6 +124,19 @@ class Core:
                 graph.set(signature.inputs[name], value)
             graph.invoke()
             return {name: graph.get(index) for name, index in signature.outputs.items()}
+
+    def add_delegate(self, delegate: Delegate) -> None:
+        """Adds a delegate to every subgraph that is an entry point; one that fails is in none of them."""
+        done: list[Graph] = []
+        try:
+            for index in sorted({0, *self._named}):
+                graph = self.graph(index)
+                graph.add_delegate(delegate)
+                done.append(graph)
+        except BaseException:
+            for graph in reversed(done):
+                graph.remove_delegate()
+            raise
 
     def reset_variables(self) -> None:
         """Gives every variable tensor its initial value."""

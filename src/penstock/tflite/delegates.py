@@ -1,14 +1,17 @@
-"""Delegates as LiteRT's Python interpreter loads them: the names are here, the feature comes later."""
+"""Delegates as LiteRT's Python interpreter takes and loads them."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import NotAvailable
 
-LATER = "delegates are not available yet; choose engines with devices= instead"
+if TYPE_CHECKING:
+    from penstock.delegates import Delegate as PythonDelegate
+
+LATER = "native delegates are not available yet; write one with penstock.delegates, or choose engines with devices="
 
 
 class DelegateNotLoaded(NotAvailable, ValueError, OSError):
@@ -38,13 +41,13 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Del
     return Delegate(library, options)
 
 
-def check(delegates: Iterable[Any]) -> None:
-    """Raises `AttributeError` for what is no delegate, as LiteRT does, `NotAvailable` for what is one."""
-    for delegate in delegates:
-        _ = delegate._get_native_delegate_pointer  # noqa: SLF001  # how LiteRT tells a delegate
-        refuse()
+def checked(delegate: object) -> PythonDelegate:
+    """*delegate*, where it is one of `penstock.delegates`. Raises `AttributeError` for what is no delegate, as LiteRT does,
+    `NotAvailable` for another library's.
+    """
+    from penstock import delegates
 
-
-def refuse() -> NoReturn:
-    """Raises the `NotAvailable` of everything that needs delegates."""
+    if isinstance(delegate, delegates.Delegate):
+        return delegate
+    _ = delegate._get_native_delegate_pointer  # type: ignore[attr-defined]  # noqa: SLF001  # how LiteRT tells a delegate
     raise NotAvailable(LATER)

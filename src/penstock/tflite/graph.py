@@ -8,13 +8,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import DriverError, ModelError, PlacementError, StateError
+from penstock.errors import DriverError, InputError, ModelError, PlacementError, StateError
 from penstock.execution.bound import BoundRun
-from penstock.ir import NDArray, Operation
+from penstock.ir import Model, NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
 from penstock.memory.limits import check_bytes
@@ -24,6 +24,12 @@ from penstock.tflite.program import Program, given_tensors
 from penstock.tflite.reasons import reason
 from penstock.tflite.session import Session
 from penstock.tflite.values import blank, handed_out, readable, stored_type
+
+if TYPE_CHECKING:
+    from penstock.delegates import Delegate
+    from penstock.delegates.graph import DelegatedGraph, Kernel
+    from penstock.delegates.steps import DelegatedModel, DelegatedRun
+    from penstock.execution import CompiledModel
 
 MAX_PROGRAMS: Final = 4
 """Sets of input shapes kept compiled; the one used longest ago goes first."""
@@ -53,7 +59,10 @@ class Graph:
         self._given: list[NDArray] = []
         self._out: list[NDArray | None] | None = None
         self._late: list[tuple[int, int]] = []
-        self._bound: BoundRun | None = None
+        self._bound: BoundRun | DelegatedRun | None = None
+        self._delegated: DelegatedGraph | None = None
+        self._promised = False
+        self._model: tuple[tuple[tuple[int, ...], ...], Model] | None = None
 
     def tensor(self, index: int) -> TensorEntry:
         """The tensor of that index, of the type it has now; `ValueError` with LiteRT's words where there is none."""
@@ -98,7 +107,9 @@ class Graph:
             raise RuntimeError(f"{texts.OVERFLOW}\nShape {shape} has a negative dimension")
         self.shapes[index] = shape
         self._values.pop(index, None)
-        self._ready = False
+        self._ready = self._promised = False
+        if self._delegated is not None:
+            self._delegated.tensors.drop(index)
 
     def _check_strict(self, index: int, shape: tuple[int, ...]) -> None:
         known = self.catalog.tensors[index].signature or self.shapes[index]
@@ -126,19 +137,20 @@ class Graph:
             self._bind(program)
         except COMPILE_ERRORS as error:
             raise RuntimeError(self._reason(error)) from error
-        self._program, self._ready = program, True
+        self._program, self._ready, self._promised = program, True, False
         self._session.reset((*program.variables.values(), *program.generators))
 
     def invoke(self) -> None:
         """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run fails."""
         if self._process != os.getpid():
             self._compile_again()
+        self._allocate_if_promised()
         program = self._program
         if not self._ready or program is None:
             raise RuntimeError(texts.NOT_READY)
         try:
             if self._bound is None:
-                self._bound = BoundRun(program.compiled, self._given, self._out)
+                self._bound = program.bind(self._given, self._out)
             results = self._bound.run(self._session.state_for(program))
         except (DriverError, ModelError, StateError, MemoryError) as error:
             raise RuntimeError(self._reason(error)) from error
@@ -147,6 +159,9 @@ class Graph:
             value = results[position]
             self._values[tensor] = value
             self.shapes[tensor] = value.shape
+        if self._delegated is not None and not self._session.allow_buffer_handle_output:
+            for tensor in self.catalog.outputs:
+                self._delegated.tensors.make_readable(tensor)
 
     def set(self, index: int, value: Any) -> None:
         """Copies *value* into a tensor. Raises `ValueError` as LiteRT does."""
@@ -161,6 +176,7 @@ class Graph:
             stored = np.array(array.astype(tensor.dtype.numpy, copy=False))
             self._session.set_variable(program, program.variables[index], stored)
             return
+        self._allocate_if_promised()
         memory = self._memory(index)
         if memory is None and tensor.dtype is DType.STRING and index in self.catalog.inputs:
             memory = self._sized(index, self.shapes[index])
@@ -169,6 +185,8 @@ class Graph:
         if memory is None:
             raise ValueError(texts.UNALLOCATED)
         np.copyto(memory, array, casting="unsafe")
+        if self._delegated is not None:
+            self._delegated.tensors.overwritten(index)
 
     def get(self, index: int) -> Any:
         """A copy of a tensor's value; of a scalar the number itself. Raises `ValueError` where it has none."""
@@ -176,7 +194,10 @@ class Graph:
 
     def view(self, index: int) -> Any:
         """A counted view of a tensor's memory; of a constant it is read-only."""
-        return self._session.guests.lend(self._value(index), shown_type(self.tensor(index).dtype))
+        memory = self._value(index)
+        if self._delegated is not None:
+            self._delegated.tensors.overwritten(index)
+        return self._session.guests.lend(memory, shown_type(self.tensor(index).dtype))
 
     def reset_variables(self) -> None:
         """Gives the subgraph's variable tensors their initial values. `RuntimeError` before they have memory."""
@@ -187,15 +208,80 @@ class Graph:
 
     def close(self) -> None:
         """Releases everything compiled."""
+        self._ready = self._promised = False
+        self._drop_programs()
+        if self._delegated is not None:
+            self._delegated.close()
+
+    def add_delegate(self, delegate: Delegate) -> None:
+        """Adds a delegate; what fails leaves the subgraph as it was.
+
+        Raises `DelegateError` for what the delegate does wrong, `RuntimeError` for a model that no run could take.
+        """
+        self._check_indexes()
+        try:
+            model = self._shaped()
+        except COMPILE_ERRORS as error:
+            raise RuntimeError(self._reason(error)) from error
+        graph = self._delegated
+        if graph is None:
+            graph = self._session.delegated(self._index, model)
+        graph.at(model)
+        graph.add(delegate)
+        self._delegated = graph
+        self._promised = self._promised or self._ready or not graph.takes_dynamic_shapes
         self._ready = False
+        self._drop_programs()
+
+    def remove_delegate(self) -> None:
+        """Takes off the delegate added last."""
+        if self._delegated is not None:
+            self._delegated.remove_last()
+            self._ready = False
+            self._drop_programs()
+
+    def set_buffer_handle(self, index: int, handle: int, delegate: object) -> None:
+        """Says in which buffer of a delegate's a tensor lies. Raises `ValueError` where it cannot."""
+        tensor = self.tensor(index)
+        graph = self._delegated
+        if graph is None or not any(delegate is d for d in graph.delegates):
+            raise InputError("a buffer belongs to a delegate that was added to this interpreter")
+        if tensor.is_variable:
+            raise InputError(f"tensor {index} is a variable, which the interpreter keeps itself")
+        fed = all(index not in operator.outputs for operator in self.catalog.operators)
+        known = next(d for d in graph.delegates if d is delegate)
+        graph.tensors.bind(index, handle, known, fed=fed)
+
+    def make_readable(self, index: int) -> None:
+        """Brings a tensor's host memory up to date from the buffer it lies in. `DelegateError` where that fails."""
+        self.tensor(index)
+        if self._delegated is not None:
+            self._allocate_if_promised()
+            self._delegated.tensors.make_readable(index)
+
+    @property
+    def delegate_nodes(self) -> list[Kernel]:
+        """The nodes that delegates have put into the graph, in the order in which they were made."""
+        return [] if self._delegated is None else self._delegated.kernels
+
+    def _drop_programs(self) -> None:
+        """Closes what was compiled."""
         self._bound = None
         while self._programs:
             self._programs.popitem()[1].compiled.close()
+
+    def _allocate_if_promised(self) -> None:
+        """A graph that a delegate was added to is allocated when it is used, where LiteRT allocates it at once."""
+        if self._promised and not self._ready:
+            self.allocate()
 
     def _value(self, index: int) -> NDArray:
         tensor = self.tensor(index)
         if tensor.data is not None:
             return tensor.constant(self._session.catalog.pool)
+        if self._delegated is not None:
+            self._allocate_if_promised()
+            self._delegated.tensors.make_readable(index)
         memory = self._memory(index)
         if memory is None:
             memory = self._held(index)
@@ -225,6 +311,8 @@ class Graph:
         tensor = self.catalog.tensors[index]
         if found is None and self._ready and tensor.is_variable:
             found = self._values[index] = blank(tensor.dtype, self.shapes[index])
+        if found is None and self._delegated is not None and self.runs:
+            found = self._delegated.tensors.present(index)
         return found
 
     def _check_indexes(self) -> None:
@@ -244,19 +332,43 @@ class Graph:
         self._programs.clear()
         self._bound = None
         self._session.after_fork()
+        if self._delegated is not None:
+            self._delegated.after_fork()
         if self._ready:
             try:
                 self._program = self._compiled()
             except COMPILE_ERRORS as error:
                 raise RuntimeError(self._reason(error)) from error
 
-    def _compiled(self) -> Program:
+    def _key(self) -> tuple[tuple[int, ...], ...]:
+        """The present shapes of the model's inputs, in order."""
         entered = self._session.file.model.subgraphs[self._index]
         inputs = given_tensors(self.catalog, len(entered.ordinary_inputs))
-        key = tuple(self.shapes[i] for i in inputs)
+        return tuple(self.shapes[i] for i in inputs)
+
+    def _shaped(self) -> Model:
+        """The model at the present shapes; the same object as long as they are the same."""
+        key = self._key()
+        if self._model is None or self._model[0] != key:
+            self._model = key, self._session.shaped(self._index, dict(enumerate(key)))
+        return self._model[1]
+
+    def _compile(self) -> CompiledModel | DelegatedModel:
+        graph = self._delegated
+        if graph is None:
+            return self._session.compile(self._shaped())
+        from penstock.delegates.steps import DelegatedModel
+
+        # Kernels are prepared for one set of shapes, and a delegate may have left with the last one.
+        self._drop_programs()
+        graph.at(self._shaped())
+        return DelegatedModel(graph, self._session.compile)
+
+    def _compiled(self) -> Program:
+        key = self._key()
         program = self._programs.get(key)
         if program is None:
-            compiled = self._session.compile(self._index, dict(enumerate(key)))
+            compiled = self._compile()
             try:
                 program = Program(compiled, self.catalog, self._index)
             except ModelError:
@@ -293,6 +405,8 @@ class Graph:
                     memory = None
             out.append(memory)
         self._out = out if any(a is not None for a in out) else None
+        if self._delegated is not None:
+            self._bound = program.bind(self._given, self._out)
 
     def _needed(self, program: Program) -> int:
         """Bytes of the arrays that inputs and outputs of known shape get."""

@@ -29,9 +29,11 @@ class Interpreter:
 
     *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads* 1 or
     more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, the others on
-    every usable one. *experimental_preserve_all_tensors* keeps every intermediate value. *devices*, *cache*
-    and *policy* are Penstock's, as in `penstock.compile`. Delegates are not available yet; the other
-    experimental arguments tune LiteRT's delegates and are taken and have no effect.
+    every usable one. *experimental_delegates* are added in order (`modify_graph_with_delegate`), and kept alive.
+    *experimental_disable_delegate_clustering* keeps nodes in the file's order when a delegate takes some of them,
+    *experimental_disable_delegate_node_fusion* gives each a kernel of its own. *experimental_preserve_all_tensors* keeps
+    every intermediate value but those inside kernels. *devices*, *cache* and *policy* are Penstock's, as in
+    `penstock.compile`. The other experimental arguments tune LiteRT's delegates, are taken and have no effect.
 
     Not for two threads at once: a call that finds another in progress raises `StateError`. Use after
     `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words first, then
@@ -74,8 +76,7 @@ class Interpreter:
             experimental_force_delegate_node_profiling,
         )
         file = _open(model_path, model_content)
-        if experimental_delegates:
-            delegates.check(experimental_delegates)
+        added = [delegates.checked(d) for d in experimental_delegates or ()]
         options = {
             "devices": resolved if devices is None else devices,
             "num_threads": None if num_threads is None else int(num_threads),
@@ -88,8 +89,16 @@ class Interpreter:
             options,
             preserve=experimental_preserve_all_tensors,
             compress_zero_points=self._compress,
+            cluster_nodes=not experimental_disable_delegate_clustering,
+            fuse_nodes=not experimental_disable_delegate_node_fusion,
         )
         self._core = Core(session)
+        try:
+            for delegate in added:
+                self._core.add_delegate(delegate)
+        except BaseException:
+            self._core.close()
+            raise
 
     def allocate_tensors(self) -> None:
         """Compiles for the present input shapes and makes the memory; again only where a shape has changed.
@@ -213,21 +222,43 @@ class Interpreter:
         """Whether details show equal zero points of a tensor as one."""
         return self._compress
 
-    def modify_graph_with_delegate(self, delegate: object) -> NoReturn:
-        """Not available yet."""
-        delegates.refuse()
+    def modify_graph_with_delegate(self, delegate: object) -> None:
+        """Adds a delegate of `penstock.delegates`, after those that are there. Experimental until 1.0.
 
-    def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> NoReturn:
-        """Not available yet."""
-        delegates.refuse()
+        The graph is then ready to run where it was before, or where every delegate takes static shapes only. Raises
+        `DelegateError` (a `RuntimeError`) naming the delegate and the stage at which it failed: the graph is then as it
+        was. `AttributeError` for what is no delegate, `RuntimeError` while views are held.
+        """
+        with self._core:
+            self._core.ensure_unshared()
+            self._core.add_delegate(delegates.checked(delegate))
 
-    def set_allow_buffer_handle_output(self, allow: bool) -> NoReturn:
-        """Not available yet."""
-        delegates.refuse()
+    def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> None:
+        """Says that a tensor of the main subgraph lies in buffer *handle* (0 or more; -1: in none) of *delegate*, and frees
+        the buffer it lay in. Experimental until 1.0.
 
-    def ensure_tensor_data_is_readable(self, tensor_index: int) -> NoReturn:
-        """Not available yet."""
-        delegates.refuse()
+        What no operator writes, such as an input, has the buffer's content as its value from now on, until `set_tensor` or a
+        view changes it. What operators write is computed by that delegate, which finds its buffer there. Raises
+        `ValueError` for any other tensor, and for a delegate that was not added.
+        """
+        with self._core as graph:
+            index = as_index(tensor_index, "SetBufferHandle")
+            graph.set_buffer_handle(index, handle, delegate)
+
+    def set_allow_buffer_handle_output(self, allow: bool) -> None:
+        """Whether `invoke` leaves outputs in their buffers until somebody reads them; at first it copies them back.
+        Experimental until 1.0.
+        """
+        with self._core:
+            self._core.session.allow_buffer_handle_output = bool(allow)
+
+    def ensure_tensor_data_is_readable(self, tensor_index: int) -> None:
+        """Copies a tensor of the main subgraph back from its buffer, where its data is stale. Experimental until 1.0.
+
+        Reading it does so by itself. Raises `DelegateError` where the delegate cannot.
+        """
+        with self._core as graph:
+            graph.make_readable(as_index(tensor_index, "EnsureTensorDataIsReadable"))
 
     def close(self) -> None:
         """Releases what was compiled; twice is harmless. Views and arrays handed out stay valid."""
@@ -275,22 +306,30 @@ class Interpreter:
         return self._core.details(int(tensor_index), int(subgraph_index))
 
     def _get_ops_details(self) -> list[dict[str, Any]]:
-        return [self._get_op_details(i) for i in range(len(self._main.operators))]
+        count = len(self._main.operators) + len(self._core.graph(0).delegate_nodes)
+        return [self._get_op_details(i) for i in range(count)]
 
     def _get_op_details(self, op_index: int) -> dict[str, Any]:
         operators = self._main.operators
-        if not 0 <= op_index < len(operators):
-            raise ValueError("Invalid node index")
-        operator = operators[op_index]
+        if 0 <= op_index < len(operators):
+            operator = operators[op_index]
+            name, inputs, outputs = operator.name, operator.inputs, operator.outputs
+        else:
+            kernels = {k.index: k for k in self._core.graph(0).delegate_nodes}
+            if op_index not in kernels:
+                raise ValueError("Invalid node index")
+            kernel = kernels[op_index]
+            name = kernel.registration.builtin_name
+            inputs, outputs = kernel.node.inputs, kernel.node.outputs
         operands, results = (
             [self._core.details(i, 0)["dtype"] for i in indexes if i != -1]
-            for indexes in (operator.inputs, operator.outputs)
+            for indexes in (inputs, outputs)
         )
         return {
             "index": int(op_index),
-            "op_name": operator.name,
-            "inputs": np.array(operator.inputs, np.int32),
-            "outputs": np.array(operator.outputs, np.int32),
+            "op_name": name,
+            "inputs": np.array(inputs, np.int32),
+            "outputs": np.array(outputs, np.int32),
             "operand_types": operands,
             "result_types": results,
         }

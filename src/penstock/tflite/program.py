@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from penstock.errors import InvalidOperand
 from penstock.execution import CompiledModel
+from penstock.execution.bound import BoundRun
 from penstock.export.tflite.state import RANDOM_INPUTS
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.tflite.holders import Holders, holders
+
+if TYPE_CHECKING:
+    from penstock.delegates.steps import DelegatedModel, DelegatedRun
 
 
 class Program:
@@ -22,7 +29,9 @@ class Program:
     their value that are no operand of the model.
     """
 
-    def __init__(self, compiled: CompiledModel, catalog: SubgraphEntry, subgraph: int) -> None:
+    def __init__(
+        self, compiled: CompiledModel | DelegatedModel, catalog: SubgraphEntry, subgraph: int
+    ) -> None:
         self.compiled = compiled
         model, entry = compiled.model, compiled.model.entry
         self.inputs = given_tensors(catalog, len(model.inputs))
@@ -59,6 +68,14 @@ class Program:
             self.types[tensor] = operand.dtype
             if (shape := static_shape(operand.shape)) is not None:
                 self.shapes[tensor] = shape
+
+    def bind(
+        self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None
+    ) -> BoundRun | DelegatedRun:
+        """Runs on these arrays. Raises what the first run of the model on them would."""
+        if isinstance(self.compiled, CompiledModel):
+            return BoundRun(self.compiled, given, out)
+        return self.compiled.bind(given, out)
 
     def dense_constant(self, tensor: int) -> NDArray | None:
         """The dense value of a constant tensor, read-only."""

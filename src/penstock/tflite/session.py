@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.execution import CompiledModel, State
-from penstock.ir import NDArray
+from penstock.ir import Model, NDArray
 from penstock.loaders.tflite.catalog import Catalog
 from penstock.runtime.session import compile_model
 from penstock.tflite.loading import LoadedFile
@@ -14,6 +14,7 @@ from penstock.tflite.transforms import entered, with_every_output, with_input_sh
 from penstock.tflite.views import Guests
 
 if TYPE_CHECKING:
+    from penstock.delegates.graph import DelegatedGraph
     from penstock.tflite.program import Program
 
 
@@ -27,8 +28,12 @@ class Session:
         *,
         preserve: bool,
         compress_zero_points: bool,
+        cluster_nodes: bool = True,
+        fuse_nodes: bool = True,
     ) -> None:
         self.file, self.preserve = file, preserve
+        self._cluster, self._fuse = cluster_nodes, fuse_nodes
+        self.allow_buffer_handle_output = False
         self.compress_zero_points = compress_zero_points
         self.guests = Guests()
         self._options = dict(options)
@@ -38,12 +43,26 @@ class Session:
     def catalog(self) -> Catalog:
         return self.file.catalog
 
-    def compile(self, subgraph: int, shapes: Mapping[int, tuple[int, ...]]) -> CompiledModel:
-        """The model entered through *subgraph*, for full input shapes by position. Raises what compiling does."""
-        model = with_input_shapes(entered(self.file.model, subgraph), shapes)
-        if self.preserve:
-            model = with_every_output(model)
-        return compile_model(model, **self._options)
+    def shaped(self, subgraph: int, shapes: Mapping[int, tuple[int, ...]]) -> Model:
+        """The model entered through *subgraph*, for full input shapes by position. `ModelError` where they do not fit."""
+        return with_input_shapes(entered(self.file.model, subgraph), shapes)
+
+    def compile(self, model: Model) -> CompiledModel:
+        """*model*, all of the file's or a part of it, as the interpreter's options say. Raises what compiling does."""
+        return compile_model(with_every_output(model) if self.preserve else model, **self._options)
+
+    def delegated(self, subgraph: int, model: Model) -> DelegatedGraph:
+        """A subgraph that delegates can be added to; *model* is entered through it."""
+        from penstock.delegates.graph import DelegatedGraph
+
+        return DelegatedGraph(
+            self.catalog.subgraphs[subgraph],
+            subgraph,
+            model,
+            cluster=self._cluster,
+            fuse=self._fuse,
+            num_threads=self._options.get("num_threads"),
+        )
 
     def state_for(self, program: Program) -> State | None:
         """The interpreter's State; all its subgraphs share it. None where *program* has no state."""

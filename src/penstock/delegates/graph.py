@@ -1,0 +1,405 @@
+"""One subgraph of an interpreter with delegates: its execution plan, and the kernels in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from penstock.delegates.api import (
+    Delegate,
+    DelegateFlags,
+    DelegateNode,
+    DelegateParams,
+    DelegateRegistration,
+    Registration,
+    Step,
+)
+from penstock.delegates.context import DelegateContext, PartitionModel
+from penstock.delegates.failures import call, described, name_of, overrides, release
+from penstock.delegates.nodes import Node, Value, nodes_of
+from penstock.delegates.subsets import Subset, cut_into_subsets
+from penstock.delegates.tensors import Tensors
+from penstock.errors import DelegateError, InputError, StateError
+from penstock.ir import Model
+from penstock.ir.types import static_shape
+from penstock.loaders.tflite.catalog import SubgraphEntry
+from penstock.partitioning.split import Cut, Cutter
+
+
+@dataclass(slots=True, eq=False)
+class Kernel(Node):
+    """A delegate node: *members* are the file's nodes that it replaced."""
+
+    members: tuple[int, ...] = ()
+    delegate: Delegate = None  # type: ignore[assignment]  # given by name, as all after a default must be
+    functions: DelegateRegistration = None  # type: ignore[assignment]  # likewise
+    invoke: Step = None  # type: ignore[assignment]  # likewise
+
+
+class DelegatedGraph:
+    """The nodes of one subgraph, the delegates added to it, and what they made of its execution plan.
+
+    *model* is the model entered through the subgraph, at the present shapes. `plan` changes only by whole delegates: one that
+    fails leaves everything as it was. Not for two threads at once.
+    """
+
+    def __init__(
+        self,
+        catalog: SubgraphEntry,
+        subgraph: int,
+        model: Model,
+        *,
+        cluster: bool = True,
+        fuse: bool = True,
+        num_threads: int | None = None,
+    ) -> None:
+        self.catalog, self.num_threads = catalog, num_threads
+        self._subgraph, self._cluster, self._fuse = subgraph, cluster, fuse
+        self._nodes: list[Node] = nodes_of(catalog, model.entry, subgraph)
+        self._file_plan = tuple(range(len(self._nodes)))
+        self.plan = self._file_plan
+        self.delegates: tuple[Delegate, ...] = ()
+        held = {
+            t: o
+            for n in self._nodes
+            for t, o in n.operands.items()
+            if not catalog.tensors[t].is_variable
+        }
+        self.tensors = Tensors(catalog, model, held)
+        self.context = DelegateContext(self)
+        self.tensors.context = self.context
+        self._model = model
+        self._prepared: Model | None = model
+        self._cutter: Cutter | None = None
+        self._adding: Delegate | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def model(self) -> Model:
+        """The model at the shapes that the kernels are prepared for."""
+        return self._model
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The delegate nodes of the plan, in the order in which they were made."""
+        planned = set(self.plan)
+        return [n for n in self._nodes if isinstance(n, Kernel) and n.index in planned]
+
+    @property
+    def takes_dynamic_shapes(self) -> bool:
+        """Whether every delegate lives with shapes that change."""
+        return all(_is_dynamic(d) for d in self.delegates)
+
+    def item(self, index: int) -> Node:
+        """Node *index*; `InputError` where there is none."""
+        if type(index) is not int or not 0 <= index < len(self._nodes):
+            raise InputError(f"there is no node {index!r}; the graph has {len(self._nodes)}")
+        return self._nodes[index]
+
+    def node(self, index: int) -> tuple[DelegateNode, Registration]:
+        """Node *index* as delegates see it."""
+        found = self.item(index)
+        return found.node, found.registration
+
+    def reason_kept(self, index: int) -> str:
+        """Why node *index* cannot be replaced; empty where it can."""
+        found = self.item(index)
+        if isinstance(found, Kernel):
+            return f"it is a kernel of delegate {name_of(found.delegate)!r}"
+        if index not in self.plan:
+            return "another delegate has it"
+        return found.kept
+
+    # -- partitions -------------------------------------------------------------------------------------------
+
+    def preview(self, nodes: Iterable[int]) -> list[DelegateParams]:
+        """The subsets that *nodes* would be replaced by."""
+        subsets = self._subsets(self._wanted(nodes))
+        return [self._params(s.nodes) for s in subsets if s.delegated]
+
+    def within_limits(self, nodes: Iterable[int], most: int | None, least: int) -> list[int]:
+        """The nodes of the largest subsets."""
+        subsets = [s for s in self._subsets(self._wanted(nodes)) if s.delegated]
+        large = sorted((s for s in subsets if len(s.nodes) >= least), key=lambda s: -len(s.nodes))
+        return sorted(chain.from_iterable(s.nodes for s in large[:most]))
+
+    def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
+        """*nodes* as a model of their own."""
+        items = [self._computed(i) for i in nodes]
+        owner = {o: item for item in items for o in item.operations}
+        cut = self.cut(owner)
+        inputs = {o: t for item in items for t, o in item.operands.items()}
+        updates = {o: t for item in items for t, o in item.updates.items()}
+        return PartitionModel(
+            cut.model,
+            tuple(inputs[o] for o in cut.inputs),
+            tuple(updates.get(o, o) for o in cut.outputs),
+            tuple(owner[o].index for o in cut.operations),
+        )
+
+    def cut(self, operations: Iterable[int]) -> Cut:
+        """These operations of the model, at the present shapes."""
+        if self._cutter is None:
+            self._cutter = Cutter(self._model)
+        return self._cutter.cut(sorted(operations))
+
+    # -- delegates --------------------------------------------------------------------------------------------
+
+    def add(self, delegate: Delegate) -> None:
+        """Adds *delegate*: its `prepare`, `init` of each kernel, then `prepare` of each.
+
+        Whatever fails restores the graph and frees the kernels it made; that raises `DelegateError`.
+        """
+        if any(delegate is known for known in self.delegates):
+            raise DelegateError(name_of(delegate), "prepare", "it has been added already")
+        if not overrides(delegate, "copy_from_buffer_handle"):
+            reason = "it has no copy_from_buffer_handle, which every delegate needs"
+            raise DelegateError(name_of(delegate), "prepare", reason)
+        if not _is_dynamic(delegate) and (dynamic := self._dynamic_tensors()):
+            raise DelegateError(
+                name_of(delegate),
+                "prepare",
+                f"it takes static shapes only, and {dynamic} is known only at run time; "
+                "a delegate that can do more has the flag ALLOW_DYNAMIC_TENSORS",
+            )
+        plan, count = self.plan, len(self._nodes)
+        self._adding, self._failure = delegate, None
+        try:
+            with self.tensors.acting(delegate):
+                call(delegate, "prepare", delegate.prepare, self.context)
+                self._adding = None
+                self._raise_failure(delegate)
+                for kernel in self._nodes[count:]:
+                    self._prepare(kernel)
+        except BaseException:
+            self._restore(plan, count, delegate)
+            raise
+        finally:
+            self._adding = self._failure = None
+        self.delegates = (*self.delegates, delegate)
+
+    def remove_last(self) -> None:
+        """Takes off the delegate that was added last."""
+        delegate = self.delegates[-1]
+        self.delegates = self.delegates[:-1]
+        mine = [k for k in self.kernels if k.delegate is delegate]
+        first = min((k.index for k in mine), default=len(self._nodes))
+        members = {k.index: k.members for k in mine}
+        plan = tuple(chain.from_iterable(members.get(i, (i,)) for i in self.plan))
+        self._restore(plan, first, delegate)
+
+    def replace(
+        self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
+    ) -> None:
+        """Puts kernels in the place of *nodes*; a failure is kept, whatever the delegate makes of it."""
+        if self._adding is None or delegate is not self._adding:
+            raise StateError(
+                "nodes are replaced by a delegate's prepare, while it is added, and for itself"
+            )
+        try:
+            self._replace(registration, nodes, delegate)
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+
+    def at(self, model: Model) -> None:
+        """Readies every kernel for the shapes of *model*.
+
+        Where a delegate takes static shapes only, all are taken off and added anew; the first error of one that then fails is
+        raised once the others are back. Raises `DelegateError`.
+        """
+        if model is self._prepared:
+            return
+        self._prepared = None
+        self._set_model(model)
+        if self.takes_dynamic_shapes:
+            for kernel in self.kernels:
+                self._prepare(kernel)
+            self._prepared = model
+        else:
+            self._free_kernels()
+            self.tensors.let_go(self.delegates, lent_too=False)
+            self._prepared = model
+            self._add_again()
+
+    def after_fork(self) -> None:
+        """In a child process, where kernels and buffers are the parent's: makes its own."""
+        self.tensors.forget()
+        self._add_again()
+
+    def close(self) -> None:
+        """Frees kernels, then buffers, then lets go of the delegates; twice is harmless."""
+        self._free_kernels()
+        self.tensors.let_go(self.delegates, lent_too=True)
+        self.delegates = ()
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _raise_failure(self, delegate: Delegate) -> None:
+        """What went wrong in `replace`, where the delegate's `prepare` passed over it."""
+        failure = self._failure
+        if isinstance(failure, DelegateError) or not isinstance(failure, Exception | None):
+            raise failure
+        if failure is not None:
+            raise DelegateError(name_of(delegate), "prepare", described(failure)) from failure
+
+    def _set_model(self, model: Model) -> None:
+        self._model = self.tensors.model = model
+        self._cutter = None
+        self.tensors.values = {}
+
+    def _add_again(self) -> None:
+        delegates, self.delegates = self.delegates, ()
+        self.plan = self._file_plan
+        del self._nodes[len(self._file_plan) :]
+        failure: BaseException | None = None
+        for delegate in delegates:
+            try:
+                self.add(delegate)
+            except DelegateError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _replace(
+        self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
+    ) -> None:
+        if not isinstance(registration, DelegateRegistration):
+            raise InputError(f"{type(registration).__name__} is no DelegateRegistration")
+        plan: list[int] = []
+        for subset in self._subsets(self._wanted(nodes)):
+            if subset.delegated:
+                plan.append(self._kernel(registration, subset, delegate).index)
+            else:
+                plan += subset.nodes
+        self.plan = tuple(plan)
+
+    def _kernel(
+        self, functions: DelegateRegistration, subset: Subset, delegate: Delegate
+    ) -> Kernel:
+        invoke = functions.invoke
+        if invoke is None:
+            raise InputError(f"registration {functions.custom_name!r} has no invoke")
+        params = self._params(subset.nodes)
+        for index in params.outputs:
+            if self.tensors.owner(index) not in (None, delegate):
+                raise InputError(f"tensor {index} belongs to another delegate's buffers")
+        user_data: Any = None
+        if functions.init is not None:
+            user_data = call(delegate, "init", functions.init, self.context, params)
+            if user_data is None:
+                reason = f"init of {functions.custom_name!r} returned None"
+                raise DelegateError(name_of(delegate), "init", reason)
+        members = [self._nodes[i] for i in subset.nodes]
+        written: set[Value] = set().union(*(m.writes for m in members))
+        kernel = Kernel(
+            len(self._nodes),
+            DelegateNode(params.inputs, params.outputs, user_data=user_data),
+            Registration(
+                functions.builtin_code,
+                functions.builtin_code.name,
+                functions.custom_name,
+                functions.version,
+            ),
+            operations=tuple(sorted(o for m in members for o in m.operations)),
+            operands={t: o for m in reversed(members) for t, o in m.operands.items()},
+            updates={t: o for m in members for t, o in m.updates.items()},
+            reads=frozenset().union(*(m.reads for m in members)) - written,
+            writes=frozenset(written),
+            members=subset.nodes,
+            delegate=delegate,
+            functions=functions,
+            invoke=invoke,
+        )
+        self._nodes.append(kernel)
+        self.tensors.claim(params.outputs, delegate)
+        return kernel
+
+    def _prepare(self, kernel: Node) -> None:
+        if isinstance(kernel, Kernel) and kernel.functions.prepare is not None:
+            own = (*kernel.node.outputs, *kernel.node.temporaries)
+            with self.tensors.acting(kernel.delegate), self.tensors.writing(own):
+                function = kernel.functions.prepare
+                call(kernel.delegate, "prepare", function, self.context, kernel.node)
+
+    def _restore(self, plan: tuple[int, ...], count: int, delegate: Delegate) -> None:
+        """Back to *plan*, with the first *count* nodes; frees the other nodes, and the delegate's buffers."""
+        self.plan = plan
+        for kernel in self._nodes[count:]:
+            self._free(kernel)
+        del self._nodes[count:]
+        self.tensors.let_go((delegate,), lent_too=True)
+
+    def _free_kernels(self) -> None:
+        for kernel in self.kernels:
+            self._free(kernel)
+        self.plan = self._file_plan
+        del self._nodes[len(self._file_plan) :]
+
+    def _free(self, kernel: Node) -> None:
+        if isinstance(kernel, Kernel) and kernel.functions.free is not None:
+            user_data, kernel.node.user_data = kernel.node.user_data, None
+            with self.tensors.acting(kernel.delegate):
+                function = kernel.functions.free
+                release(kernel.delegate, "free", function, self.context, user_data)
+
+    def _subsets(self, wanted: frozenset[int]) -> list[Subset]:
+        producers = {v: i for i in self.plan for v in self._nodes[i].writes}
+        depends = {
+            i: {producers[v] for v in self._nodes[i].reads if v in producers} - {i}
+            for i in self.plan
+        }
+        return cut_into_subsets(self.plan, wanted, depends, cluster=self._cluster, fuse=self._fuse)
+
+    def _wanted(self, nodes: Iterable[int]) -> frozenset[int]:
+        return frozenset(i for i in nodes if self._replaceable(i))
+
+    def _replaceable(self, index: int) -> bool:
+        """True; `InputError` where it is not so."""
+        if reason := self.reason_kept(index):
+            name = self._nodes[index].registration.builtin_name
+            raise InputError(f"node {index} ({name}) cannot be replaced: {reason}")
+        return True
+
+    def _computed(self, index: int) -> Node:
+        """Node *index*, where operations of the model alone compute it; else `InputError`."""
+        found = self.item(index)
+        if isinstance(found, Kernel) or found.kept:
+            reason = found.kept or "it is a kernel"
+            raise InputError(f"node {index} is not for a model: {reason}")
+        return found
+
+    def _params(self, nodes: Sequence[int]) -> DelegateParams:
+        inside = frozenset(nodes)
+        chosen = [self._nodes[i] for i in nodes]
+        read = {t for n in chosen for t in n.node.inputs if t >= 0}
+        written = {t for n in chosen for t in n.node.outputs}
+        elsewhere = set(self.catalog.outputs).union(
+            *(n.node.inputs for n in self._file_nodes if n.index not in inside)
+        )
+        changed = {t for n in chosen for t in n.updates}
+        return DelegateParams(
+            tuple(nodes),
+            tuple(sorted(read - (written - changed))),
+            tuple(sorted(written & elsewhere - changed)),
+        )
+
+    @property
+    def _file_nodes(self) -> list[Node]:
+        return self._nodes[: len(self._file_plan)]
+
+    def _dynamic_tensors(self) -> str:
+        """The first computed tensor of unknown shape, as the subject of a sentence; empty where there is none."""
+        operands = self._model.operands
+        for operation in self._model.operations:
+            for index in operation.outputs:
+                if static_shape(operands[index].shape) is None:
+                    name = operands[index].name or f"operand {index}"
+                    return f"the shape of {name!r}"
+        return ""
+
+
+def _is_dynamic(delegate: Delegate) -> bool:
+    return bool(delegate.flags & DelegateFlags.ALLOW_DYNAMIC_TENSORS)

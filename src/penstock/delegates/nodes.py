@@ -1,0 +1,121 @@
+"""The nodes of a subgraph: operators under the file's numbers, each with the operation of the model that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from penstock.delegates.api import DelegateNode, Registration
+from penstock.delegates.codes import BuiltinOperator
+from penstock.export.tflite.state import state_positions
+from penstock.ir import DType, Operation, Subgraph
+from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry
+
+Value: TypeAlias = "tuple[Literal['tensor', 'operand'], int]"
+"""What a node reads or writes: a tensor of the file, or an operand of the model."""
+
+RESOURCE_TYPES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
+
+NOT_COMPUTED: Final = (
+    "the interpreter does it when the model is loaded, there is nothing to compute"
+)
+HANDLES: Final = "it works on a handle that only the interpreter has"
+HIDDEN_STATE: Final = "it has network state that no tensor holds"
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One node of the file, or of a delegate.
+
+    *operations* are those of the model's entry that compute it. *kept* says why it cannot be replaced, and is empty where it
+    can. *operands* maps the tensors it reads to the operands that hold them, *updates* the variable tensors it changes to
+    the operands that hold their new values.
+    """
+
+    index: int
+    node: DelegateNode
+    registration: Registration
+    operations: tuple[int, ...] = ()
+    kept: str = ""
+    operands: dict[int, int] = field(default_factory=dict)
+    updates: dict[int, int] = field(default_factory=dict)
+    reads: frozenset[Value] = frozenset()
+    writes: frozenset[Value] = frozenset()
+
+
+def nodes_of(catalog: SubgraphEntry, entry: Subgraph, subgraph: int) -> list[Node]:
+    """The nodes of subgraph number *subgraph*, which was lowered to *entry*."""
+    computed = {
+        o.origin.index: at
+        for at, o in enumerate(entry.operations)
+        if o.origin is not None and o.origin.subgraph == subgraph
+    }
+    variables = frozenset(i for i, t in enumerate(catalog.tensors) if t.is_variable).difference(
+        catalog.inputs
+    )
+    return [
+        _node(catalog, entry, variables, index, operator, computed.get(index))
+        for index, operator in enumerate(catalog.operators)
+    ]
+
+
+def _node(
+    catalog: SubgraphEntry,
+    entry: Subgraph,
+    variables: Collection[int],
+    index: int,
+    operator: OperatorEntry,
+    at: int | None,
+) -> Node:
+    operation = None if at is None else entry.operations[at]
+    made = Node(index, _delegate_node(operator, operation), _registration(operator, operation))
+    made.reads = frozenset(("tensor", i) for i in operator.inputs if i >= 0 and i not in variables)
+    made.writes = frozenset(("tensor", i) for i in operator.outputs if i not in variables)
+    if operation is None or at is None:
+        made.kept = NOT_COMPUTED
+        return made
+    made.operations = (at,)
+    made.reads |= frozenset(("operand", i) for i in operation.inputs)
+    made.writes |= frozenset(("operand", i) for i in operation.outputs)
+    held = [i for i in (*operator.inputs, *operator.outputs) if i >= 0]
+    if any(catalog.tensors[i].dtype in RESOURCE_TYPES for i in held):
+        made.kept = HANDLES
+    elif not _match(made, operator, operation, variables):
+        made.kept = HIDDEN_STATE
+    return made
+
+
+def _match(
+    made: Node, operator: OperatorEntry, operation: Operation, variables: Collection[int]
+) -> bool:
+    """Finds which operand is which tensor; False where an operand is no tensor at all."""
+    more = len(operation.outputs) - len(operator.outputs)
+    if len(operation.inputs) != len(operator.inputs) or more < 0:
+        return False
+    made.operands = {t: o for t, o in zip(operator.inputs, operation.inputs, strict=True) if t >= 0}
+    changed = list(zip(operator.outputs, operation.outputs, strict=False))
+    if more:
+        positions: Sequence[int] = state_positions(operation.type, operation.attributes)
+        state = [operator.inputs[i] for i in positions if i < len(operator.inputs)]
+        if operator.custom:
+            state = [t for t in operator.inputs if t in variables]
+        if len(state) != more:
+            return False
+        changed += zip(state, operation.outputs[-more:], strict=True)
+    made.updates = {t: o for t, o in changed if t in variables}
+    return True
+
+
+def _delegate_node(operator: OperatorEntry, operation: Operation | None) -> DelegateNode:
+    if operation is None:
+        return DelegateNode(operator.inputs, operator.outputs)
+    return DelegateNode(operator.inputs, operator.outputs, attributes=operation.attributes)
+
+
+def _registration(operator: OperatorEntry, operation: Operation | None) -> Registration:
+    origin = None if operation is None else operation.origin
+    version = 1 if origin is None or origin.version is None else origin.version
+    if operator.custom:
+        return Registration(BuiltinOperator.CUSTOM, "CUSTOM", operator.name, version)
+    return Registration(BuiltinOperator[operator.name], operator.name, "", version)

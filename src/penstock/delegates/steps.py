@@ -1,0 +1,242 @@
+"""A delegated subgraph, ready to run: what stays with the runtime is compiled by it, kernels stand between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.delegates.failures import call, name_of
+from penstock.delegates.graph import DelegatedGraph, Kernel
+from penstock.delegates.tensors import blank
+from penstock.errors import DelegateError, StateError
+from penstock.execution import CompiledModel, State
+from penstock.execution.bound import BoundRun
+from penstock.ir import DType, Model, NDArray
+from penstock.ir.types import static_shape
+from penstock.memory.limits import check_bytes
+from penstock.partitioning.split import Cut
+
+Compile: TypeAlias = "Callable[[Model], CompiledModel]"
+"""How the runtime compiles a part; it may give more outputs than the part has, for tensors of the file."""
+
+
+class DelegatedModel:
+    """What `CompiledModel` is for a subgraph without delegates: made for the shapes of `graph.model`.
+
+    The plan's nodes between two kernels are cut out together and compiled as a model of their own. Raises what
+    compiling does; what was compiled before an error is closed again.
+    """
+
+    def __init__(self, graph: DelegatedGraph, compile_part: Compile) -> None:
+        self.graph = graph
+        self.model = graph.model
+        self.steps: list[HostStep | KernelStep] = []
+        waiting: list[int] = []
+        try:
+            for index in graph.plan:
+                item = graph.item(index)
+                if isinstance(item, Kernel):
+                    self._host(waiting, compile_part)
+                    self.steps.append(KernelStep(graph, item))
+                    waiting = []
+                else:
+                    waiting += item.operations
+            self._host(waiting, compile_part)
+        except BaseException:
+            self.close()
+            raise
+
+    def bind(self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None) -> DelegatedRun:
+        """Runs on these arrays, the model's inputs and outputs in order; None for an output without fixed memory."""
+        return DelegatedRun(self, given, out)
+
+    def close(self) -> None:
+        """Closes what was compiled; kernels are the graph's."""
+        for step in self.steps:
+            step.close()
+
+    def _host(self, operations: Sequence[int], compile_part: Compile) -> None:
+        if not operations:
+            return
+        cut = self.graph.cut(operations)
+        if cut.outputs:
+            self.steps.append(HostStep(self.graph, cut, compile_part(cut.model)))
+
+
+class DelegatedRun:
+    """Runs of one `DelegatedModel` on the same memory each time."""
+
+    def __init__(
+        self,
+        delegated: DelegatedModel,
+        given: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+    ) -> None:
+        self._delegated = delegated
+        entry = delegated.model.entry
+        self._fixed: dict[int, NDArray] = dict(zip(entry.ordinary_inputs, given, strict=True))
+        outputs = entry.ordinary_outputs
+        for operand, array in zip(outputs, out or [None] * len(outputs), strict=True):
+            if array is not None:
+                self._fixed.setdefault(operand, array)
+        self._make_room()
+        for step in delegated.steps:
+            step.bind(self._fixed)
+        self._read = {i for o in entry.operations for i in o.inputs} | set(outputs)
+        self._publish(dict(self._fixed))
+
+    def run(self, state: State | None) -> list[NDArray]:
+        """The outputs, in order; those with memory of their own are that memory.
+
+        Raises `DelegateError` naming the delegate whose kernel failed, else what `CompiledModel.run` does. *state* is then
+        as before.
+        """
+        if state is None:
+            return self._run(None)
+        with state.lock:
+            return self._run(state)
+
+    def _run(self, state: State | None) -> list[NDArray]:
+        model = self._delegated.model
+        entry = model.entry
+        values = dict(self._fixed)
+        if state is not None:
+            for port in entry.states:
+                if port.input is None:
+                    continue
+                if port.input in self._read and not state.is_assigned(port.variable):
+                    name = model.variables[port.variable].name
+                    raise StateError(
+                        f"variable {name!r} is read before any value was assigned to it"
+                    )
+                values[port.input] = state.get(port.variable)
+        self._publish(values)
+        for step in self._delegated.steps:
+            step.run(values)
+        if state is not None:
+            state.replace(
+                {
+                    p.variable: self._owned(p.output, values)
+                    for p in entry.states
+                    if p.output is not None
+                }
+            )
+        return [self._value(i, values) for i in entry.ordinary_outputs]
+
+    def _publish(self, values: dict[int, NDArray]) -> None:
+        tensors = self._delegated.graph.tensors
+        tensors.values = values
+        tensors.changing = {}
+
+    def _value(self, operand: int, values: dict[int, NDArray]) -> NDArray:
+        held = self._delegated.model.operands[operand]
+        return self._delegated.model.constant(held) if held.is_constant else values[operand]
+
+    def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
+        """A state value apart from memory that the next run writes, or that somebody else has."""
+        value = self._value(operand, values)
+        entry = self._delegated.model.entry
+        shared = (
+            operand in self._fixed
+            or operand in entry.inputs
+            or operand in entry.ordinary_outputs
+            or not value.flags.writeable
+        )
+        return np.array(value) if shared else value
+
+    def _make_room(self) -> None:
+        """Memory for every value of known shape that goes from one step to another."""
+        operands = self._delegated.model.operands
+        missing = {}
+        for step in self._delegated.steps:
+            for operand in step.outputs:
+                shape = static_shape(operands[operand].shape)
+                dtype = operands[operand].dtype
+                if shape is not None and dtype is not DType.STRING and operand not in self._fixed:
+                    missing[operand] = shape
+        needed = (math.prod(s) * operands[o].dtype.numpy.itemsize for o, s in missing.items())
+        check_bytes(sum(needed), "the memory between delegates")
+        for operand, shape in missing.items():
+            self._fixed[operand] = blank(operands[operand].dtype, shape)
+
+
+class HostStep:
+    """Nodes between two kernels, compiled by the runtime."""
+
+    def __init__(self, graph: DelegatedGraph, cut: Cut, compiled: CompiledModel) -> None:
+        self._tensors, self.compiled = graph.tensors, compiled
+        self._inputs = cut.inputs
+        extra = compiled.model.outputs[len(cut.outputs) :]
+        self.outputs = (*cut.outputs, *(o.origin.index for o in extra if o.origin is not None))
+        self._places: list[NDArray | None] = []
+        self._bound: BoundRun | None = None
+
+    def bind(self, fixed: dict[int, NDArray]) -> None:
+        """Uses the memory in *fixed* from now on."""
+        self._places = [fixed.get(o) for o in self.outputs]
+        self._bound = None
+        if all(i in fixed for i in self._inputs) and all(
+            static_shape(o.shape) is not None for o in self.compiled.model.inputs
+        ):
+            out = self._places if any(p is not None for p in self._places) else None
+            self._bound = BoundRun(self.compiled, [fixed[i] for i in self._inputs], out)
+
+    def run(self, values: dict[int, NDArray]) -> None:
+        """Puts its outputs into *values*."""
+        for operand in self._inputs:
+            self._tensors.make_readable(operand)
+        if self._bound is not None:
+            results: Iterable[NDArray] = self._bound.run(None)
+        else:
+            results = self.compiled.run([values[i] for i in self._inputs], out=self._places)
+        values.update(zip(self.outputs, results, strict=True))
+        for operand in self.outputs:
+            self._tensors.overwritten(operand)
+
+    def close(self) -> None:
+        self.compiled.close()
+
+
+class KernelStep:
+    """One delegate node."""
+
+    def __init__(self, graph: DelegatedGraph, kernel: Kernel) -> None:
+        self._graph, self._kernel = graph, kernel
+        tensors = graph.tensors
+        self._written = {t: tensors.operand(t) for t in kernel.node.outputs}
+        self._changed = {t: (kernel.operands[t], o) for t, o in kernel.updates.items()}
+        self.outputs = (*self._written.values(), *kernel.updates.values())
+        self._inputs = tuple(t for t in kernel.node.inputs if t >= 0)
+
+    def bind(self, fixed: dict[int, NDArray]) -> None:
+        """Its kernel reads and writes the memory of tensors wherever that is."""
+
+    def run(self, values: dict[int, NDArray]) -> None:
+        """Calls `invoke`. Raises `DelegateError` for whatever it raises, and for an output that has no value then."""
+        kernel, tensors = self._kernel, self._graph.tensors
+        delegate, node = kernel.delegate, kernel.node
+        changing = {t: np.array(values[before]) for t, (before, _) in self._changed.items()}
+        writable = (*self._written, *changing, *node.temporaries)
+        tensors.before_kernel(self._inputs, self._written, delegate)
+        tensors.changing = changing
+        try:
+            with tensors.acting(delegate), tensors.writing(writable):
+                call(delegate, "invoke", kernel.invoke, self._graph.context, node)
+        finally:
+            tensors.changing = {}
+        for tensor, (_, after) in self._changed.items():
+            values[after] = changing[tensor]
+        for tensor, operand in self._written.items():
+            if operand not in values:
+                reason = (
+                    f"its kernel gave tensor {tensor} ({tensors.name(tensor)}), whose shape is known only "
+                    "at run time, no shape; DelegateContext.resize_tensor does"
+                )
+                raise DelegateError(name_of(delegate), "invoke", reason)
+        tensors.after_kernel(self._written)
+
+    def close(self) -> None:
+        """Its kernel lives as long as the graph has it."""

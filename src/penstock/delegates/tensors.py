@@ -1,0 +1,362 @@
+"""The tensors of a delegated subgraph: where their data is now, in host memory or in a delegate's buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.delegates.api import NULL_BUFFER_HANDLE, Delegate
+from penstock.delegates.failures import call, name_of, overrides, release
+from penstock.delegates.tensor import DelegateTensor
+from penstock.errors import DelegateError, InputError, StateError
+from penstock.ir import DType, Model, NDArray, Operand, Quantization, Shape
+from penstock.ir.types import static_shape
+from penstock.loaders.tflite.catalog import SubgraphEntry
+from penstock.memory.limits import check_bytes
+
+if TYPE_CHECKING:
+    from penstock.delegates.context import DelegateContext
+
+
+@dataclass(slots=True, eq=False)
+class Buffered:
+    """What is known of a tensor that a delegate computes, or that lies in a buffer of its.
+
+    *stale*: only the buffer has the present value. *newer*: only host memory has it. *lent*: the user of the interpreter, not a
+    kernel, named the buffer.
+    """
+
+    owner: Delegate | None = None
+    handle: int = NULL_BUFFER_HANDLE
+    stale: bool = False
+    newer: bool = False
+    lent: bool = False
+
+
+class Tensors:
+    """All tensors by index; those that kernels add follow the file's.
+
+    *held* maps tensors to the operand of the model that holds their value, where that is not the operand of their own
+    number. *values* are the arrays of operands, from the run on. *changing* are the variable tensors as the kernel under way
+    changes them.
+    """
+
+    def __init__(self, catalog: SubgraphEntry, model: Model, held: Mapping[int, int]) -> None:
+        self._catalog, self._held = catalog, held
+        self.model = model
+        self.values: dict[int, NDArray] = {}
+        self.changing: dict[int, NDArray] = {}
+        self.current: Delegate | None = None
+        self.context: DelegateContext | None = None
+        self._buffered: dict[int, Buffered] = {}
+        self._writable: Collection[int] = ()
+        self._added: dict[int, tuple[DType, NDArray]] = {}
+        self._next = len(catalog.tensors)
+
+    def tensor(self, index: int) -> DelegateTensor:
+        """Tensor *index* as delegates see it; `InputError` where there is none."""
+        if type(index) is not int or not (
+            0 <= index < len(self._catalog.tensors) or index in self._added
+        ):
+            raise InputError(f"there is no tensor {index!r}; the graph has {self._next}")
+        return DelegateTensor(self, index)
+
+    def name(self, index: int) -> str:
+        return "" if index in self._added else self._catalog.tensors[index].name
+
+    def dtype(self, index: int) -> DType:
+        return self._added[index][0] if index in self._added else self._operand(index).dtype
+
+    def shape(self, index: int) -> Shape:
+        if index in self._added:
+            own: Shape = self._added[index][1].shape
+            return own
+        operand = self._operand(index)
+        if static_shape(operand.shape) is None:
+            value = self.values.get(self.operand(index))
+            if value is not None:
+                present: Shape = value.shape
+                return present
+        return operand.shape
+
+    def quantization(self, index: int) -> Quantization | None:
+        return None if index in self._added else self._operand(index).quantization
+
+    def is_constant(self, index: int) -> bool:
+        return index not in self._added and self._operand(index).is_constant
+
+    def is_variable(self, index: int) -> bool:
+        return index not in self._added and self._catalog.tensors[index].is_variable
+
+    def operand(self, index: int) -> int:
+        """The operand that holds tensor *index*."""
+        return self._held.get(index, index)
+
+    def data(self, index: int) -> NDArray:
+        """Its memory, up to date; read-only but for who writes it now. `StateError` where there is none."""
+        self.make_readable(index)
+        array = self._memory(index)
+        if array is None:
+            raise StateError(f"tensor {index} ({self.name(index)}) has no data now")
+        if index in self._writable or index in self._added or not array.flags.writeable:
+            return array
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+    def handle(self, index: int) -> int:
+        known = self._buffered.get(index)
+        return NULL_BUFFER_HANDLE if known is None else known.handle
+
+    def is_stale(self, index: int) -> bool:
+        known = self._buffered.get(index)
+        return known is not None and known.stale
+
+    def is_newer(self, index: int) -> bool:
+        """Whether host memory has a value that the buffer has not."""
+        known = self._buffered.get(index)
+        return known is not None and known.newer
+
+    def owner(self, index: int) -> Delegate | None:
+        """The delegate whose buffers it may lie in."""
+        known = self._buffered.get(index)
+        return None if known is None else known.owner
+
+    def set_handle(self, index: int, handle: int) -> None:
+        """A kernel's own way to say where its tensor lies; the buffer it lay in before stays the kernel's business."""
+        buffered = self._own(index)
+        buffered.handle, buffered.lent = _checked(handle), False
+
+    def set_stale(self, index: int, stale: bool) -> None:
+        buffered = self._own(index)
+        buffered.stale = bool(stale)
+        if stale:
+            buffered.newer = False
+
+    def claim(self, indexes: Collection[int], delegate: Delegate) -> None:
+        """Makes *delegate* the owner of what its kernels compute."""
+        for index in indexes:
+            self._at(index).owner = delegate
+
+    def bind(self, index: int, handle: int, delegate: Delegate, *, fed: bool) -> None:
+        """Names the buffer of a tensor, and frees the one it lay in.
+
+        *fed*: no node writes the tensor, so that the buffer's content is its value from now on. Raises `InputError` for a
+        tensor of another delegate's, a constant, or what is no handle.
+        """
+        number = _checked(handle)
+        self.tensor(index)
+        if self.is_constant(index):
+            raise InputError(f"tensor {index} is a constant, which no buffer can hold")
+        buffered = self._at(index)
+        if buffered.owner is not None and buffered.owner is not delegate:
+            raise InputError(
+                f"tensor {index} belongs to delegate {name_of(buffered.owner)!r}, "
+                f"not to {name_of(delegate)!r}"
+            )
+        if number != buffered.handle:
+            self._free(buffered)
+        if number == NULL_BUFFER_HANDLE and fed:
+            buffered.owner, buffered.stale, buffered.newer = None, False, False
+            return
+        buffered.owner, buffered.handle, buffered.lent = delegate, number, True
+        buffered.stale, buffered.newer = fed, False
+
+    def make_readable(self, index: int) -> None:
+        """Brings host memory up to date from the buffer, where it is stale.
+
+        Raises `DelegateError` where the delegate cannot, `StateError` while the tensor has no memory.
+        """
+        buffered = self._buffered.get(index)
+        if buffered is None or not buffered.stale:
+            return
+        owner, stage = buffered.owner, "copy_from_buffer_handle"
+        if owner is None or buffered.handle == NULL_BUFFER_HANDLE:
+            name = "" if owner is None else name_of(owner)
+            raise DelegateError(name, stage, f"tensor {index} is stale and lies in no buffer")
+        if self._memory(index) is None:
+            raise StateError(f"tensor {index} ({self.name(index)}) has no memory yet")
+        buffered.stale = False
+        try:
+            with self.writing((*self._writable, index)):
+                call(
+                    owner,
+                    stage,
+                    owner.copy_from_buffer_handle,
+                    self.context,
+                    buffered.handle,
+                    DelegateTensor(self, index),
+                )
+        except BaseException:
+            buffered.stale = True
+            raise
+        buffered.newer = False
+
+    def before_kernel(
+        self, inputs: Collection[int], outputs: Collection[int], delegate: Delegate
+    ) -> None:
+        """Brings what a kernel of *delegate* reads to where it reads it: its own buffers, or host memory."""
+        for index in inputs:
+            buffered = self._buffered.get(index)
+            if buffered is None:
+                continue
+            if buffered.owner is not delegate:
+                self.make_readable(index)
+            elif buffered.newer and buffered.handle != NULL_BUFFER_HANDLE:
+                self._copy_to_buffer(index, buffered, delegate)
+        for index in outputs:
+            if (buffered := self._buffered.get(index)) is not None:
+                buffered.stale = False
+
+    def after_kernel(self, outputs: Collection[int]) -> None:
+        """What a kernel did not leave in a buffer it wrote to host memory."""
+        for index in outputs:
+            self.written(index)
+
+    def written(self, index: int) -> None:
+        """Host memory has a new value."""
+        buffered = self._buffered.get(index)
+        if buffered is not None and not buffered.stale:
+            buffered.newer = buffered.handle != NULL_BUFFER_HANDLE
+
+    def overwritten(self, index: int) -> None:
+        """Host memory has a new value, whatever the buffer had."""
+        if (buffered := self._buffered.get(index)) is not None:
+            buffered.stale = False
+            self.written(index)
+
+    def add(self, dtype: DType, shape: Sequence[int]) -> int:
+        """A tensor beyond the file's."""
+        index, self._next = self._next, self._next + 1
+        self._added[index] = dtype, blank(dtype, shape)
+        return index
+
+    def resize(self, index: int, shape: Sequence[int]) -> None:
+        """New memory for a tensor that is being written."""
+        wanted = tuple(int(d) for d in shape)
+        if index in self._added:
+            dtype, old = self._added[index]
+            if old.shape != wanted:
+                self._added[index] = dtype, blank(dtype, wanted)
+            return
+        self.tensor(index)
+        if index not in self._writable or self.is_variable(index):
+            raise StateError(f"tensor {index} is not an output of the kernel under way")
+        operand = self._operand(index)
+        if operand.shape is not None and not _fits(wanted, operand.shape):
+            raise InputError(f"tensor {index} has the shape {operand.shape}, which {wanted} is not")
+        known = self.values.get(self.operand(index))
+        if known is None or known.shape != wanted:
+            self.values[self.operand(index)] = blank(operand.dtype, wanted)
+
+    @contextmanager
+    def writing(self, indexes: Collection[int]) -> Iterator[None]:
+        """Lets these tensors be written meanwhile."""
+        before, self._writable = self._writable, indexes
+        try:
+            yield
+        finally:
+            self._writable = before
+
+    @contextmanager
+    def acting(self, delegate: Delegate) -> Iterator[None]:
+        """Names the delegate whose code is under way."""
+        before, self.current = self.current, delegate
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
+        """Frees the buffers of *owners*; those that the user named only with *lent_too*. What was only there is lost."""
+        for index, buffered in list(self._buffered.items()):
+            if buffered.owner is None or not any(buffered.owner is o for o in owners):
+                continue
+            if buffered.lent and not lent_too:
+                continue
+            self._free(buffered)
+            del self._buffered[index]
+
+    def drop(self, index: int) -> None:
+        """Frees the buffer of one tensor, whose memory is about to change."""
+        if (buffered := self._buffered.get(index)) is not None:
+            self._free(buffered)
+            buffered.stale = buffered.newer = buffered.lent = False
+
+    def present(self, index: int) -> NDArray | None:
+        """The array that holds it now, None where it has none."""
+        return self._memory(index)
+
+    def forget(self) -> None:
+        """Forgets all buffers without freeing them: they are another process's."""
+        self._buffered.clear()
+
+    def _copy_to_buffer(self, index: int, buffered: Buffered, delegate: Delegate) -> None:
+        if not overrides(delegate, "copy_to_buffer_handle"):
+            return
+        tensor = DelegateTensor(self, index)
+        copy = delegate.copy_to_buffer_handle
+        call(delegate, "copy_to_buffer_handle", copy, self.context, buffered.handle, tensor)
+        buffered.newer = False
+
+    def _free(self, buffered: Buffered) -> None:
+        owner, handle = buffered.owner, buffered.handle
+        buffered.handle = NULL_BUFFER_HANDLE
+        if owner is not None and handle != NULL_BUFFER_HANDLE:
+            free = owner.free_buffer_handle
+            release(owner, "free_buffer_handle", free, self.context, handle)
+
+    def _own(self, index: int) -> Buffered:
+        """What is known of a tensor, for its delegate's code to change."""
+        buffered = self._at(index)
+        if self.current is None or buffered.owner not in (None, self.current):
+            raise StateError(
+                f"only the delegate that computes tensor {index} can say where it lies, while its code runs"
+            )
+        buffered.owner = self.current
+        return buffered
+
+    def _at(self, index: int) -> Buffered:
+        self.tensor(index)
+        return self._buffered.setdefault(index, Buffered())
+
+    def _operand(self, index: int) -> Operand:
+        return self.model.operands[self.operand(index)]
+
+    def _memory(self, index: int) -> NDArray | None:
+        if index in self._added:
+            return self._added[index][1]
+        if index in self.changing:
+            return self.changing[index]
+        operand = self._operand(index)
+        if operand.is_constant:
+            return self.model.constant(operand)
+        return self.values.get(self.operand(index))
+
+
+def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
+    """Zeros, or empty strings. `LimitExceeded` where it is more than an array may take."""
+    wanted = tuple(int(d) for d in shape)
+    if any(d < 0 for d in wanted):
+        raise InputError(f"a shape has no negative dimension: {wanted}")
+    check_bytes(math.prod(wanted) * dtype.numpy.itemsize, f"a tensor of shape {wanted}")
+    if dtype.numpy.hasobject:
+        return np.full(wanted, b"" if dtype is DType.STRING else None, object)
+    return np.zeros(wanted, dtype.numpy)
+
+
+def _checked(handle: int) -> int:
+    if type(handle) is not int or handle < NULL_BUFFER_HANDLE:
+        raise InputError(f"a buffer handle is a whole number, 0 or more, not {handle!r}")
+    return handle
+
+
+def _fits(shape: tuple[int, ...], known: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(known) and all(
+        k is None or k == s for s, k in zip(shape, known, strict=True)
+    )
