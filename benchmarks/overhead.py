@@ -1,4 +1,6 @@
-"""What `CompiledModel.run` and an interpreter cost over the driver's own time: one step, on the null driver."""
+"""What `CompiledModel.run` and an interpreter cost over the driver's own time: one step on the null driver, and
+what each further step adds, on devices that compute nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import cProfile
 import pstats
 import statistics
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +17,25 @@ import penstock
 from benchmarks import interpreter
 from benchmarks.measuring import Row
 from penstock.drivers.null import NullDevice, NullPreparedModel
-from penstock.hal import ExecutionConfig, ExecutionResult, PrepareConfig, Request
+from penstock.hal import (
+    DONE,
+    Capabilities,
+    DeviceBase,
+    ExecutionConfig,
+    ExecutionResult,
+    PerformanceInfo,
+    PrepareConfig,
+    PreparedModelBase,
+    Request,
+    Support,
+)
 from penstock.ir import DType, Model, ModelBuilder
 
 NAME = "overhead"
-LIMIT_US = 20.0
+LIMIT_US = 10.0
+BOUNDARY_LIMIT_US = 5.0
+STEPS = (1, 2, 5, 20)
+KINDS = ("RELU", "LOGISTIC")
 SHOWN = 10
 
 
@@ -71,8 +88,77 @@ def rows(*, quick: bool) -> list[Row]:
         Row(NAME, "of it the driver's own time", statistics.median(own) / 1000, "us"),
         Row(NAME, "of it the runtime's", over, "us", LIMIT_US),
         *shares(profile, over),
+        *boundaries(quick=quick),
         *interpreter.rows(one_step(), Stopwatch(), quick=quick),
     ]
+
+
+class Idle(DeviceBase):
+    """Takes operations of one *kind* and does nothing with them."""
+
+    version = "1"
+    capabilities = Capabilities(default_performance=PerformanceInfo(0.1, 0.1), dispatch_ns=1)
+
+    def __init__(self, kind: str) -> None:
+        self.name, self._kind = kind.lower(), kind
+
+    def supported_operations(self, model: Model) -> list[Support]:
+        return [Support(o.type == self._kind, "", "exact") for o in model.operations]
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> IdlePreparedModel:
+        return IdlePreparedModel()
+
+
+class IdlePreparedModel(PreparedModelBase):
+    """Executes nothing, at once."""
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return DONE
+
+
+def boundaries(*, quick: bool) -> list[Row]:
+    """Microseconds of a run of 1 to 20 steps on two idle devices by turns, in rounds one after another; what a
+    boundary adds, by the lower quartiles; and the bytes copied.
+    """
+    plans = {steps: chain(steps) for steps in STEPS}
+    spent: dict[int, list[int]] = {steps: [] for steps in STEPS}
+    image = np.zeros((1, 16), np.float32)
+    with ExitStack() as opened:
+        devices = [Idle(kind) for kind in KINDS]
+        compiled = {
+            steps: opened.enter_context(penstock.compile(model, devices=devices, cache=False))
+            for steps, model in plans.items()
+        }
+        for steps, one in compiled.items():
+            if len(one.plan.steps) != steps:
+                raise RuntimeError(f"{steps} steps were wanted: {one.plan.summary()}")
+        for _ in range(1000 if quick else 10_000):
+            for steps, one in compiled.items():
+                began = time.perf_counter_ns()
+                one.run([image])
+                spent[steps].append(time.perf_counter_ns() - began)
+        receipts = [one.run([image]).receipt for one in compiled.values()]
+        copied = sum(copy.nbytes for receipt in receipts for copy in receipt.copies)
+    quartiles = {n: statistics.quantiles(times, n=4)[0] / 1000 for n, times in spent.items()}
+    first, last = min(STEPS), max(STEPS)
+    added = (quartiles[last] - quartiles[first]) / (last - first)
+    return [
+        *(
+            Row(NAME, f"a run of {n} steps on idle devices", us, "us")
+            for n, us in quartiles.items()
+        ),
+        Row(NAME, "a boundary adds", added, "us", BOUNDARY_LIMIT_US),
+        Row(NAME, "copied between steps", copied, "bytes", 0.0),
+    ]
+
+
+def chain(steps: int) -> Model:
+    """Operations over float32[1, 16] that are of the two kinds by turns."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 16), "x")
+    for place in range(steps):
+        (x,) = builder.operation(KINDS[place % 2], [x], [(DType.FLOAT32, (1, 16))])
+    return builder.build([x])
 
 
 def shares(profile: cProfile.Profile, overhead_us: float) -> list[Row]:

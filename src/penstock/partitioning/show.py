@@ -171,7 +171,7 @@ def _steps(plan: ExecutionPlan) -> list[str]:
     rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps)]
     kept = [k for k in range(len(STEP_COLUMNS)) if k < 5 or any(row[k] for row in rows[1:])]
     widths = [max(len(row[k]) for row in rows) for k in kept]
-    for wide in (2, 6, 1):
+    for wide in (6, 2, 1):
         if wide in kept and (over := 2 + sum(widths) + 2 * (len(widths) - 1) - WIDTH) > 0:
             place = kept.index(wide)
             widths[place] = max(LEAST_COLUMN, widths[place] - over)
