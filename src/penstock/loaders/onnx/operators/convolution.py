@@ -243,7 +243,7 @@ def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Wi
         full = ((window.size or 0) - 1) * window.stride + window.reach + more
         total = max(full - target, 0)
         small = total // 2
-        before = total - small if mode == "SAME_LOWER" else small
+        before = small if mode == "SAME_UPPER" else total - small
         found.append(replace(window, before=before, after=total - before))
     return found
 

@@ -50,6 +50,9 @@ class Forest(Struct, frozen=True):
     true: NDArray
     false: NDArray
     weights: NDArray
+    given: NDArray
+    """1 where a node has a weight for a target."""
+
     levels: int
 
 
@@ -91,7 +94,7 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
                 if target is None:
                     raise node.invalid(f"tree node {ids[i]} of tree {trees[i]} leads to no node")
                 table[i] = target
-    weights = np.zeros((count, targets))
+    weights, given = np.zeros((count, targets)), np.zeros((count, targets))
     owners = [node.integers(f"{prefix}_{n}") for n in ("treeids", "nodeids", "ids")]
     values = _array(call, f"{prefix}_weights", 0, 0)
     if {len(o) for o in owners} != {len(values)}:
@@ -102,6 +105,7 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
         if place is None or not 0 <= target < targets:
             raise node.invalid(f"a weight for node {number_} of tree {tree}, target {target}")
         weights[place, target] += value
+        given[place, target] = 1
     reached = np.zeros(count, bool)
     reached[true[~leaf]] = reached[false[~leaf]] = True
     first: dict[int, int] = {}
@@ -116,7 +120,7 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
     index = {m: i for i, m in enumerate(kinds)}
     mode = np.array([index.get(m, 0) for m in modes])
     feature = np.where(leaf, 0, np.array(tables["featureids"]))
-    return Forest(roots, feature, thresholds, mode, missing, true, false, weights, levels)
+    return Forest(roots, feature, thresholds, mode, missing, true, false, weights, given, levels)
 
 
 def _levels(call: Call, roots: NDArray, leaf: NDArray, true: NDArray, false: NDArray) -> int:
@@ -189,14 +193,17 @@ def _features(call: Call) -> int:
     return operand
 
 
-def _summed(call: Call, x: int, trees: Forest, how: str) -> int:
-    at = leaves(call, x, trees)
-    values = call.emitter.constant(trees.weights.astype(np.float32))
+def _aggregated(call: Call, table: NDArray, at: int, how: str) -> int:
+    values = call.emitter.constant(table.astype(np.float32))
     parts = call.emit("GATHER", [values, at], FLOAT, {"axis": 0})
     kinds = {"SUM": "SUM", "AVERAGE": "MEAN", "MIN": "REDUCE_MIN", "MAX": "REDUCE_MAX"}
     if how not in kinds:
         raise call.node.invalid(f"the aggregation {how!r}")
     return call.emit(kinds[how], [parts, call.emitter.integers([1])], FLOAT)
+
+
+def _summed(call: Call, x: int, trees: Forest, how: str) -> int:
+    return _aggregated(call, trees.weights, leaves(call, x, trees), how)
 
 
 def _based(call: Call, scores: int, targets: int) -> int:
@@ -215,8 +222,15 @@ def tree_regressor(call: Call) -> Value:
         raise call.node.invalid(f"{targets} targets")
     trees = forest(call, "target", targets)
     how = call.node.text("aggregate_function", "SUM")
-    scores = _based(call, _summed(call, _features(call), trees, how), targets)
-    return call.wrap(transformed(call, scores, call.node.text("post_transform", "NONE")))
+    at = leaves(call, _features(call), trees)
+    scores = _aggregated(call, trees.weights, at, how)
+    based = _based(call, scores, targets)
+    if targets > 1 and based != scores:
+        # Of several targets only those that some leaf has a weight for get their base value.
+        reached = _aggregated(call, trees.given, at, "MAX")
+        some = call.emit("GREATER", [reached, number(call, 0.5, FLOAT)], DType.BOOL)
+        based = call.emit("SELECT_V2", [some, based, scores], FLOAT)
+    return call.wrap(transformed(call, based, call.node.text("post_transform", "NONE")))
 
 
 def transformed(call: Call, scores: int, how: str) -> int:
@@ -260,50 +274,72 @@ def _best(call: Call, scores: int) -> int:
     return call.emit("ARG_MAX", [scores, last], DType.INT64, {"output_type": "INT64"})
 
 
-def _two_sided(call: Call, scores: int, how: str, limit: float) -> tuple[int, int]:
-    """(label, scores of both classes) of a single score for the second of two classes."""
+def _two_sided(call: Call, scores: int, how: str, limit: float, *, rest: bool) -> tuple[int, int]:
+    """(label, scores of both classes) of a single score [rows, 1] for the second of two classes: the other gets
+    the *rest* to 1, or the negative. Only the logistic transform applies (ONNX Runtime).
+    """
+    chosen = call.emit("GREATER", [scores, number(call, limit, FLOAT)], DType.BOOL)
     if how == "LOGISTIC":
-        chosen = call.emit("GREATER", [scores, number(call, 0.0, FLOAT)], DType.BOOL)
         second = call.emit("LOGISTIC", [scores], FLOAT)
         first = call.emit("LOGISTIC", [call.emit("NEG", [scores], FLOAT)], FLOAT)
     else:
-        chosen = call.emit("GREATER", [scores, number(call, limit, FLOAT)], DType.BOOL)
         second = scores
-        if limit == 0.5:
-            first = arithmetic(call, "SUB", number(call, 1.0, FLOAT), scores)
-        else:
-            first = call.emit("NEG", [scores], FLOAT)
+        first = (
+            arithmetic(call, "SUB", number(call, 1.0, FLOAT), scores)
+            if rest
+            else call.emit("NEG", [scores], FLOAT)
+        )
     both = concatenate(call, [first, second], 1)
-    if how in {"SOFTMAX", "SOFTMAX_ZERO"}:
-        both = transformed(call, both, how)
     return reshape(call, cast(call, chosen, DType.INT64), [-1]), both
+
+
+def _column(call: Call, scores: int, place: int) -> int:
+    begin, size = call.emitter.integers([0, place]), call.emitter.integers([-1, 1])
+    return call.emit("SLICE", [scores, begin, size], call.emitter.dtype(scores))
 
 
 @operator("TreeEnsembleClassifier", domain=ML)
 def tree_classifier(call: Call) -> list[Value]:
-    """Of two classes with weights for one only, the other has what is left."""
+    """The class of the largest sum. Of two classes, rows that reach no weight of the second have one score only,
+    that of the first, which then counts for the second (ONNX Runtime).
+    """
     labels, how = _labels(call), call.node.text("post_transform", "NONE")
-    ids = set(call.node.integers("class_ids"))
-    x = _features(call)
-    if len(labels) == 2 and len(ids) == 1:
-        trees = forest(call, "class", max(ids) + 1)
-        single = max(ids)
-        scores = _summed(call, x, trees, "SUM")
-        scores = call.emit(
-            "SLICE",
-            [scores, call.emitter.integers([0, single]), call.emitter.integers([-1, 1])],
-            FLOAT,
-        )
-        base = _array(call, "base_values", 0, 0)
-        if len(base) not in (0, 1):
-            raise call.refuse(f"{len(base)} base values beside one score")
-        scores = _based(call, scores, 1)
-        positive = bool((trees.weights >= 0).all()) and not (base < 0).any()
-        label, both = _two_sided(call, scores, how, 0.5 if positive else 0.0)
-        return [_named(call, labels, label), call.wrap(both)]
     trees = forest(call, "class", len(labels))
+    x = _features(call)
+    if len(labels) == 2:
+        return _two_classes(call, labels, how, trees, x)
     scores = _based(call, _summed(call, x, trees, "SUM"), len(labels))
     return [_named(call, labels, _best(call, scores)), call.wrap(transformed(call, scores, how))]
+
+
+def _two_classes(call: Call, labels: NDArray, how: str, trees: Forest, x: int) -> list[Value]:
+    ids = set(call.node.integers("class_ids"))
+    base = _array(call, "base_values", 0, 0)
+    if len(base) > 1 or (len(base) and ids != {0}):
+        raise call.refuse(f"{len(base)} base values for two classes")
+    positive = len(ids) == 1 and bool((trees.weights >= 0).all())
+    limit = 0.5 if positive else 0.0
+    at = leaves(call, x, trees)
+    scores = _aggregated(call, trees.weights, at, "SUM")
+    single = _column(call, scores, 0)
+    if len(base):
+        single = arithmetic(call, "ADD", single, number(call, float(base[0]), FLOAT))
+    one = _two_sided(call, single, how, limit, rest=positive)
+    if ids == {0}:
+        return [_named(call, labels, one[0]), call.wrap(one[1])]
+    second = _column(call, scores, 1)
+    if ids == {1}:
+        above = call.emit("GREATER", [second, number(call, limit, FLOAT)], DType.BOOL)
+        label = reshape(call, cast(call, above, DType.INT64), [-1])
+    else:
+        label = _best(call, scores)
+    both = transformed(call, scores, how)
+    reached = _aggregated(call, trees.given[:, 1:], at, "MAX")
+    some = call.emit("GREATER", [reached, number(call, 0.5, FLOAT)], DType.BOOL)
+    both = call.emit("SELECT_V2", [some, both, one[1]], FLOAT)
+    flat = reshape(call, some, [-1])
+    label = call.emit("SELECT_V2", [flat, label, one[0]], DType.INT64)
+    return [_named(call, labels, label), call.wrap(both)]
 
 
 def _linear(call: Call, targets: int) -> int:
@@ -331,7 +367,7 @@ def linear_classifier(call: Call) -> list[Value]:
     count = len(call.node.numbers("intercepts")) if call.node.has("intercepts") else len(labels)
     scores = _linear(call, count)
     if len(labels) == 2 and count == 1:
-        label, both = _two_sided(call, scores, how, 0.0)
+        label, both = _two_sided(call, scores, how, 0.0, rest=True)
         return [_named(call, labels, label), call.wrap(both)]
     return [_named(call, labels, _best(call, scores)), call.wrap(transformed(call, scores, how))]
 

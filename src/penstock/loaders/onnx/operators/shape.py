@@ -24,6 +24,8 @@ from penstock.loaders.onnx.operators.common import (
 )
 from penstock.loaders.onnx.values import Value, constant, identity, inverse
 
+MAX_TARGET = 32
+
 
 @operator("Shape")
 def shape_of(call: Call) -> Value:
@@ -101,18 +103,12 @@ def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
 def _computed(call: Call, x: Value, shape: Value) -> Value:
     """The target is computed while running: its zeros are filled in then."""
     operand, target = call.get(x), cast(call, call.get(shape), DType.INT64)
-    count = (shape.shape or (None,))[0]
-    dims = x.shape or ()
-    if not call.node.integer("allowzero", 0) and shape.known is None and count is not None:
-        own = sizes(call, operand)
-        if count <= len(dims):
-            own = call.emit(
-                "SLICE",
-                [own, call.emitter.integers([0]), call.emitter.integers([count])],
-                DType.INT64,
-            )
-        else:
-            own = pad(call, own, [(0, count - len(dims))])
+    if not call.node.integer("allowzero", 0) and shape.known is None:
+        # As many of the input's dimensions as the target has, zeros behind them.
+        own = pad(call, sizes(call, operand), [(0, MAX_TARGET)])
+        own = call.emit(
+            "SLICE", [own, call.emitter.integers([0], np.int64), sizes(call, target)], DType.INT64
+        )
         zero = call.emit("EQUAL", [target, call.scalar(0, DType.INT64)], DType.BOOL)
         target = call.emit("SELECT_V2", [zero, own, target], DType.INT64)
     return call.wrap(call.emit("RESHAPE", [operand, target], x.dtype))

@@ -1,0 +1,45 @@
+"""Every operator, in small models of one node, judged by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.loaders.onnx.calls import OPERATORS
+from tests.support_onnx import ML, check, one_node, ours
+from tests.unit.loaders.onnx_files.onnx_cases import ROWS
+
+ELSEWHERE = frozenset({
+    "Constant", "Loop", "Scan", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+    "SequenceLength", "SplitToSequence", "ConcatFromSequence", "Scatter", "Unique",
+})  # fmt: skip
+"""Operators that stand in graphs of several nodes: `test_onnx_graphs.py`."""
+
+
+def rows() -> list[Any]:
+    seen: Counter[str] = Counter()
+    found = []
+    for row in ROWS:
+        seen[row[0]] += 1
+        found.append(pytest.param(*row, id=f"{row[0]}-{seen[row[0]]}"))
+    return found
+
+
+@pytest.mark.parametrize(("op", "inputs", "attributes", "options"), rows())
+def test_operator(
+    op: str, inputs: list[Any], attributes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    options = dict(options)
+    judge = options.pop("judge", True)
+    model, fed = one_node(op, inputs, attributes, **options)
+    if judge:
+        check(model, fed)
+    else:
+        assert ours(model, fed)
+
+
+def test_every_operator_is_tested() -> None:
+    tested = {f"{ML}.{r[0]}" if r[3].get("domain") else r[0] for r in ROWS} | ELSEWHERE
+    assert tested == set(OPERATORS)
