@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -40,6 +40,29 @@ class Placement(Struct, frozen=True):
         return Placement, fields
 
 
+class Control(Struct, frozen=True):
+    """An IF or a WHILE that the runtime carries out itself (NNAPI sections 4.3 to 4.5), with each subgraph that it
+    runs planned as a model of its own.
+
+    *kind* "IF" has the *branches* (then, else), "WHILE" has (condition, body). The entry inputs and outputs of
+    each branch's model are the subgraph's, in order, and have no state; their shapes are known.
+
+    "IF": the first element of the operation's first input chooses. The branch's inputs are the operation's other
+    inputs, its outputs the operation's outputs; the other branch does not run.
+
+    "WHILE": evaluating, running, done. The carried values begin as the operation's inputs. Evaluating runs the
+    condition on them; where its only output's first element is false the carried values are the operation's
+    outputs, and it is done. Else, once the time since the loop began has been compared with the loop timeout
+    of the run (past it `MissedDeadlineTransient`, which nothing repeats), running the body on them makes the
+    next ones, and it evaluates again. What the body writes never lies where it reads.
+
+    An error of a branch is the step's.
+    """
+
+    kind: Literal["IF", "WHILE"]
+    branches: tuple[ExecutionPlan, ...]
+
+
 class ExecutionStep(Struct, frozen=True):
     """A partition with its boundary: the *operations* (indexes into the planned model's entry
     subgraph) that *device* runs as one *model*.
@@ -67,6 +90,9 @@ class ExecutionStep(Struct, frozen=True):
     predicted_ns: int | None = None
     """Nanoseconds that a run of the step is predicted to take, its dispatch and transfers included; None where
     its device declares no execution time."""
+    control: Control | None = None
+    """How the runtime carries the step out, which then is one IF or WHILE. *device*, "reference", may run *model* as a
+    whole all the same: it is the same computation."""
 
 
 class Alternative(Struct, frozen=True):

@@ -169,7 +169,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, arguments: list[str])
     "arguments",
     [
         ["replay", "f"],
-        ["bench", "m.tflite", "--tune"],
         ["doctor", "--last-crash"],
         ["doctor", "--capsule", "f"],
     ],

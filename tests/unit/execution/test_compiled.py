@@ -653,7 +653,7 @@ class TestQuantized:
 
 
 class TestNotAvailable:
-    @pytest.mark.parametrize("arguments", [{"isolate": True}, {"tune": True}])
+    @pytest.mark.parametrize("arguments", [{"isolate": True}])
     def test_arguments_of_features_to_come(self, device: NumpyDevice, arguments: Any) -> None:
         with pytest.raises(NotAvailable, match="not available yet"):
             penstock.compile(add_relu(), devices=[device], **arguments)
