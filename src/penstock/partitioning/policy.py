@@ -33,8 +33,8 @@ class Policy(Struct, frozen=True):
 
     *min_coverage* is the share of operations, 0 to 1, that must not be on the device "reference".
     *max_partitions* bounds the steps of a plan (None: no bound); *min_partition_size* is the
-    fewest operations that a step on any device but "reference" may have. *allow_fallback* lets "reference"
-    repeat what another device failed to compile or to run.
+    fewest operations that a step on any device but "reference" may have. *allow_fallback* lets the other
+    devices, and last "reference", repeat what one failed to compile or to run.
 
     *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or
     an int for the first so many runs. *while_compiling* says what a run does that comes before the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock.hal import (
     Request,
     Timing,
 )
-from penstock.ir import Model
+from penstock.ir import DType, Model, ModelBuilder
 from penstock.partitioning import Policy
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
 
@@ -228,3 +229,20 @@ class TestCopies:
             array.fill(99)
         np.testing.assert_array_equal(outputs[0], np.maximum(X + X, 0))
         np.testing.assert_array_equal(outputs[1], X + X)
+
+
+def test_the_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "receipts.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    with penstock.compile(one_input(), devices=["reference"], cache=False) as compiled:
+        names: dict[str, Any] = {"compiled": compiled, "image": X}
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(block, "receipts.md", "exec"), names)  # noqa: S102  # our own documentation
+    events = json.loads((tmp_path / "out.json").read_text("utf-8"))["traceEvents"]
+    assert {"compile", "run"} <= {event["name"] for event in events}
+
+
+def one_input() -> Model:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2, 3), "x")
+    return builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (2, 3))]))
