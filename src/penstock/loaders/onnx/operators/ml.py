@@ -328,11 +328,8 @@ def _two_classes(call: Call, labels: NDArray, how: str, trees: Forest, x: int) -
     if ids == {0}:
         return [_named(call, labels, one[0]), call.wrap(one[1])]
     second = _column(call, scores, 1)
-    if ids == {1}:
-        above = call.emit("GREATER", [second, number(call, limit, FLOAT)], DType.BOOL)
-        label = reshape(call, cast(call, above, DType.INT64), [-1])
-    else:
-        label = _best(call, scores)
+    above = call.emit("GREATER", [second, number(call, limit, FLOAT)], DType.BOOL)
+    label = reshape(call, cast(call, above, DType.INT64), [-1])
     both = transformed(call, scores, how)
     reached = _aggregated(call, trees.given[:, 1:], at, "MAX")
     some = call.emit("GREATER", [reached, number(call, 0.5, FLOAT)], DType.BOOL)
