@@ -237,7 +237,7 @@ def test_the_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.M
     with penstock.compile(one_input(), devices=["reference"], cache=False) as compiled:
         names: dict[str, Any] = {"compiled": compiled, "image": X}
         for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-            exec(compile(block, "receipts.md", "exec"), names)  # noqa: S102  # our own documentation
+            exec(compile(block, "receipts.md", "exec"), names)  # our own documentation
     events = json.loads((tmp_path / "out.json").read_text("utf-8"))["traceEvents"]
     assert {"compile", "run"} <= {event["name"] for event in events}
 
