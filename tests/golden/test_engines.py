@@ -21,6 +21,7 @@ from tests.golden.engine_grid import (
     needs,
     shares,
 )
+from tests.golden.engine_operations import check_operations
 
 NETWORKS_HERE: Final = 12
 LARGEST_HERE: Final = 50_000_000
@@ -87,6 +88,22 @@ def test_engines_together(
 ) -> None:
     needs(*engines)
     check(entry, cases, arranged("together", engines), accuracy)
+
+
+def _networks() -> Iterator[Any]:
+    for file_format in ("tflite", "onnx"):
+        for entry in entries("network", file_format):
+            if entry["id"] not in ONNX_GAPS:
+                marks = [] if entry["id"] in HERE else [pytest.mark.grid]
+                yield pytest.param(entry, id=entry["id"], marks=marks)
+
+
+@pytest.mark.parametrize("entry", [*_networks()])
+def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
+    needs(*ENGINES)
+    outcomes = check_operations(entry, ENGINES)
+    assert [line for outcome in outcomes.values() for line in outcome.departures] == []
+    assert outcomes["xnnpack"].taken or "CONTROL" in entry["task"].upper()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

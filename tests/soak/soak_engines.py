@@ -1,4 +1,5 @@
-"""Every network and unit on every engine, on all together and dealt out in turn, in every accuracy class.
+"""Every network and unit on every engine, on all together and dealt out in turn, in every accuracy class; and every operation of
+every network by itself.
 
     python -m tests.soak.soak_engines [--only ID,...] [--arrangement first|together|alternating]
 
