@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
-    from penstock.partitioning.plan import ExecutionPlan
+    from penstock.partitioning.plan import Control, ExecutionPlan
 
 
 def plan_to_json(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.to_json`."""
-    content = {
+    return msgspec.json.encode(_content(plan)).decode()
+
+
+def _content(plan: ExecutionPlan) -> dict[str, Any]:
+    return {
         "devices": plan.devices,
         "steps": [
             {
@@ -23,6 +27,7 @@ def plan_to_json(plan: ExecutionPlan) -> str:
                 "outputs": step.outputs,
                 "fallbacks": step.fallbacks,
                 "predicted_ns": step.predicted_ns,
+                "control": _control(step.control),
             }
             for step in plan.steps
         ],
@@ -49,4 +54,9 @@ def plan_to_json(plan: ExecutionPlan) -> str:
         "alternatives": plan.alternatives,
         "tuned": plan.tuned,
     }
-    return msgspec.json.encode(content).decode()
+
+
+def _control(control: Control | None) -> dict[str, Any] | None:
+    if control is None:
+        return None
+    return {"kind": control.kind, "branches": [_content(branch) for branch in control.branches]}

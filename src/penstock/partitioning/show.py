@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 WIDTH: Final = 80
 SHOWN_TYPES: Final = 4
 """Operation types named in one line of a listing; the rest are counted."""
+LEAST_WIDTH: Final = 60
+"""Of a branch of control flow, however deep it lies."""
+PARTS: Final = {"IF": ("then", "else"), "WHILE": ("condition", "body")}
 LEAST_COLUMN: Final = 16
 """Characters that a column keeps when the table has to be made narrower."""
 
@@ -72,26 +75,39 @@ def groups_of(plan: ExecutionPlan) -> list[Group]:
 
 def show_plan(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.show`."""
-    lines = _wrapped(f"plan: {summarize_plan(plan)}", "  ")
-    lines += _wrapped(prediction, "  ") if (prediction := describe_prediction(plan)) else []
+    return "\n".join(_lines(plan, WIDTH)) + "\n"
+
+
+def _lines(plan: ExecutionPlan, width: int) -> list[str]:
+    lines = _wrapped(f"plan: {summarize_plan(plan)}", "  ", width)
+    if prediction := describe_prediction(plan):
+        lines += _wrapped(prediction, "  ", width)
     if plan.tuned is not None:
-        lines += _wrapped(f"measured: {plan.tuned.winner}: {plan.tuned.reason}", "  ")
-    lines += _steps(plan)
+        lines += _wrapped(f"measured: {plan.tuned.winner}: {plan.tuned.reason}", "  ", width)
+    lines += _steps(plan, width)
     if idle := idle_operations(plan):
-        lines += _wrapped(f"not run, because nothing reads the results: {ranges(idle)}", "  ")
+        text = f"not run, because nothing reads the results: {ranges(idle)}"
+        lines += _wrapped(text, "  ", width)
     if plan.forwards:
         entry = plan.model.entry
         named = ", ".join(
             f"{position} (%{i} {entry.operands[i].name!r})" for position, i in plan.forwards
         )
-        lines += _wrapped(f"outputs that are inputs or constants: {named}", "  ")
+        lines += _wrapped(f"outputs that are inputs or constants: {named}", "  ", width)
     if plan.operations:
         lines.append("operations:")
     for group in groups_of(plan):
-        lines += _wrapped(f"  {group.title} on {group.device}", "    ")
+        lines += _wrapped(f"  {group.title} on {group.device}", "    ", width)
         for reason, devices in group.by_reason.items():
-            lines += _wrapped(f"    not on {', '.join(devices)}: {reason}", "      ")
-    return "\n".join(lines) + "\n"
+            text = f"    not on {', '.join(devices)}: {reason}"
+            lines += _wrapped(text, "      ", width)
+    for step in plan.steps:
+        if step.control is None:
+            continue
+        for part, branch in zip(PARTS[step.control.kind], step.control.branches, strict=True):
+            lines.append(f"{part} of {step.control.kind} {step.operations[0]}:")
+            lines += [f"  {line}" for line in _lines(branch, max(width - 2, LEAST_WIDTH))]
+    return lines
 
 
 def summarize_plan(plan: ExecutionPlan) -> str:
@@ -166,22 +182,22 @@ def ranges(indexes: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _steps(plan: ExecutionPlan) -> list[str]:
+def _steps(plan: ExecutionPlan, width: int) -> list[str]:
     """The table of steps, its columns of operations, fall-backs and devices wrapped so that it fits."""
     rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps)]
     kept = [k for k in range(len(STEP_COLUMNS)) if k < 5 or any(row[k] for row in rows[1:])]
     widths = [max(len(row[k]) for row in rows) for k in kept]
     for wide in (6, 2, 1):
-        if wide in kept and (over := 2 + sum(widths) + 2 * (len(widths) - 1) - WIDTH) > 0:
+        if wide in kept and (over := 2 + sum(widths) + 2 * (len(widths) - 1) - width) > 0:
             place = kept.index(wide)
             widths[place] = max(LEAST_COLUMN, widths[place] - over)
     lines = []
     for row in rows:
-        cells = [_wrap(row[k], width) for k, width in zip(kept, widths, strict=True)]
+        cells = [_wrap(row[k], wide) for k, wide in zip(kept, widths, strict=True)]
         for at in range(max(map(len, cells))):
             parts = (
-                (cell[at] if at < len(cell) else "").ljust(width)
-                for cell, width in zip(cells, widths, strict=True)
+                (cell[at] if at < len(cell) else "").ljust(wide)
+                for cell, wide in zip(cells, widths, strict=True)
             )
             lines.append(("  " + "  ".join(parts)).rstrip())
     return lines
@@ -210,9 +226,9 @@ def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
     return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.ir import Model
 from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.drawing.layout import lay_out
-from penstock.partitioning.plan import Alternative
+from penstock.partitioning.plan import Alternative, Control
 from penstock.partitioning.show import WIDTH, groups_of, ranges
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import Net, chain
@@ -114,6 +114,16 @@ class TestText:
         assert max(map(len, text.splitlines())) <= WIDTH
         assert len(text.splitlines()) < 3 * len(kinds)
 
+    def test_branches_of_control_flow_are_plans_of_their_own(self) -> None:
+        plan, then, other = (planned(chain(kinds)) for kinds in (["ADD"], ["RELU"], ["ADD", "ADD"]))
+        control = Control("IF", (then, other))
+        plan = replace(plan, steps=(replace(plan.steps[0], control=control),))
+        text = plan.show()
+        assert "\nthen of IF 0:\n  plan: 1 step, 1 operation (reference 1)\n" in text
+        assert "\nelse of IF 0:\n  plan: 1 step, 2 operations (adder 2)\n" in text
+        (step,) = json.loads(plan.to_json())["steps"]
+        assert [b["operations"][0]["type"] for b in step["control"]["branches"]] == ["RELU", "ADD"]
+
     def test_a_model_without_operations(self) -> None:
         net = Net()
         text = planned(net.build([net.source("x")])).show()
@@ -138,6 +148,7 @@ def test_json_holds_everything() -> None:
         "outputs": [1],
         "fallbacks": ["reference"],
         "predicted_ns": plan.steps[0].predicted_ns,
+        "control": None,
     }
     assert content["operations"][1] == {
         "index": 1,
