@@ -32,6 +32,11 @@ BIAS: Final = 128
 AWAY: Final = 1 - 2.0**-21
 """What a scale is multiplied with so that halves are rounded away from zero: more than float32 rounding takes."""
 
+AWAY_ONCE: Final = 1 - 2.0**-23
+"""The same where nothing but the division by the scale is rounded before."""
+
+HALVES: Final = 1 << 12
+
 SHARED_BYTES: Final = 1024
 """Constants up to this size are kept once, however many nodes read their like."""
 
@@ -165,12 +170,12 @@ class Graph:
         scale, zero = stored_grid(operand)
         return self.number(scale), self.constant(np.array(zero, np.uint8))
 
-    def target(self, operand: Operand) -> tuple[Value, Value]:
+    def target(self, operand: Operand, away: float = AWAY) -> tuple[Value, Value]:
         """As `grid`, of an operand that is computed: kernels round halves to even, TFLite rounds them away from
         zero, and so does a scale that is a little smaller.
         """
         scale, zero = stored_grid(operand)
-        return self.number(scale * AWAY), self.constant(np.array(zero, np.uint8))
+        return self.number(scale * away), self.constant(np.array(zero, np.uint8))
 
     def define(self, site: Site, value: Value, *, first: bool = False, output: int = 0) -> None:
         """Names *value*, as it is stored, as an output of *site*."""
@@ -194,7 +199,16 @@ class Graph:
         )
         if given.dtype not in QUANTIZED or stored_grid(given) == stored_grid(wanted):
             return self.get(index, first=first)
-        return self.node("QuantizeLinear", self.real(index, first=first), *self.target(wanted))
+        (scale, _), (step, _) = stored_grid(given), stored_grid(wanted)
+        if self.portable or given.is_constant or may_halve(scale / step):
+            return self.node("QuantizeLinear", self.real(index, first=first), *self.target(wanted))
+        # One kernel, where nothing is added.
+        nothing = self.constant(np.array(1, np.uint8))
+        added = (nothing, self.number(1.0), nothing)
+        value = self.get(index, first=first)
+        return self.node(
+            "QLinearAdd", value, *self.grid(given), *added, *self.grid(wanted), domain=MICROSOFT
+        )
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         return self.node("Reshape", value, self.whole(list(shape)), allowzero=1)
@@ -278,6 +292,11 @@ def stored_grid(operand: Operand) -> tuple[float, int]:
     """Scale and zero point of an activation as it is stored here."""
     scale, zero = one_scale(operand)
     return scale, zero + (BIAS if operand.dtype is DType.INT8 else 0)
+
+
+def may_halve(*ratios: float) -> bool:
+    """Whether whole numbers times these ratios can fall halfway between two whole numbers."""
+    return all(r * HALVES == int(r * HALVES) for r in ratios)
 
 
 def stored_limits(operand: Operand, fused: str) -> tuple[int, int]:

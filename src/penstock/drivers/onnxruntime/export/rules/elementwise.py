@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +16,7 @@ from penstock.drivers.onnxruntime.export.graph import (
     TO_FIRST,
     Graph,
     Value,
+    may_halve,
     stored_grid,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
@@ -28,7 +30,7 @@ from penstock.drivers.onnxruntime.export.types import (
     numbers,
 )
 from penstock.hal import AccuracyClass
-from penstock.ir import DType
+from penstock.ir import DType, NDArray
 
 UNARY: Final[dict[str, Callable[[Graph, Value], Value]]] = {
     "RELU": lambda g, x: g.node("Relu", x),
@@ -73,9 +75,11 @@ BINARY: Final[dict[str, str]] = {
     "FLOOR_DIV": "",
     "FLOOR_MOD": "Mod",
 }
+EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 DIVIDES: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
 ADDED_BITS: Final = 20
-HALVES: Final = 1 << 12
+SHORT_ROW: Final = 256
+MOST_SPREAD: Final = 1 << 20
 
 
 def _check_unary(site: Site) -> AccuracyClass:
@@ -127,7 +131,7 @@ def _check_binary(site: Site) -> AccuracyClass:
         # The engine leaves these to the processor, which stops the process.
         divisor = site.constant(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
-    return numbers(site, "faithful" if kind in {"MAXIMUM", "MINIMUM"} else "relaxed")
+    return numbers(site, "faithful" if kind in EXTREMES else "relaxed")
 
 
 @rule(*BINARY, check=_check_binary)
@@ -137,6 +141,9 @@ def emit_binary(graph: Graph, site: Site) -> None:
     if site.is_quantized and not graph.portable and kind in {"ADD", "SUB", "MUL"}:
         node = _multiplied(graph, site) if kind == "MUL" else _added(graph, site)
         graph.define(site, graph.limit(node, site.output(), fused))
+        return
+    if site.is_quantized and kind in EXTREMES and _one_grid(site):
+        graph.define(site, graph.node(BINARY[kind], *map(graph.get, site.input_indexes)))
         return
     first = keeps_channels_first(graph, site)
     a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
@@ -150,8 +157,12 @@ def emit_binary(graph: Graph, site: Site) -> None:
     graph.round(site, graph.activate(node, fused), first=first)
 
 
+def _one_grid(site: Site) -> bool:
+    return len({stored_grid(o) for o in (site.input(0), site.input(1), site.output())}) == 1
+
+
 def _multiplied(graph: Graph, site: Site) -> Value:
-    a, b = ((graph.get(i), *graph.grid(site.input(p))) for p, i in enumerate(site.input_indexes))
+    a, b = ((_spread(graph, site, p), *graph.grid(site.input(p))) for p in (0, 1))
     return graph.node("QLinearMul", *a, *b, *graph.grid(site.output()), domain=MICROSOFT)
 
 
@@ -164,12 +175,12 @@ def _added(graph: Graph, site: Site) -> Value:
     unit = 2.0 ** (int(np.frexp(max(ratios))[1]) - 1 - ADDED_BITS)
     steps = [float(np.rint(r / unit)) * unit for r in ratios]
     # Where sums can fall halfway between two steps, TFLite's way is away from zero.
-    halves = all(s * HALVES == int(s * HALVES) for s in steps)
+    halves = may_halve(*steps)
     if site.operation.type == "SUB":
         steps[1] = -steps[1]
     given = [
-        (graph.get(index), graph.number(steps[p]), graph.grid(site.input(p))[1])
-        for p, index in enumerate(site.input_indexes)
+        (_spread(graph, site, p), graph.number(steps[p]), graph.grid(site.input(p))[1])
+        for p in (0, 1)
     ]
     return graph.node(
         "QLinearAdd",
@@ -179,6 +190,20 @@ def _added(graph: Graph, site: Site) -> Value:
         graph.constant(np.array(zero, np.uint8)),
         domain=MICROSOFT,
     )
+
+
+def _spread(graph: Graph, site: Site, position: int) -> Value:
+    """A stored input; a constant with few elements in a row is broadcast here, since kernels start anew with each
+    row.
+    """
+    operand, shape = site.input(position), site.output_shape()
+    if operand.is_constant and len(site.shape(position)) and len(shape):
+        row = site.shape(position)[-1]
+        if 1 < row < SHORT_ROW and math.prod(shape) <= MOST_SPREAD:
+            return graph.constant(
+                np.ascontiguousarray(np.broadcast_to(graph.stored(operand), shape))
+            )
+    return graph.get(site.input_indexes[position])
 
 
 def keeps_channels_first(graph: Graph, site: Site) -> bool:
@@ -240,9 +265,40 @@ def _check_prelu(site: Site) -> AccuracyClass:
 
 @rule("PRELU", check=_check_prelu)
 def emit_prelu(graph: Graph, site: Site) -> None:
+    """max(x, 0) + alpha min(x, 0), which takes a third of the time of ONNX Runtime's own PRelu."""
     first = keeps_channels_first(graph, site)
-    x, alpha = (operand_of(graph, site, position, first=first) for position in (0, 1))
-    graph.round(site, graph.node("PRelu", x, alpha), first=first)
+    alpha = site.constant(1, "alpha")
+    if first and not graph.portable and _by_channel(site, alpha):
+        _emit_by_channel(graph, site, alpha.reshape(-1))
+        return
+    x, slope = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    if graph.portable:
+        graph.round(site, graph.node("PRelu", x, slope), first=first)
+        return
+    below = graph.node("Mul", slope, graph.node("Min", x, graph.number(0.0)))
+    graph.round(site, graph.node("Add", graph.node("Relu", x), below), first=first)
+
+
+def _by_channel(site: Site, alpha: NDArray) -> bool:
+    """Whether there is one slope a channel, none so great that the sum of two products would lose digits."""
+    channels = site.shape()[3]
+    return (
+        site.input().dtype is F32
+        and alpha.size == channels == alpha.shape[-1]
+        and bool((np.abs(alpha) <= 1).all())
+    )
+
+
+def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
+    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions: they keep the layout of those before and after."""
+    x, channels = graph.get(site.input_indexes[0], first=True), alpha.size
+    parts = [
+        graph.node(
+            "Conv", value, graph.constant(slope.reshape(channels, 1, 1, 1)), group=channels, kernel_shape=[1, 1]
+        )
+        for value, slope in ((graph.node("Relu", x), 1 - alpha), (x, alpha))
+    ]  # fmt: skip
+    graph.define(site, graph.node("Add", *parts), first=True)
 
 
 COMPARISONS: Final = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.drivers.onnxruntime.export.graph import Graph
+from penstock.drivers.onnxruntime.export.graph import AWAY_ONCE, Graph
 from penstock.drivers.onnxruntime.export.rules.elementwise import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
@@ -29,7 +29,9 @@ def _check_quantize(site: Site) -> AccuracyClass:
 def emit_quantize(graph: Graph, site: Site) -> None:
     first = graph.is_first(site.input_indexes[0])
     if site.input().dtype is F32:
-        graph.round(site, graph.get(site.input_indexes[0], first=first), first=first)
+        x, target = graph.get(site.input_indexes[0], first=first), site.output()
+        node = graph.node("QuantizeLinear", x, *graph.target(target, AWAY_ONCE))
+        graph.define(site, node, first=first)
     else:
         graph.define(site, graph.source(site, first=first), first=first)
 
