@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from penstock.errors import PlacementError
 from penstock.hal import AccuracyClass
+from penstock.ir import NDArray
 from penstock.testing.operations import cases_of, distance, run_case
 from tests.conftest import CORPUS, NO_CORPUS
 from tests.golden.cases import Entry, load
@@ -32,11 +33,18 @@ def check_operations(
     arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
     case = entry["golden"]["cases"][0]
     inputs = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
+    given: Mapping[str, NDArray] | list[NDArray] = inputs
     if "signature" in case:
-        model = model.signature_model(case["signature"])
-    by_name = "signature" in case or entry["format"] == "onnx"
+        signature, model = (
+            model.signatures[case["signature"]],
+            model.signature_model(case["signature"]),
+        )
+        names = {operand: name for name, operand in signature.inputs}
+        given = [inputs[names[operand]] for operand in model.entry.ordinary_inputs]
+    elif entry["format"] == "tflite":
+        given = list(inputs.values())
     outcomes = {engine: Outcome() for engine in engines}
-    for operation in cases_of(model, inputs if by_name else list(inputs.values())):
+    for operation in cases_of(model, given):
         for engine, outcome in outcomes.items():
             try:
                 results = run_case(operation, engine, accuracy)
