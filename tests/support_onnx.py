@@ -131,11 +131,11 @@ def check(
             continue
         assert a.dtype == b.dtype, f"type {a.dtype}, not {b.dtype}"
         if b.dtype.kind in "fV":
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            finite = np.isfinite(b)
-            assert np.array_equal(a[~finite], b[~finite], equal_nan=True)
-            largest = float(np.abs(b[finite]).max(initial=0))
-            off = float(np.abs(a[finite] - b[finite]).max(initial=0))
+            mine, its = a.astype(np.float64), b.astype(np.float64)
+            finite = np.isfinite(its)
+            assert np.array_equal(mine[~finite], its[~finite], equal_nan=True)
+            largest = float(np.abs(its[finite]).max(initial=0))
+            off = float(np.abs(mine[finite] - its[finite]).max(initial=0))
             assert off <= share * max(largest, 1e-6), f"off by {off:.3e} of {largest:.3e}"
         else:
             assert np.array_equal(a, b), f"{np.count_nonzero(a != b)} elements differ"

@@ -190,7 +190,7 @@ class Emitter:
         operand = self.get(value)
         for _ in range(rank - have):
             operand = self.emit(
-                "EXPAND_DIMS", [operand, self.constant(np.int32(0).reshape(()))], [value.dtype]
+                "EXPAND_DIMS", [operand, self.constant(np.array(0, np.int32))], [value.dtype]
             )[0]
         return self.value(operand)
 

@@ -24,7 +24,7 @@ def parse(content: bytes) -> Any:
     package = onnx()
     try:
         return package.ModelProto.FromString(content)
-    except Exception as error:  # the parser's own class differs by its version
+    except Exception as error:  # noqa: BLE001  # the parser's own class differs by its version
         said = str(error).strip().splitlines()
         reason = said[0][:MAX_MESSAGE] if said else type(error).__name__
         raise NotAModel(f"the file is no ONNX model: {reason}") from None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, ModelError
 from penstock.ir.types import DType, NDArray, dtype_of
@@ -25,7 +26,18 @@ MAX_FOLDED: Final = 1 << 16
 
 MAX_KNOWN: Final = 64
 
-Fold = Callable[[Node, Sequence[Any], Budget], "Sequence[NDArray] | None"]
+Folded: TypeAlias = "Sequence[NDArray] | None"
+
+
+class Given(Struct):
+    """What a rule is given: a node, the values of its inputs, and the bytes that results may take."""
+
+    node: Node
+    arrays: Sequence[Any]
+    budget: Budget
+
+
+Fold: TypeAlias = Callable[[Given], Folded]
 
 
 def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence[NDArray] | None:
@@ -53,7 +65,7 @@ def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence
             return None
     try:
         with np.errstate(all="ignore"):
-            found = rule(node, arrays, budget)
+            found = rule(Given(node, arrays, budget))
     except ModelError:
         raise
     except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, KeyError):
@@ -107,11 +119,13 @@ def _small(*arrays: NDArray | None) -> bool:
 
 
 def _pair(function: Callable[[Any, Any], Any], result: Any = None) -> Fold:
-    def rule(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-        if len(arrays) != 2 or (node.version < 7 and node.integer("broadcast", 0)):
+    def rule(given: Given) -> Folded:
+        if len(given.arrays) != 2 or (
+            given.node.version < 7 and given.node.integer("broadcast", 0)
+        ):
             return None
-        a, b = arrays
-        if a.dtype == object or b.dtype == object:
+        a, b = given.arrays
+        if object in {a.dtype, b.dtype}:
             return _unknown_pair(function, a, b)
         shape = np.broadcast_shapes(a.shape, b.shape)
         if math.prod(shape) > MAX_FOLDED or a.dtype != b.dtype:
@@ -145,16 +159,16 @@ def _divided(a: Any, b: Any) -> Any:
     return np.where((quotient * b != a) & ((a < 0) != (b < 0)), quotient + 1, quotient)
 
 
-def _modulo(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    a, b = arrays
-    if not _small(*arrays) or a.dtype.kind not in "iu" or not b.all():
+def _modulo(given: Given) -> Folded:
+    a, b = given.arrays
+    if not _small(*given.arrays) or a.dtype.kind not in "iu" or not b.all():
         return None
-    return [np.fmod(a, b) if node.integer("fmod", 0) else np.mod(a, b)]
+    return [np.fmod(a, b) if given.node.integer("fmod", 0) else np.mod(a, b)]
 
 
 def _one(function: Callable[[Any], Any], kinds: str = "fiu") -> Fold:
-    def rule(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-        (x,) = arrays
+    def rule(given: Given) -> Folded:
+        (x,) = given.arrays
         if x.dtype.kind not in kinds or not _small(x):
             return None
         return [np.asarray(function(x)).astype(x.dtype)]
@@ -162,12 +176,12 @@ def _one(function: Callable[[Any], Any], kinds: str = "fiu") -> Fold:
     return rule
 
 
-def _same(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    return [arrays[0]]
+def _same(given: Given) -> Folded:
+    return [given.arrays[0]]
 
 
-def _cast(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    (x,), target = arrays, TYPES.get(node.integer("to"))
+def _cast(given: Given) -> Folded:
+    (x,), target = given.arrays, TYPES.get(given.node.integer("to"))
     if target is None or (dtype_of(x.dtype) is DType.STRING and x.dtype != object):
         return None
     if x.dtype == object:
@@ -180,46 +194,52 @@ def _cast(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray
         return [uniform(x[(0,) * x.ndim].astype(target.numpy), x.shape)]
     if x.dtype.kind == "f" and target.is_integer and not np.isfinite(x).all():
         return None
-    budget.take(x.size * target.numpy.itemsize, node.where)
+    given.budget.take(x.size * target.numpy.itemsize, given.node.where)
     return [x.astype(target.numpy)]
 
 
-def _filled(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    shape = tuple(int(d) for d in arrays[0].reshape(-1).tolist())
-    value = node.attributes.get("value")
+def _filled(given: Given) -> Folded:
+    shape = tuple(int(d) for d in given.arrays[0].reshape(-1).tolist())
+    value = given.node.attributes.get("value")
     if value is None:
         value = np.zeros(1, np.float32)
     if value.size != 1:
-        raise InvalidAttribute("the value of a filled tensor is one element", where=node.where)
-    _bounded(shape, np.dtype(np.uint8), Budget(2**46), node)
+        raise InvalidAttribute(
+            "the value of a filled tensor is one element", where=given.node.where
+        )
+    _bounded(shape, np.dtype(np.uint8), Budget(2**46), given.node)
     if value.dtype == object:
         return None
-    budget.take(value.itemsize, node.where)
+    given.budget.take(value.itemsize, given.node.where)
     return [uniform(value, shape)]
 
 
-def _gather(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    data, indices = arrays
-    axis = node.integer("axis", 0)
+def _gather(given: Given) -> Folded:
+    data, indices = given.arrays
+    axis = given.node.integer("axis", 0)
     size = data.shape[axis]
     if indices.dtype.kind not in "iu" or ((indices < -size) | (indices >= size)).any():
         return None
     count = indices.size * (data.size // max(size, 1))
-    budget.take(count * data.itemsize, node.where)
+    given.budget.take(count * data.itemsize, given.node.where)
     return [np.asarray(np.take(data, np.where(indices < 0, indices + size, indices), axis))]
 
 
-def _concat(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    if any(a.dtype == object for a in arrays):
-        if any(a.size > MAX_KNOWN for a in arrays) or any(
-            isinstance(v, bytes) for a in arrays for v in a.reshape(-1).tolist()
+def _concat(given: Given) -> Folded:
+    if any(a.dtype == object for a in given.arrays):
+        if any(a.size > MAX_KNOWN for a in given.arrays) or any(
+            isinstance(v, bytes) for a in given.arrays for v in a.reshape(-1).tolist()
         ):
             return None
-        arrays = [a.astype(object) for a in arrays]
-    elif len({a.dtype for a in arrays}) != 1:
+        given.arrays = [a.astype(object) for a in given.arrays]
+    elif len({a.dtype for a in given.arrays}) != 1:
         return None
-    budget.take(sum(a.nbytes for a in arrays), node.where)
-    return [np.concatenate(arrays, axis=node.integer("axis", 1 if node.version < 4 else None))]
+    given.budget.take(sum(a.nbytes for a in given.arrays), given.node.where)
+    return [
+        np.concatenate(
+            given.arrays, axis=given.node.integer("axis", 1 if given.node.version < 4 else None)
+        )
+    ]
 
 
 def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...] | None:
@@ -229,9 +249,9 @@ def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...
     return node.integers("axes") if node.has("axes") else None
 
 
-def _squeeze(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    axes = axes_of(node, arrays)
-    x = arrays[0]
+def _squeeze(given: Given) -> Folded:
+    axes = axes_of(given.node, given.arrays)
+    x = given.arrays[0]
     gone = (
         {a % x.ndim for a in axes}
         if axes is not None and x.ndim
@@ -242,11 +262,11 @@ def _squeeze(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDAr
     return [reshaped(x, tuple(d for i, d in enumerate(x.shape) if i not in gone))]
 
 
-def _unsqueeze(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    axes = axes_of(node, arrays)
+def _unsqueeze(given: Given) -> Folded:
+    axes = axes_of(given.node, given.arrays)
     if axes is None:
         return None
-    x = arrays[0]
+    x = given.arrays[0]
     rank = x.ndim + len(axes)
     new = {a % rank for a in axes}
     if len(new) != len(axes) or any(not -rank <= a < rank for a in axes):
@@ -255,9 +275,9 @@ def _unsqueeze(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[ND
     return [reshaped(x, tuple(1 if i in new else next(dims) for i in range(rank)))]
 
 
-def _reshape(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    x, target = arrays[0], [int(d) for d in arrays[1].reshape(-1).tolist()]
-    keep = not node.integer("allowzero", 0)
+def _reshape(given: Given) -> Folded:
+    x, target = given.arrays[0], [int(d) for d in given.arrays[1].reshape(-1).tolist()]
+    keep = not given.node.integer("allowzero", 0)
     shape = [x.shape[i] if d == 0 and keep else d for i, d in enumerate(target)]
     if -1 in shape:
         rest = math.prod(d for d in shape if d != -1)
@@ -267,16 +287,16 @@ def _reshape(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDAr
     return [reshaped(x, tuple(shape))]
 
 
-def _transpose(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    order = node.integers("perm") if node.has("perm") else None
-    return [arrays[0].transpose(order)]
+def _transpose(given: Given) -> Folded:
+    order = given.node.integers("perm") if given.node.has("perm") else None
+    return [given.arrays[0].transpose(order)]
 
 
-def _slice(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    bounds = slice_bounds(node, arrays)
+def _slice(given: Given) -> Folded:
+    bounds = slice_bounds(given.node, given.arrays)
     if bounds is None:
         return None
-    x = arrays[0]
+    x = given.arrays[0]
     places = [slice(None)] * x.ndim
     for axis, start, end, step in zip(*bounds, strict=True):
         places[axis % x.ndim] = clamped(start, end, step, x.shape[axis % x.ndim])
@@ -317,25 +337,25 @@ def clamped(start: int, end: int, step: int, size: int) -> slice:
     return slice(start, None if end < 0 else end, step)
 
 
-def _where(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
+def _where(given: Given) -> Folded:
     if (
-        not _small(*arrays)
-        or math.prod(np.broadcast_shapes(*(a.shape for a in arrays))) > MAX_FOLDED
+        not _small(*given.arrays)
+        or math.prod(np.broadcast_shapes(*(a.shape for a in given.arrays))) > MAX_FOLDED
     ):
         return None
-    return [np.where(*arrays)] if arrays[1].dtype == arrays[2].dtype else None
+    return [np.where(*given.arrays)] if given.arrays[1].dtype == given.arrays[2].dtype else None
 
 
-def _range(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    start, limit, delta = (a.reshape(-1)[0] for a in arrays)
+def _range(given: Given) -> Folded:
+    start, limit, delta = (a.reshape(-1)[0] for a in given.arrays)
     count = max(math.ceil((limit - start) / delta), 0) if delta else 0
     if count > MAX_FOLDED:
         return None
-    return [(start + np.arange(count) * delta).astype(arrays[0].dtype)]
+    return [(start + np.arange(count) * delta).astype(given.arrays[0].dtype)]
 
 
-def _expand(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    x, target = arrays[0], tuple(int(d) for d in arrays[1].reshape(-1).tolist())
+def _expand(given: Given) -> Folded:
+    x, target = given.arrays[0], tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
     shape = np.broadcast_shapes(x.shape, target)
     if x.size == 1:
         return [uniform(x, shape)]
@@ -344,33 +364,33 @@ def _expand(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArr
     return [np.broadcast_to(x, shape).copy()]
 
 
-def _tile(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    repeats = tuple(int(d) for d in arrays[1].reshape(-1).tolist())
-    if len(arrays) != 2 or arrays[0].size * math.prod(repeats) > MAX_FOLDED:
+def _tile(given: Given) -> Folded:
+    repeats = tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
+    if len(given.arrays) != 2 or given.arrays[0].size * math.prod(repeats) > MAX_FOLDED:
         return None
-    return [np.tile(arrays[0], repeats)]
+    return [np.tile(given.arrays[0], repeats)]
 
 
 def _reduced(function: Callable[..., Any]) -> Fold:
-    def rule(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-        x = arrays[0]
+    def rule(given: Given) -> Folded:
+        x = given.arrays[0]
         if x.dtype.kind not in "iu" or not _small(x):
             return None
-        axes = axes_of(node, arrays)
-        if not axes and node.integer("noop_with_empty_axes", 0):
+        axes = axes_of(given.node, given.arrays)
+        if not axes and given.node.integer("noop_with_empty_axes", 0):
             return [x]
-        keep = bool(node.integer("keepdims", 1))
+        keep = bool(given.node.integer("keepdims", 1))
         return [np.asarray(function(x, axis=axes or None, keepdims=keep)).astype(x.dtype)]
 
     return rule
 
 
 def _many(function: Callable[[Any, Any], Any]) -> Fold:
-    def rule(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-        if len({a.dtype for a in arrays}) != 1 or not _small(*arrays):
+    def rule(given: Given) -> Folded:
+        if len({a.dtype for a in given.arrays}) != 1 or not _small(*given.arrays):
             return None
-        result = arrays[0]
-        for other in arrays[1:]:
+        result = given.arrays[0]
+        for other in given.arrays[1:]:
             if math.prod(np.broadcast_shapes(result.shape, other.shape)) > MAX_FOLDED:
                 return None
             result = function(result, other)
@@ -379,13 +399,13 @@ def _many(function: Callable[[Any, Any], Any]) -> Fold:
     return rule
 
 
-def _split(node: Node, arrays: Sequence[Any], budget: Budget) -> Sequence[NDArray] | None:
-    x, axis = arrays[0], node.integer("axis", 0)
-    size, count = x.shape[axis], len(node.outputs)
-    if len(arrays) > 1 and arrays[1] is not None:
-        sizes = [int(s) for s in arrays[1].reshape(-1).tolist()]
-    elif node.has("split"):
-        sizes = list(node.integers("split"))
+def _split(given: Given) -> Folded:
+    x, axis = given.arrays[0], given.node.integer("axis", 0)
+    size, count = x.shape[axis], len(given.node.outputs)
+    if len(given.arrays) > 1 and given.arrays[1] is not None:
+        sizes = [int(s) for s in given.arrays[1].reshape(-1).tolist()]
+    elif given.node.has("split"):
+        sizes = list(given.node.integers("split"))
     else:
         each = -(-size // count)
         sizes = [min(each, size - i * each) for i in range(count)]

@@ -222,6 +222,7 @@ class Body:
             return None
         mark = self.emitter.mark()
         failure: ModelError | None = None
+        made: list[tuple[Emitter, list[Value]]] = []
         try:
             made = [self.branch(self._inlined(graph)) for graph in branches]
             same = all(_alike(a, b) for a, b in zip(*(values for _, values in made), strict=True))

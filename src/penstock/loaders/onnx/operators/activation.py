@@ -186,11 +186,11 @@ def _over_axis(call: Call, kind: str, attributes: dict[str, float]) -> Value:
         axis = big[0] if big else axis
     layout = call.emitter.layout_of([x], rank)
     if axis_in(layout, axis) != rank - 1:
-        layout = _behind(axis, rank, layout)
+        layout = _behind(axis, rank)
     return call.wrap(call.emit(kind, [call.get(x, layout)], x.dtype, attributes), layout)
 
 
-def _behind(axis: int, rank: int, layout: Layout) -> Layout:
+def _behind(axis: int, rank: int) -> Layout:
     """ONNX's order but for *axis*, which comes last."""
     return (*(i for i in identity(rank) if i != axis), axis)
 
@@ -230,7 +230,7 @@ def hardmax(call: Call) -> Value:
     size = dims[axis]
     if size is None:
         raise call.refuse("a Hardmax over an unknown dimension")
-    layout = _behind(axis, rank, identity(rank))
+    layout = _behind(axis, rank)
     operand = call.get(x, layout)
     at = call.emitter.constant(np.array(rank - 1, np.int32))
     best = call.emit("ARG_MAX", [operand, at], DType.INT64, {"output_type": "INT64"})

@@ -10,6 +10,7 @@ from penstock.ir.types import DType, NDArray
 from penstock.loaders.onnx.calls import Call, operator
 from penstock.loaders.onnx.constants import is_uniform, uniform
 from penstock.loaders.onnx.operators.common import (
+    cast,
     concatenate,
     pair,
     sizes,
@@ -61,7 +62,7 @@ def convolution(call: Call) -> Value:
     padding = padding_of(flat)
     if padding is None:
         image, padding = padded(call, image, flat), "VALID"
-    attributes = {
+    attributes: dict[str, int | str] = {
         "padding": padding,
         "stride_h": flat[0].stride,
         "stride_w": flat[1].stride,
@@ -133,7 +134,7 @@ def _general(
 ) -> Value:
     """By StableHLO, in ONNX's own layout."""
     axes = len(windows)
-    attributes = {
+    attributes: dict[str, int | tuple[int, ...]] = {
         "window_strides": tuple(w.stride for w in windows),
         "padding": tuple(p for w in windows for p in (w.before, w.after)),
         "lhs_dilation": (1,) * axes,
@@ -254,7 +255,8 @@ def _dilated(array: NDArray, dilations: Sequence[int]) -> NDArray:
         return array
     extents = [(k - 1) * d + 1 for k, d in zip(array.shape[2:], dilations, strict=True)]
     dense = np.zeros((*array.shape[:2], *extents), array.dtype)
-    dense[(..., *(slice(None, None, d) for d in dilations))] = array
+    places = (slice(None), slice(None), *(slice(None, None, d) for d in dilations))
+    dense[places] = array
     return dense
 
 
@@ -281,18 +283,16 @@ def _one_group(
             DType.INT64,
         )
         both = concatenate(call, [first, call.emitter.integers(size, np.int64)], 0)
-        attributes = {"in_data_type": "INT64", "out_data_type": "INT32"}
-        target = call.emit("CAST", [both], DType.INT32, attributes)
+        target = cast(call, both, DType.INT32)
     else:
         target = call.emitter.integers([batch, *size])
+    order: tuple[int, ...] = (1, 2, 3, 0)
+    names, kind, flat = "hw", "TRANSPOSE_CONV", windows
     if axes == 3:
         order, names, kind = (2, 3, 4, 1, 0), "dhw", "CONV_3D_TRANSPOSE"
-        strides = [w.stride for w in windows]
     else:
-        order, names, kind = (1, 2, 3, 0), "hw", "TRANSPOSE_CONV"
-        strides = [w.stride for w in planar(windows)]
-    attributes = {"padding": "VALID"} | {
-        f"stride_{n}": s for n, s in zip(names, strides, strict=True)
-    }
+        flat = planar(windows)
+    strides = {f"stride_{n}": w.stride for n, w in zip(names, flat, strict=True)}
+    chosen: dict[str, int | str] = {"padding": "VALID", **strides}
     taps = call.emitter.constant(filters.transpose(order))
-    return call.emit(kind, [target, taps, image], dtype, attributes)
+    return call.emit(kind, [target, taps, image], dtype, chosen)

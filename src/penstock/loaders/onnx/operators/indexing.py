@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from penstock.ir.types import DType, static_shape
@@ -173,11 +175,7 @@ def gather_nd(call: Call) -> Value:
         positive = np.where(indices.array < 0, indices.array + extents, indices.array)
         places = call.emitter.constant(positive.astype(indices.array.dtype))
     elif None not in whole:
-        operand = call.get(indices)
-        extents = call.emitter.constant(np.array(whole, np.int64).astype(indices.dtype.numpy))
-        below = call.emit("LESS", [operand, call.scalar(0, indices.dtype)], DType.BOOL)
-        moved = arithmetic(call, "ADD", operand, extents)
-        places = call.emit("SELECT_V2", [below, moved, operand], indices.dtype)
+        places = _counted(call, indices, whole)
     else:
         places = call.get(indices)
     if batch:
@@ -210,7 +208,7 @@ def scattered(call: Call, x: Value, vectors: int, updates: int, reduction: str) 
     depth = shape[-1]
     if depth is None:
         raise call.refuse("index vectors of unknown length")
-    attributes = {
+    attributes: dict[str, int | bool | tuple[int, ...]] = {
         "update_window_dims": tuple(range(len(shape) - 1, len(shape) - 1 + rank - depth)),
         "inserted_window_dims": tuple(range(depth)),
         "scatter_dims_to_operand_dims": tuple(range(depth)),
@@ -230,20 +228,25 @@ def scatter_nd(call: Call) -> Value:
     return scattered(call, x, places, call.get(updates), call.node.text("reduction", "none"))
 
 
+def _counted(call: Call, indices: Value, whole: Sequence[int | None]) -> int:
+    """Index vectors, negative coordinates counted from the end of dimensions *whole*."""
+    extents = np.array(whole, np.int64).astype(indices.dtype.numpy)
+    operand = call.get(indices)
+    below = call.emit("LESS", [operand, call.scalar(0, indices.dtype)], DType.BOOL)
+    moved = arithmetic(call, "ADD", operand, call.emitter.constant(extents))
+    return call.emit("SELECT_V2", [below, moved, operand], indices.dtype)
+
+
 def _positive(call: Call, indices: Value, x: Value) -> int:
     depth = (indices.shape or (None,))[-1]
     whole = (x.shape or ())[: depth or 0]
     if depth is None or None in whole:
         return call.get(indices)
-    extents = np.array(whole, np.int64).astype(indices.dtype.numpy)
     if indices.array is not None:
-        return call.emitter.constant(
-            np.where(indices.array < 0, indices.array + extents, indices.array)
-        )
-    operand = call.get(indices)
-    below = call.emit("LESS", [operand, call.scalar(0, indices.dtype)], DType.BOOL)
-    moved = arithmetic(call, "ADD", operand, call.emitter.constant(extents))
-    return call.emit("SELECT_V2", [below, moved, operand], indices.dtype)
+        extents = np.array(whole, np.int64).astype(indices.dtype.numpy)
+        found = np.where(indices.array < 0, indices.array + extents, indices.array)
+        return call.emitter.constant(found)
+    return _counted(call, indices, whole)
 
 
 @operator("ScatterElements", "Scatter")

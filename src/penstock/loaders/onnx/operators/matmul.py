@@ -55,10 +55,11 @@ def _general(call: Call, left: int, right: int) -> int:
     ready = []
     for operand, shape in ((left, a), (right, b)):
         target = (*batch, *shape[-2:])
-        if shape != target:
-            to = call.emitter.integers([d or 0 for d in target], np.int64)
-            operand = call.emit("BROADCAST_TO", [operand, to], call.emitter.dtype(operand))
-        ready.append(operand)
+        if shape == target:
+            ready.append(operand)
+            continue
+        to = call.emitter.integers([d or 0 for d in target], np.int64)
+        ready.append(call.emit("BROADCAST_TO", [operand, to], call.emitter.dtype(operand)))
     lead = tuple(range(rank - 2))
     attributes = {
         "lhs_batching_dimensions": lead,
@@ -99,10 +100,10 @@ def gemm(call: Call) -> Value:
             weights = weights * np.asarray(alpha, b.array.dtype)
         units = weights.shape[0]
         bias = None
-        if c is not None and c.array is not None and c.array.size in {1, units}:
-            if c.array.ndim < 2 or c.array.shape[0] == 1:
-                bias = np.broadcast_to(c.array.reshape(-1), (units,))
-                bias = np.ascontiguousarray(bias * np.asarray(beta, bias.dtype))
+        row = None if c is None else c.array
+        if row is not None and row.size in {1, units} and (row.ndim < 2 or row.shape[0] == 1):
+            bias = np.broadcast_to(row.reshape(-1), (units,))
+            bias = np.ascontiguousarray(bias * np.asarray(beta, bias.dtype))
         made = call.wrap(connected(call, left, weights, bias))
         if bias is not None or c is None:
             return made

@@ -85,7 +85,7 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
     leaf = np.array([m == LEAF for m in modes])
     unknown = set(modes) - MODES.keys() - {LEAF}
     if unknown:
-        raise node.refuse(f"tree nodes of mode {sorted(unknown)[0]!r}")
+        raise node.refuse(f"tree nodes of mode {min(unknown)!r}")
     true, false = np.arange(count), np.arange(count)
     for i in range(count):
         if not leaf[i]:

@@ -63,7 +63,8 @@ def parameters(
     axis = call.axis(call.node.integer("axis", 1), rank)
     if scale.array is None or (zero is not None and zero.array is None):
         raise call.refuse("scales of channels computed while running")
-    arrays = [scale.array, np.zeros_like(scale.array, np.int32) if zero is None else zero.array]
+    points = None if zero is None else zero.array
+    arrays = [scale.array, np.zeros(scale.array.shape, np.int32) if points is None else points]
     if scale.rank == 1 and not block:
         shape = [-1 if i == axis else 1 for i in range(rank)]
         return constant(arrays[0].reshape(shape)), constant(arrays[1].reshape(shape)), axis
@@ -87,8 +88,8 @@ def real_of(call: Call, x: Value, scale: Value, zero: Value) -> Value:
     dtype = scale.dtype
     if x.array is not None and scale.array is not None and zero.array is not None:
         call.body.lowering.budget.take(x.array.size * 4, call.node.where)
-        wide = x.array.astype(np.int32) - zero.array.astype(np.int32)
-        return constant(wide.astype(dtype.numpy) * scale.array)
+        whole = x.array.astype(np.int32) - zero.array.astype(np.int32)
+        return constant(whole.astype(dtype.numpy) * scale.array)
     layout = call.emitter.layout_of([x], x.rank or 0)
     operand = call.get(x, layout)
     stored = call.emitter.operands[operand].quantization
@@ -154,19 +155,10 @@ def quantize(call: Call) -> Value:
     if dtype not in RANGES:
         raise call.refuse(f"quantisation to {dtype.value}")
     scale, points, axis = parameters(call, call.value(1), zero, x)
-    if (
-        x.recipe is not None
-        and axis is None
-        and scale.array is not None
-        and points.array is not None
-    ):
-        if scale.array.size == 1 and float(scale.array.reshape(-1)[0]) > 0:
-            target = Quantization(
-                (float(scale.array.reshape(-1)[0]),), (int(points.array.reshape(-1)[0]),)
-            )
-            made = x.recipe(call, target, dtype)
-            if made is not None:
-                return call.wrap(*made)
+    if x.recipe is not None and axis is None:
+        made = _as_integers(call, x, scale, points, dtype)
+        if made is not None:
+            return made
     if x.dtype.is_integer:
         x = call.wrap(cast(call, call.get(x), scale.dtype))
     return stored_of(call, x, scale, points, dtype)
@@ -218,20 +210,20 @@ def _real_input(call: Call, at: int, *, channels: int | None = None) -> Value:
     return found
 
 
+def _as_integers(call: Call, x: Value, scale: Value, zero: Value, dtype: DType) -> Value | None:
+    """*x* by its recipe, where it has one that gives what ONNX does."""
+    if x.recipe is None or scale.array is None or zero.array is None or scale.array.size != 1:
+        return None
+    step = float(scale.array.reshape(-1)[0])
+    if not step > 0:
+        return None
+    made = x.recipe(call, Quantization((step,), (int(zero.array.reshape(-1)[0]),)), dtype)
+    return None if made is None else call.wrap(*made)
+
+
 def _finished(call: Call, made: Value, scale: Value, zero: Value) -> Value:
-    if (
-        made.recipe is not None
-        and scale.array is not None
-        and zero.array is not None
-        and scale.array.size == 1
-    ):
-        target = Quantization(
-            (float(scale.array.reshape(-1)[0]),), (int(zero.array.reshape(-1)[0]),)
-        )
-        whole = made.recipe(call, target, zero.dtype)
-        if whole is not None:
-            return call.wrap(*whole)
-    return stored_of(call, made, _flat(scale, ()), _flat(zero, ()), zero.dtype)
+    whole = _as_integers(call, made, scale, zero, zero.dtype)
+    return whole or stored_of(call, made, _flat(scale, ()), _flat(zero, ()), zero.dtype)
 
 
 @operator("QLinearConv")

@@ -178,7 +178,7 @@ def _sequence_lstm(layer: _Layer, at: int) -> list[int]:
             raise call.node.invalid("biases are missing")
         inputs.append(call.get(_sum(call, own, other)))
     inputs += [None, None, layer.state(5, at), layer.state(6, at), None, None, None, None]
-    attributes = {"fused_activation_function": "TANH", "time_major": True}
+    attributes: dict[str, str | bool] = {"fused_activation_function": "TANH", "time_major": True}
     return call.emitter.emit("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, [layer.dtype] * 3, attributes)
 
 
@@ -373,7 +373,10 @@ def _rnn(layer: _Layer, at: int) -> list[int]:
             *map(call.get, (weights, recurrent, both)),
             layer.state(5, at),
         ]
-        attributes = {"time_major": True, "fused_activation_function": fused[name]}
+        attributes: dict[str, str | bool] = {
+            "time_major": True,
+            "fused_activation_function": fused[name],
+        }
         return call.emitter.emit(
             "UNIDIRECTIONAL_SEQUENCE_RNN", inputs, [layer.dtype] * 2, attributes
         )

@@ -27,7 +27,7 @@ def _place(call: Call, index: int, size: int) -> int:
 
 
 @operator("SequenceEmpty")
-def empty(call: Call) -> Value:
+def empty(_: Call) -> Value:
     return sequence([])
 
 

@@ -88,10 +88,10 @@ def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
                 target[target.index(-1)] = math.prod(total) // inner
         elif None in target and None in dims:
             # The unknown dimension is the same on both sides: what remains follows from the others.
-            kept = [d for d in target if d not in (None, -1)]
+            kept = [d for d in target if d is not None and d != -1]
             known = [d for d in dims if d is not None]
             if target.count(None) == dims.count(None) and 0 not in kept:
-                inner = math.prod(d for d in kept if d is not None)
+                inner = math.prod(kept)
                 if inner and math.prod(known) % inner == 0:
                     target[target.index(-1)] = math.prod(known) // inner
     unknown = target.count(None)
@@ -410,7 +410,7 @@ def depth_to_space(call: Call) -> Value:
             "DEPTH_TO_SPACE", [call.get(x, (0, 2, 3, 1))], x.dtype, {"block_size": block}
         )
         return call.wrap(made, (0, 2, 3, 1))
-    n, c, h, w = x.shape or (None,) * 4
+    _, c, h, w = x.shape or (None,) * 4
     if None in (c, h, w):
         raise call.refuse("an image of unknown size")
     depth = (c or 0) // (block * block)

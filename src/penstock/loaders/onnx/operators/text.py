@@ -46,14 +46,8 @@ def _one_at_least(call: Call, some: int, left: Value) -> int:
     single = np.empty(1, object)
     single[:] = [b""]
 
-    def kept(emitter: Emitter) -> Value:
-        return emitter.local(left)
-
-    def empty(emitter: Emitter) -> Value:
-        return constant(single)
-
     made = []
-    for fill in (kept, empty):
+    for value in (left, constant(single)):
         emitter = Emitter(call.emitter.shared, call.emitter)
-        made.append((emitter, [fill(emitter)]))
+        made.append((emitter, [emitter.local(value)]))
     return call.emitter.get(call.body.emit_if(call.node, call.wrap(some), made)[0])
