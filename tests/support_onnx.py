@@ -33,7 +33,7 @@ def array_type(array: NDArray) -> int:
 
 
 def tensor(name: str, array: NDArray) -> Any:
-    return onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+    return onnx.numpy_helper.from_array(np.asarray(array, order="C"), name)
 
 
 def declared(name: str, array: NDArray, shape: Sequence[int | str | None] | None = None) -> Any:
