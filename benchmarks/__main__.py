@@ -89,7 +89,10 @@ def line(row: Any) -> str:
         if row.limit is None
         else f"at most {row.limit:g} {row.unit}: {'met' if row.met else 'NOT MET'}"
     )
-    return f"{row.benchmark:<10} {row.measure:<72.72} {row.value:>9.3f} {row.unit:<3} {limit or row.note}".rstrip()
+    said = "; ".join(filter(None, (limit, row.note)))
+    return (
+        f"{row.benchmark:<10} {row.measure:<72.72} {row.value:>9.3f} {row.unit:<3} {said}".rstrip()
+    )
 
 
 def machine() -> dict[str, str | None]:

@@ -93,7 +93,10 @@ def fill(seal: Seal, count: int) -> None:
     if not isinstance(registry, SqliteRegistry):
         raise TypeError("the seal's registry is no database")
     unsynced = SqliteRegistry(
-        registry.path, registry.owner, FileKeyStore(registry.path.parent / "key"), connect=_connect
+        registry.path,
+        registry.owner,
+        FileKeyStore(Path(registry.path).parent / "key"),
+        connect=_connect,
     )
     records = (FileRecord(bytes(32), 0),)
     for number in range(1, count):
@@ -107,7 +110,7 @@ class _Unsynced(sqlite3.Connection):
         return super().execute(sql.replace("synchronous = FULL", "synchronous = OFF"), *arguments)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, factory=_Unsynced)
 
 

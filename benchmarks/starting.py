@@ -1,7 +1,8 @@
 """What a process does that `benchmarks.cache` starts: one function a program, each printing one line of JSON.
 
-`start_ms` is the processor time of the process until its first output, `phases` are its parts by name: processor
-time, so that what else the machine does does not count. Nothing is imported here that bare Python has not imported,
+`start_ms` is the processor time of the process until its first output, `clock` what the system's monotonic clock
+says then (`time.perf_counter`, one clock for all processes), `phases` are its parts by name: processor time, so that
+what else the machine does does not count. Nothing is imported here that bare Python has not imported,
 but for JSON.
 """
 
@@ -48,8 +49,8 @@ class Phases:
 
 def finish(**told: object) -> None:
     """Prints what was measured. With `hold` on the command line the process then waits for the end of its input."""
-    start_ms = time.process_time() * 1000
-    print(json.dumps({"start_ms": start_ms, **told}), flush=True)
+    clock, start_ms = time.perf_counter(), time.process_time() * 1000
+    print(json.dumps({"start_ms": start_ms, "clock": clock, **told}), flush=True)
     if "hold" in sys.argv:
         sys.stdin.read()
 
@@ -151,7 +152,10 @@ def penstock_modules(model: str, device: str, cache: str) -> None:
     compiled = penstock.compile(model, devices=[device], cache=cache or False)
     (x,) = compiled.inputs
     compiled(np.zeros([d or 1 for d in x.shape or ()], x.dtype.numpy))
-    finish(modules=[name for name in sys.modules if name not in before])
+    finish(
+        compiles=compiled.receipt.compiles,
+        modules=[name for name in sys.modules if name not in before],
+    )
 
 
 def openvino_start(model: str, cache: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,8 @@ class Start:
     told: str = ""
 
     def run(self) -> dict[str, Any]:
-        """What the program printed."""
+        """What the program printed; `wall_ms` are milliseconds from before the process was made to its first output."""
+        began = time.perf_counter()
         done = subprocess.run(
             self.command(),
             check=False,
@@ -38,7 +40,8 @@ class Start:
         )
         if done.returncode:
             raise RuntimeError(f"{self.program} failed: {done.stderr[-2000:]}")
-        return _read(done.stdout)
+        told = _read(done.stdout)
+        return {**told, "wall_ms": (told["clock"] - began) * 1000}
 
     def command(self, *more: str) -> list[str]:
         code = f"from benchmarks.starting import {self.program} as p; p(*{self.arguments!r})"

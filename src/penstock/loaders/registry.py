@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from importlib import import_module
 from typing import BinaryIO, Final, TypeAlias
 
 from penstock.errors import InputError, NotAModel
 from penstock.ir.model import ConstantPool, Model
-from penstock.loaders import onnx, tflite
 from penstock.memory import sealed_file
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO"
 
-Loader: TypeAlias = Callable[[ConstantPool], Model]
-
-LOADERS: Final[tuple[tuple[str, Callable[[memoryview], bool], Loader], ...]] = (
-    ("TensorFlow Lite", tflite.recognizes, tflite.load),
-    ("ONNX", onnx.recognizes, onnx.load),
+LOADERS: Final = (
+    ("TensorFlow Lite", "penstock.loaders.tflite"),
+    ("ONNX", "penstock.loaders.onnx"),
 )
-"""Every format: its name, whether bytes look like it, and its loader."""
+"""Every format: its name, and the package with `recognizes` and `load`, which is imported when its turn comes."""
 
 
 def load(source: Source, *, map: bool = False) -> Model:  # the public name of the option
@@ -35,10 +32,12 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
     """
     content = _read(source, map)
     pool = ConstantPool(content.view, content)
-    for _, recognizes, loader in LOADERS:
-        if recognizes(pool.view):
-            return loader(pool)
-    known = ", ".join(name for name, _, _ in LOADERS)
+    for _, package in LOADERS:
+        loader = import_module(package)
+        if loader.recognizes(pool.view):
+            model: Model = loader.load(pool)
+            return model
+    known = ", ".join(name for name, _ in LOADERS)
     if not len(pool):
         raise NotAModel("the file is empty")
     raise NotAModel(

@@ -1,0 +1,127 @@
+"""What a start from the cache imports: no more than it needs (docs/decisions/0011-what-a-warm-start-loads.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.cache import small
+from benchmarks.starts import Start
+
+MOST_MODULES: Final = 112
+"""Modules of Penstock's own that a hit on one device may import."""
+
+UNWANTED: Final = (
+    # Of the standard library, whatever NumPy has not imported already.
+    *[
+        "asyncio",
+        "concurrent.futures",
+        "csv",
+        "dataclasses",
+        "email",
+        "importlib.metadata",
+        "importlib.resources",
+    ],
+    *[
+        "ipaddress",
+        "json",
+        "logging",
+        "multiprocessing",
+        "pathlib",
+        "pickle",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "tomllib",
+    ],
+    *["traceback", "urllib.parse", "zipfile"],
+    # Of others.
+    *[
+        "flatbuffers",
+        "keyring",
+        "ml_dtypes",
+        "onnx",
+        "onnxruntime",
+        "openvino",
+        "platformdirs",
+        "rich",
+        "typer",
+        "PIL",
+    ],
+    # What writes, waits, evicts, explains or seals.
+    *(
+        f"penstock.cache.{name}"
+        for name in ["cache", "claim", "eviction", "index", "lease", "marks", "restoring"]
+    ),
+    *(
+        f"penstock.compilation.{name}"
+        for name in ["background", "filling", "given_files", "misses"]
+    ),
+    *(f"penstock.sealed.{name}" for name in ["blob_registry", "keyring_store", "late", "writing"]),
+    # What other files, or other devices, need.
+    *(
+        f"penstock.loaders.tflite.{name}"
+        for name in ["blocks", "bodies", "calls", "catalog", "sparsity"]
+    ),
+    *("penstock.loaders.tflite.states", "penstock.loaders.tflite.tables", "penstock.loaders.onnx"),
+    *("penstock.ir.builder", "penstock.ir.show", "penstock.export.tflite.writer"),
+    *(f"penstock.hal.{name}" for name in ["buffer", "defaults", "fence", "invalid"]),
+    # What more than one device, or several steps, need; tuning, showing, tracing.
+    *(
+        f"penstock.partitioning.{name}"
+        for name in ["arrangement", "cost", "dynamic", "greedy", "limits"]
+    ),
+    *(f"penstock.partitioning.{name}" for name in ["reasons", "show", "temporaries"]),
+    *("penstock.runtime.devices", "penstock.runtime.progress", "penstock.runtime.tuning"),
+    *(
+        f"penstock.{name}"
+        for name in ["blobcache", "cli", "delegates", "ipc", "nnapi", "testing", "tflite"]
+    ),
+    *(
+        f"penstock.drivers.{name}"
+        for name in ["null", "openvino", "onnxruntime", "reference", "xnnpack"]
+    ),
+)
+"""Modules that a hit does not import, nor anything below them."""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Every module that a warm start on `sample` imports after NumPy's."""
+    place = tmp_path_factory.mktemp("warm")
+    model = place / "small.tflite"
+    model.write_bytes(small())
+    environment = {"PENSTOCK_STATE_DIR": str(place / "state"), "PENSTOCK_KEY_STORE": "file"}
+    start = Start("penstock_modules", (str(model), "sample", str(place / "cache")), environment)
+    assert start.run()["compiles"] == 1
+    warm = start.run()
+    assert warm["compiles"] == 0
+    modules: list[str] = warm["modules"]
+    return modules
+
+
+def test_a_hit_imports_few_modules(imported: list[str]) -> None:
+    own = [name for name in imported if name.split(".")[0] == "penstock"]
+    assert len(own) <= MOST_MODULES, sorted(own)
+
+
+@pytest.mark.parametrize("name", UNWANTED)
+def test_a_hit_does_not_import(name: str, imported: list[str]) -> None:
+    assert [found for found in imported if f"{found}.".startswith(f"{name}.")] == []
+
+
+def test_the_unwanted_are_modules_that_exist() -> None:
+    """A module that was renamed would be allowed by its new name."""
+    here = Path(__file__).parents[2] / "src"
+    for name in UNWANTED:
+        if name.startswith("penstock."):
+            path = here.joinpath(*name.split("."))
+            assert path.is_dir() or path.with_suffix(".py").is_file(), name
+
+
+def test_a_start_is_timed_from_before_its_process() -> None:
+    told = Start("bare", ()).run()
+    assert told["start_ms"] > 0
+    assert 0 < told["wall_ms"] < 300_000
