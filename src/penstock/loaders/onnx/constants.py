@@ -15,6 +15,7 @@ from penstock.ir.builder import pack
 from penstock.ir.model import ConstantPool, Subgraph
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand
 from penstock.ir.types import PACKED, DType, NDArray, Quantization, byte_size, dtype_of
+from penstock.loaders.onnx.tensors import Budget
 
 ALIGNMENT: Final = 64
 
@@ -85,8 +86,12 @@ class Constants:
         self._arrays.append(array)
         return len(self._arrays) - 1
 
-    def pool(self, subgraphs: list[Subgraph]) -> tuple[list[Subgraph], tuple[ConstantPool, ...]]:
-        """*subgraphs* with the places of their constants in the pool, and the pool: only what they use is in it."""
+    def pool(
+        self, subgraphs: list[Subgraph], budget: Budget
+    ) -> tuple[list[Subgraph], tuple[ConstantPool, ...]]:
+        """*subgraphs* with the places of their constants in the pool, and the pool: only what they use is in it.
+        Its size counts against *budget* before it is made.
+        """
         used = sorted(
             {o.location.pool for s in subgraphs for o in s.operands if o.location is not None}
         )
@@ -97,6 +102,7 @@ class Constants:
             end += self._arrays[slot].size * self._arrays[slot].dtype.itemsize
         if not used:
             return subgraphs, ()
+        budget.take(end, "the constants")
         content = np.empty(end, np.uint8)
         filled = 0
         for slot in used:

@@ -24,15 +24,21 @@ from penstock.ir.types import DType, NDArray, dtype_of
 from penstock.loaders.onnx.calls import OPERATORS, Call, located
 from penstock.loaders.onnx.emitter import Emitter, Shared
 from penstock.loaders.onnx.folding import fold
-from penstock.loaders.onnx.graph import Function, Graph, GraphReader, Node
+from penstock.loaders.onnx.graph import MAX_NODES, Function, Graph, GraphReader, Node
 from penstock.loaders.onnx.tensors import Budget
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_TRIALS: Final = 64
 """How often a branch may be tried, because what it gives decides about all that follows."""
 
-MAX_OPERATIONS: Final = 500_000
+LOWERED_PER_NODE: Final = 50
+LOWERED_ALLOWANCE: Final = 5_000
+"""How often nodes may be lowered, bodies of loops and functions again and again: so often each on average."""
+
 MAX_CALL_DEPTH: Final = 32
+
+MALFORMED: Final = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
+"""What arithmetic on numbers raises that no file of an exporter has."""
 
 DOUBTED: Final = (ShapeMismatch,)
 """What a branch that cannot be the one taken fails with."""
@@ -45,6 +51,7 @@ class Lowering:
         self.reader, self.functions = reader, functions
         self.shared = Shared()
         self.budget: Budget = reader.budget
+        self.limit = LOWERED_PER_NODE * (MAX_NODES - reader.nodes_left) + LOWERED_ALLOWANCE
         self.trials = 0
         self.supposing: int = 0
         self.emitted = 0
@@ -135,8 +142,8 @@ class Body:
         for position in range(start, len(self.graph.nodes)):
             node = self.graph.nodes[position]
             self.lowering.emitted += 1
-            if len(self.emitter.operations) + self.lowering.emitted > MAX_OPERATIONS:
-                raise LimitExceeded("the model takes too many operations", where=node.where)
+            if self.lowering.emitted > self.lowering.limit:
+                raise LimitExceeded("bodies and functions are entered too often", where=node.where)
             inputs = [self.find(name, node) if name else None for name in node.inputs]
             if node.key == "If":
                 ended = self._if(node, inputs, position)
@@ -173,6 +180,8 @@ class Body:
             made = lower(Call(self, node, inputs))
         except ModelError as error:
             raise located(error, node.where) from None
+        except MALFORMED as error:
+            raise InvalidOperation(f"the node is malformed: {error}", where=node.where) from error
         values = [made] if isinstance(made, Value) else list(made)
         if folded is not None:
             for value, known in zip(values, folded, strict=False):

@@ -61,10 +61,11 @@ def lower(proto: Any, size: int) -> Model:
         functions[key] = Function(
             tuple(function.input), tuple(function.output), function, {**opsets, **known}, defaults
         )
+    graph = reader.graph(proto.graph)
     lowering = Lowering(reader, functions)
-    main = lowering.main(reader.graph(proto.graph))
+    main = lowering.main(graph)
     subgraphs = [main, *(s for s in lowering.shared.subgraphs[1:] if s is not None)]
-    placed, pools = lowering.shared.constants.pool(subgraphs)
+    placed, pools = lowering.shared.constants.pool(subgraphs, budget)
     return Model(tuple(placed), pools, metadata=_metadata(proto))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -191,10 +192,7 @@ def transpose_convolution(call: Call) -> Value:
     windows = spatial(_without_auto_pad(call), shape[2:], dims[2:])
     extra = call.node.integers("output_padding", (0,) * axes)
     windows = _cropped(call, windows, extra)
-    dense = _dilated(weights.array, [w.dilation for w in windows])
-    call.body.lowering.budget.take(
-        dense.nbytes if dense is not weights.array else 0, call.node.where
-    )
+    dense = _dilated(call, weights.array, [w.dilation for w in windows])
     bias = call.value(2) if call.has(2) else None
     image = image_of(call, x, axes)
     each, parts = shape[0] // groups, []
@@ -249,12 +247,14 @@ def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Wi
     return found
 
 
-def _dilated(array: NDArray, dilations: Sequence[int]) -> NDArray:
+def _dilated(call: Call, array: NDArray, dilations: Sequence[int]) -> NDArray:
     """Filters with zeros between their elements."""
     if all(d == 1 for d in dilations):
         return array
     extents = [(k - 1) * d + 1 for k, d in zip(array.shape[2:], dilations, strict=True)]
-    dense = np.zeros((*array.shape[:2], *extents), array.dtype)
+    whole = (*array.shape[:2], *extents)
+    call.body.lowering.budget.take(math.prod(whole) * array.itemsize, call.node.where)
+    dense = np.zeros(whole, array.dtype)
     places = (slice(None), slice(None), *(slice(None, None, d) for d in dilations))
     dense[places] = array
     return dense

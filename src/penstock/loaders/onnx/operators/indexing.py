@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -140,7 +141,7 @@ def element_places(call: Call, indices: int, axis: int, shape: tuple[int, ...]) 
             columns.append(expand(call, indices, len(shape)))
             continue
         view = np.arange(shape[at]).reshape([-1 if i == at else 1 for i in range(len(shape))])
-        call.body.lowering.budget.take(int(np.prod(shape)) * 8, call.node.where)
+        call.body.lowering.budget.take(math.prod(shape) * 8, call.node.where)
         grid = np.ascontiguousarray(np.broadcast_to(view, shape))[..., None].astype(dtype.numpy)
         columns.append(call.emitter.constant(grid))
     return concatenate(call, columns, len(shape))
@@ -182,6 +183,7 @@ def gather_nd(call: Call) -> Value:
         shape = static_shape(indices.shape)
         if shape is None:
             raise call.refuse("batched index vectors of unknown shape")
+        call.body.lowering.budget.take(8 * batch * math.prod(shape[:-1]), call.node.where)
         columns = []
         for at in range(batch):
             view = np.arange(shape[at]).reshape([-1 if i == at else 1 for i in range(len(shape))])

@@ -94,12 +94,12 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
                 if target is None:
                     raise node.invalid(f"tree node {ids[i]} of tree {trees[i]} leads to no node")
                 table[i] = target
+    call.body.lowering.budget.take(count * targets * 16, node.where)
     weights, given = np.zeros((count, targets)), np.zeros((count, targets))
     owners = [node.integers(f"{prefix}_{n}") for n in ("treeids", "nodeids", "ids")]
     values = _array(call, f"{prefix}_weights", 0, 0)
     if {len(o) for o in owners} != {len(values)}:
         raise node.invalid("the tables of leaf weights differ in length")
-    call.body.lowering.budget.take(count * targets * 8, node.where)
     for tree, number_, target, value in zip(*owners, values, strict=True):
         place = places.get((tree, number_))
         if place is None or not 0 <= target < targets:

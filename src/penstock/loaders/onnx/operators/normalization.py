@@ -131,6 +131,7 @@ def group_normalization(call: Call) -> Value:
         if call.version < 21:
             if value.array is None:
                 raise call.refuse("scales of groups computed while running")
+            call.body.lowering.budget.take(channels * 4, call.node.where)
             value = constant(np.repeat(value.array, channels // groups))
         pieces.append(per_channel(call, value, len(dims) - 2))
     return pair(call, "ADD", pair(call, "MUL", call.wrap(back), pieces[0]), pieces[1])

@@ -22,6 +22,8 @@ from penstock.loaders.onnx.operators.windows import (
 )
 from penstock.loaders.onnx.values import Layout, Value
 
+MAX_COUNTED = 1 << 24
+
 PLAIN = frozenset({DType.FLOAT32, DType.FLOAT16})
 
 
@@ -108,6 +110,8 @@ def _counts(call: Call, given: Window, grown: Window, padding_counts: bool) -> N
     """How many elements count in each window of one axis."""
     if given.size is None:
         raise call.refuse("padding that does not count, over a dimension of unknown size")
+    if grown.extent * (given.size + grown.extent) > MAX_COUNTED:
+        raise call.refuse(f"a window of {grown.extent} over {given.size}")
     outputs = (grown.size or 0) + grown.before + grown.after - grown.reach
     starts = np.arange(outputs // grown.stride + 1) * grown.stride - grown.before
     places = starts[:, None] + np.arange(grown.extent) * grown.dilation

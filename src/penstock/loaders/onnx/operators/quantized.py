@@ -69,7 +69,7 @@ def parameters(
         shape = [-1 if i == axis else 1 for i in range(rank)]
         return constant(arrays[0].reshape(shape)), constant(arrays[1].reshape(shape)), axis
     size = (x.shape or ())[axis]
-    if size is None or len(arrays[0].shape) != rank:
+    if size is None or len(arrays[0].shape) != rank or not 0 < block <= size:
         raise call.mismatch(f"scales of shape {arrays[0].shape} over {x.shape}")
     grown = [np.repeat(a, block, axis).take(range(size), axis) for a in arrays]
     return constant(grown[0]), constant(grown[1]), None

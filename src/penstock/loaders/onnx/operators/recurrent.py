@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -100,6 +101,7 @@ class _Layer:
             place = call.emitter.constant(np.array(at, np.int32))
             return call.emit("GATHER", [operand, place], value.dtype, {"axis": 0})
         if self.batch is not None:
+            call.body.lowering.budget.take(self.batch * self.hidden * 4, call.node.where)
             return call.emitter.constant(np.zeros((self.batch, self.hidden), self.dtype.numpy))
         begin, size = call.emitter.integers([1]), call.emitter.integers([1])
         rows = call.emit("SLICE", [sizes(call, self.x), begin, size], DType.INT64)
@@ -214,7 +216,7 @@ def over_time(call: Call, sequence: int, states: list[int], hidden: int, cell: C
         buffer = call.emit("FILL", [shape, call.scalar(0, dtype)], dtype)
     else:
         whole = (dims[0] or 0, dims[1] or 0, hidden)
-        call.body.lowering.budget.take(int(np.prod(whole)) * 4, call.node.where)
+        call.body.lowering.budget.take(math.prod(whole) * 4, call.node.where)
         buffer = call.emitter.constant(np.zeros(whole, dtype.numpy))
     source = call.wrap(sequence)
 

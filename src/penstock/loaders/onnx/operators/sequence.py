@@ -88,10 +88,14 @@ def split(call: Call) -> Value:
             each = int(given.array)
             if size is None or each < 1:
                 raise call.refuse("equal parts of a dimension of unknown size")
+            if size // each > MAX_ITEMS:
+                raise call.refuse(f"a sequence of {size // each}")
             parts = [min(each, size - i) for i in range(0, size, each)]
     else:
         if size is None:
             raise call.refuse("single elements of a dimension of unknown size")
+        if size > MAX_ITEMS:
+            raise call.refuse(f"a sequence of {size}")
         keep, parts = bool(call.node.integer("keepdims", 1)), [1] * size
     if len(parts) > MAX_ITEMS or (size is not None and sum(parts) != size):
         raise call.mismatch(f"{len(parts)} parts of a dimension of {size}")

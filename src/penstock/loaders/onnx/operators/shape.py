@@ -25,6 +25,7 @@ from penstock.loaders.onnx.operators.common import (
 from penstock.loaders.onnx.values import Value, constant, identity, inverse
 
 MAX_TARGET = 32
+MAX_MIRRORED = 1 << 20
 
 
 @operator("Shape")
@@ -386,6 +387,8 @@ def _mirrored(call: Call, operand: int, pads: list[tuple[int, int]], mode: str) 
             continue
         if size is None:
             raise call.refuse("a dimension of unknown size is repeated around its ends")
+        if size + before + after > MAX_MIRRORED:
+            raise call.refuse(f"a dimension of {size} padded to {size + before + after}")
         if mode == "wrap":
             places = [(i - before) % size for i in range(size + before + after)]
         else:
