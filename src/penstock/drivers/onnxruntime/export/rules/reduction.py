@@ -52,6 +52,9 @@ def _check(site: Site) -> AccuracyClass:
 def emit_reduction(graph: Graph, site: Site) -> None:
     index, axes, kind = site.input_indexes[0], _axes(site), site.operation.type
     keep = site.operation.attributes.flag("keep_dims")
+    if kind == "MEAN" and axes == [1, 2] and graph.is_first(index):
+        _emit_image_mean(graph, site, keep=keep)
+        return
     # Without the two dimensions of the picture, NHWC and NCHW are the same.
     first = graph.is_first(index) and (keep or axes == [1, 2])
     if first:
@@ -68,6 +71,15 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         graph.define(site, x, first=first and keep)
     else:
         graph.round(site, x, first=first and keep)
+
+
+def _emit_image_mean(graph: Graph, site: Site, *, keep: bool) -> None:
+    """By pooling, which adds up the channels all alike: ReduceMean's order of adding depends on where each lies."""
+    x = graph.real(site.input_indexes[0], first=True)
+    node = graph.node("GlobalAveragePool", x)
+    if not keep:
+        node = graph.reshape(node, site.output_shape())
+    graph.round(site, node, first=keep)
 
 
 def _check_position(site: Site) -> AccuracyClass:
