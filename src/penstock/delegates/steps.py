@@ -137,6 +137,7 @@ class DelegatedRun:
 
     def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
         """A state value apart from memory that the next run writes, or that somebody else has."""
+        self._delegated.graph.tensors.make_readable(operand)
         value = self._value(operand, values)
         entry = self._delegated.model.entry
         shared = (
