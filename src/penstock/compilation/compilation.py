@@ -38,7 +38,8 @@ STILL_COMPILING: Final = "still compiling"
 class PreparedStep(Struct, frozen=True):
     """One step of a plan with what its driver made of it.
 
-    *pending* is the compile on the device that the plan chose, while another one runs the step.
+    *pending* is the compile on the device that the plan chose, while another one runs the step. A step of
+    control flow that the runtime carries out has *branches*.
     """
 
     step: ExecutionStep
@@ -46,11 +47,13 @@ class PreparedStep(Struct, frozen=True):
     prepared: PreparedModel
     receipt: StepReceipt
     pending: PendingStep | None = None
+    branches: tuple[Compilation, ...] = ()
 
     def close(self) -> None:
         """Closes the prepared model, after the compile under way; twice is harmless. Logs what a driver raises."""
         if self.pending is not None:
             self.pending.close()
+        close_all(self.branches)
         try:
             self.prepared.close()
         except Exception as error:  # noqa: BLE001  # a driver may raise anything
@@ -80,7 +83,7 @@ class Compilation(Struct, frozen=True):
 
     def close(self) -> None:
         """Closes every prepared model; twice is harmless. A driver that fails at it is logged."""
-        _close(self.steps)
+        close_all(self.steps)
 
 
 def compile_plan(
@@ -113,9 +116,9 @@ def compile_plan(
         if config.progress is not None:
             config.progress(ProgressEvent("compile", "", len(plan.steps), len(plan.steps)))
     except BaseException:
-        _close(done)
+        close_all(done)
         raise
-    if any(step.receipt.failures for step in done):
+    if any(step.receipt.failures or step.branches for step in done):
         from penstock.compilation.repeating import as_compiled
 
         plan = as_compiled(plan, done)
@@ -142,6 +145,10 @@ def prepare_step(
     It falls back where *means* and the `fallbacks` of the step let it, on a device that supports all
     of it in the accuracy class of *config*.
     """
+    if step.control is not None:
+        from penstock.compilation.control import prepare_control
+
+        return prepare_control(step, step.control, devices, config, means)
     device = devices[step.device]
     meanwhile = means.meanwhile
     if meanwhile is not None and _may_stand_in(meanwhile, step, config):
@@ -221,6 +228,7 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
     )
 
 
-def _close(steps: Iterable[PreparedStep]) -> None:
-    for step in steps:
-        step.close()
+def close_all(made: Iterable[PreparedStep | Compilation]) -> None:
+    """Closes each of them."""
+    for one in made:
+        one.close()

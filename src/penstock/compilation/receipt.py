@@ -82,6 +82,12 @@ class StepReceipt(msgspec.Struct, frozen=True):
     step: int | None = None
     start_ns: int = 0
     kernels: tuple[KernelReceipt, ...] = ()
+    inner: tuple[StepReceipt, ...] = ()
+    """What ran in the branches of control flow that the runtime carried out itself; *step* and *operations* of these
+    count in the branch's own plan, *part* names the branch. Steps that ran again and again are one, their times
+    added up over *runs*."""
+    part: str = ""
+    runs: int = 1
 
 
 copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []

@@ -40,7 +40,8 @@ def able_devices(
         if device is None or name == step.device:
             continue
         if supports_all(device, step, accuracy):
-            yield device, replace(step, device=name, fallbacks=step.fallbacks[place + 1 :])
+            rest = step.fallbacks[place + 1 :]
+            yield device, replace(step, device=name, fallbacks=rest, control=None)
         else:
             log.debug("step %d: %s does not support it and cannot repeat it", step.index, name)
 
@@ -118,10 +119,8 @@ def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
 
 
 def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    """*plan* with the steps that another device compiled where they are now, and why."""
+    """*plan* with the steps that another device compiled where they are now, and why; in branches, too."""
     moved = [step for step in done if step.receipt.failures and not step.pending]
-    if not moved:
-        return plan
     operations = list(plan.operations)
     devices = plan.devices
     for name in dict.fromkeys(step.device.name for step in moved):

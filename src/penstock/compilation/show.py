@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +14,11 @@ def show_receipt(receipt: Receipt) -> str:
     copied = sum(copy.nbytes for copy in receipt.copies)
     lines = [
         f"{receipt.wall_ns / 1e6:.3f} ms, {receipt.compiles} compiles, {copied} bytes copied",
-        *(_step(place, step) for place, step in enumerate(receipt.steps)),
+        *(
+            line
+            for place, step in enumerate(receipt.steps)
+            for line in (_step(place, step), *_inner(step.inner, "    "))
+        ),
         *map(_copy, receipt.copies),
     ]
     return "\n".join(lines) + "\n"
@@ -28,6 +33,15 @@ def _step(place: int, step: StepReceipt) -> str:
     if step.fallback_from is not None and not step.failures:
         line += f", fell back from {step.fallback_from}: {step.error}"
     return line + "".join(f", fell back from {f.device}: {f.error}" for f in step.failures)
+
+
+def _inner(steps: Sequence[StepReceipt], indent: str) -> list[str]:
+    lines = []
+    for place, step in enumerate(steps):
+        times = f" in {step.runs} runs" if step.runs > 1 else ""
+        lines.append(f"{indent}{step.part} {_step(place, step).strip()}{times}")
+        lines += _inner(step.inner, indent + "  ")
+    return lines
 
 
 def _copy(copy: CopyReceipt) -> str:

@@ -13,6 +13,9 @@ RUNTIME_THREAD: Final = 0
 KERNELS: Final = " kernels"
 """What a device's second row is named after its first; a driver's clock may overlap the runtime's by a little."""
 
+BRANCHES: Final = " in branches"
+"""Likewise of its row for steps of branches, which lie inside the step of their IF or WHILE."""
+
 
 def chrome_trace(
     receipts: Sequence[Receipt], plan: ExecutionPlan | None = None, spans: Iterable[Span] = ()
@@ -78,6 +81,18 @@ class _Writer:
         self._event(f"{stage} {place}", stage, step.device, step.start_ns, step.wall_ns, arguments)
         for kernel in step.kernels:
             self._kernel(kernel, step.device)
+        for inner in step.inner:
+            self._inner(inner)
+
+    def _inner(self, step: StepReceipt) -> None:
+        """A step of a branch: from where it first ran, for as long as all of its runs took."""
+        times = f" x{step.runs}" if step.runs > 1 else ""
+        name = f"{step.part} step {step.step}{times}"
+        arguments = {"device": step.device, "runs": step.runs}
+        row = step.device + BRANCHES
+        self._event(name, "execute", row, step.start_ns, step.wall_ns, arguments)
+        for inner in step.inner:
+            self._inner(inner)
 
     def _kernel(self, kernel: KernelReceipt, device: str) -> None:
         arguments = {"kernel": kernel.kernel, "operations": list(kernel.operations)}

@@ -47,6 +47,12 @@ def _step_receipt(run: StepTrace) -> StepReceipt:
         None if step.index == WHOLE else step.index,
         run.began_ns,
         _kernels(run, timing.operations) if isinstance(timing, Timing) else (),
+        tuple(
+            replace(
+                _step_receipt(inner.first), part=inner.part, runs=inner.runs, wall_ns=inner.wall_ns
+            )
+            for inner in run.inner
+        ),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from penstock.compilation.compilation import PreparedStep
@@ -17,6 +19,36 @@ class StepTrace(Struct, frozen=True):
     ended_ns: int
     result: ExecutionResult
     failures: tuple[Failure, ...]
+    inner: tuple[InnerStep, ...] = ()
+
+
+class InnerStep(Struct):
+    """A step of a branch of control flow: its *first* run, how many *runs* it had, and what they took together."""
+
+    part: str
+    first: StepTrace
+    runs: int
+    wall_ns: int
+
+
+class InnerSteps:
+    """The steps of branches, those that ran again and again as one."""
+
+    def __init__(self) -> None:
+        self.steps: dict[tuple[object, ...], InnerStep] = {}
+
+    def add(self, part: str, steps: Sequence[StepTrace]) -> None:
+        """Adds one run of the branch *part*."""
+        for step in steps:
+            prepared = step.prepared
+            key = (part, prepared.step.index, prepared.device.name, step.failures)
+            spent = step.ended_ns - step.began_ns
+            known = self.steps.get(key)
+            if known is None:
+                self.steps[key] = InnerStep(part, step, 1, spent)
+            else:
+                known.runs += 1
+                known.wall_ns += spent
 
 
 class Trace:

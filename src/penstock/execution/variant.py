@@ -30,11 +30,14 @@ from penstock.ir import Model, NDArray, Operand
 from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
+    from penstock.execution.control import ControlRunner
     from penstock.execution.fallback import WholeModel
 
 
 class Variant:
-    """Runs a `Compilation`. Thread-safe: each run works in an arena of its own."""
+    """Runs a `Compilation`. Thread-safe: each run works in an arena of its own. One that *lends* gives outputs that
+    are inputs or constants as they are, not as copies.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,11 @@ class Variant:
         devices: Mapping[str, Device],
         config: PrepareConfig,
         allow_fallback: bool,
+        *,
+        lends: bool = False,
     ) -> None:
         plan = compilation.plan
+        self._lends = lends
         self.compilation = compilation
         self.model = plan.model
         entry = self.model.entry
@@ -59,10 +65,9 @@ class Variant:
             if entry.operands[i].is_constant
         }
         self._forwarded = frozenset(i for i in self.outputs if i in entry.inputs)
-        self._delivers_its_own = (
-            not self._constants
-            and not self._forwarded
-            and len(set(self.outputs)) == len(self.outputs)
+        self._not_computed = self._forwarded.union(self._constants)
+        self._delivers_its_own = not self._not_computed and len(set(self.outputs)) == len(
+            self.outputs
         )
         self._states = entry.states
         self._needed = _variables_read(self.model)
@@ -70,7 +75,7 @@ class Variant:
         self._arenas: list[Arena] = []
         self._lock = threading.Lock()
         self._whole: WholeModel | None = None
-        self._replaced: list[StepRunner] = []
+        self._replaced: list[StepRunner | ControlRunner] = []
 
     def run(
         self,
@@ -89,7 +94,11 @@ class Variant:
         with state.lock:
             return self._run(inputs, out, state, config, trace)
 
-    def _runner(self, step: PreparedStep) -> StepRunner:
+    def _runner(self, step: PreparedStep) -> StepRunner | ControlRunner:
+        if step.branches:
+            from penstock.execution.control import ControlRunner
+
+            return ControlRunner(step, self._devices, self._config, self._allow_fallback)
         temporaries = self.compilation.plan.temporaries
         return StepRunner(
             step,
@@ -181,7 +190,9 @@ class Variant:
         """What a run begins with: the caller's arrays and the state, by operand."""
         values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
         if out is not None:
-            values.update({i: a for i, a in zip(self.outputs, out, strict=True) if a is not None})
+            given = zip(self.outputs, out, strict=True)
+            # What no step computes is copied at the end; its place here is the input's.
+            values.update({i: a for i, a in given if a is not None and i not in self._not_computed})
         if state is not None:
             values.update(
                 {p.input: state.get(p.variable) for p in self._states if p.input is not None}
@@ -211,8 +222,10 @@ class Variant:
     ) -> NDArray:
         """An array the caller owns: inputs, constants and repeated outputs are copied out."""
         given = out[position] if out is not None else None
-        if operand in self._constants or operand in self._forwarded:
+        if operand in self._not_computed:
             source = self._constants[operand] if operand in self._constants else values[operand]
+            if self._lends and given is None:
+                return source
             return (
                 np.array(source) if given is None else store(given, source, self._operand(operand))
             )

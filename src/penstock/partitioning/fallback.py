@@ -83,9 +83,10 @@ def may_run_whole(plan: ExecutionPlan) -> bool:
     it may repeat every step that is not there already, and this is more than to repeat the one step.
     """
     guests = [step for step in plan.steps if step.device != REFERENCE_DEVICE]
+    apart = any(step.control is not None for step in plan.steps)
     return (
         len(plan.steps) > 1
-        and bool(guests)
+        and (apart or bool(guests))
         and all(REFERENCE_DEVICE in step.fallbacks for step in guests)
     )
 

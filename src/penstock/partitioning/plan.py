@@ -62,6 +62,11 @@ class Control(Struct, frozen=True):
     kind: Literal["IF", "WHILE"]
     branches: tuple[ExecutionPlan, ...]
 
+    @property
+    def parts(self) -> tuple[str, str]:
+        """What each of the branches is to it."""
+        return ("then", "else") if self.kind == "IF" else ("condition", "body")
+
 
 class ExecutionStep(Struct, frozen=True):
     """A partition with its boundary: the *operations* (indexes into the planned model's entry

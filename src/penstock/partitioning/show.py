@@ -20,7 +20,6 @@ SHOWN_TYPES: Final = 4
 """Operation types named in one line of a listing; the rest are counted."""
 LEAST_WIDTH: Final = 60
 """Of a branch of control flow, however deep it lies."""
-PARTS: Final = {"IF": ("then", "else"), "WHILE": ("condition", "body")}
 LEAST_COLUMN: Final = 16
 """Characters that a column keeps when the table has to be made narrower."""
 
@@ -104,7 +103,7 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
     for step in plan.steps:
         if step.control is None:
             continue
-        for part, branch in zip(PARTS[step.control.kind], step.control.branches, strict=True):
+        for part, branch in zip(step.control.parts, step.control.branches, strict=True):
             lines.append(f"{part} of {step.control.kind} {step.operations[0]}:")
             lines += [f"  {line}" for line in _lines(branch, max(width - 2, LEAST_WIDTH))]
     return lines

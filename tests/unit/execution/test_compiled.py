@@ -214,6 +214,19 @@ class TestOutputs:
             compiled.run([given], out=[None, target, None, None])
             np.testing.assert_array_equal(target, [7, 8])
 
+    def test_out_for_an_output_that_is_an_input_leaves_the_input_to_its_readers(self) -> None:
+        from penstock.ir import DType, ModelBuilder, Operand
+
+        builder = ModelBuilder()
+        x = builder.input(DType.FLOAT32, (2, 3), "x")
+        (y,) = builder.operation("ADD", [x, x], [Operand(DType.FLOAT32, (2, 3), name="y")])
+        given = [np.full((2, 3), np.nan, np.float32) for _ in range(2)]
+        with penstock.compile(builder.build([x, y]), devices=[NumpyDevice()]) as compiled:
+            outputs = compiled.run([X], out=given)
+        np.testing.assert_array_equal(given[0], X)
+        np.testing.assert_array_equal(given[1], X + X)
+        assert all(o is g for o, g in zip(outputs, given, strict=True))
+
     def test_outputs_export_through_dlpack(self, compiled: penstock.CompiledModel) -> None:
         outputs = compiled(X, Y)
         np.testing.assert_array_equal(np.from_dlpack(outputs[0]), RELU)
