@@ -89,6 +89,15 @@ def check_compiled(entry: Entry, cases: list[dict[str, Any]]) -> None:
             check_labels(case, got)
 
 
+def given_to_onnx(array: NDArray) -> NDArray:
+    """What ONNX Runtime was given when the corpus was recorded: it takes the printed form of bytes for the string."""
+    if array.dtype.kind != "S":
+        return array
+    texts = np.empty(array.size, object)
+    texts[:] = [str(bytes(v)).encode() for v in array.reshape(-1)]
+    return texts.reshape(array.shape)
+
+
 @cache
 def load(path: Path) -> penstock.Model:
     return penstock.load(path)

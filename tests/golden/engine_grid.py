@@ -19,7 +19,17 @@ from penstock.partitioning.placement import place
 from penstock.runtime.discovery import manager
 from penstock.testing.doubles import SubsetDevice
 from tests.conftest import CORPUS, NO_CORPUS
-from tests.golden.cases import Entry, Format, Kind, LiteRT, case_groups, entries, load, shapes
+from tests.golden.cases import (
+    Entry,
+    Format,
+    Kind,
+    LiteRT,
+    case_groups,
+    entries,
+    given_to_onnx,
+    load,
+    shapes,
+)
 from tests.golden.engine_rules import Judged, judge
 
 ENGINES: Final = ("xnnpack", "onnxruntime-cpu", "openvino-cpu")
@@ -102,6 +112,8 @@ def check(entry: Entry, cases: list[dict[str, Any]], on: Arranged, accuracy: Acc
     ) as net:
         for position, case in enumerate(cases):
             given = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
+            if entry["format"] == "onnx":
+                given = {k: given_to_onnx(array) for k, array in given.items()}
             outputs = net.run(given if by_name else list(given.values()))
             got = [np.asarray(outputs[k if by_name else int(k)]) for k in case["outputs"]]
             wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
