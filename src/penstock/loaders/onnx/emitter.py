@@ -28,6 +28,14 @@ from penstock.loaders.onnx.values import (
 
 MAX_FOLDED_BYTES: Final = 4096
 
+STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
+MOVING: Final = frozenset({
+    "RESHAPE", "EXPAND_DIMS", "SQUEEZE", "TRANSPOSE", "PAD", "PADV2", "MIRROR_PAD", "STRIDED_SLICE", "SLICE",
+    "GATHER", "GATHER_ND", "TILE", "CONCATENATION", "SPLIT", "SPLIT_V", "REVERSE_V2", "BROADCAST_TO", "MAX_POOL_2D",
+    "SELECT_V2", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "REVERSE_SEQUENCE", "DYNAMIC_UPDATE_SLICE",
+})  # fmt: skip
+"""Operations whose results are quantised as what they move is."""
+
 
 class Shared:
     """What the emitters of one model share: constants, and finished subgraphs by index."""
@@ -211,6 +219,8 @@ class Emitter:
         if row is None:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
         given = [self.omitted() if i is None else i for i in inputs]
+        if quantization is None and kind in MOVING:
+            quantization = self._moved(given, outputs)
         made = [
             o if isinstance(o, Operand) else Operand(o, None if declared is None else declared[i], name=self.label, quantization=quantization)
             for i, o in enumerate(outputs)
@@ -237,6 +247,16 @@ class Emitter:
                     self.operands[index] = replace(self.operands[index], shape=value.shape)
         self.operations.append(operation)
         return indexes
+
+    def _moved(
+        self, given: Sequence[int], outputs: Sequence[DType | Operand]
+    ) -> Quantization | None:
+        """The quantisation that elements keep where they are only moved."""
+        for index in given:
+            operand = self.operands[index]
+            if operand.dtype is outputs[0] and operand.dtype in STORED:
+                return operand.quantization
+        return None
 
     def one(
         self,

@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.errors import LimitExceeded, TruncatedModel
 
-MAX_DEPTH: Final = 32
+MAX_DEPTH: Final = 16
 """How deep graphs may stand in graphs."""
 
 MEMORY_PER_BYTE: Final = 64

@@ -14,6 +14,7 @@ from penstock.loaders.onnx.operators.common import (
     unary,
 )
 from penstock.loaders.onnx.operators.elementwise import Formula, formula
+from penstock.loaders.onnx.operators.quantized import with_activation
 from penstock.loaders.onnx.values import Layout, Value, constant, identity
 
 
@@ -21,7 +22,7 @@ from penstock.loaders.onnx.values import Layout, Value, constant, identity
 def relu(call: Call) -> Value:
     x = call.value(0)
     if x.dtype in {DType.FLOAT32, DType.FLOAT16}:
-        return unary(call, "RELU", x)
+        return with_activation(x, unary(call, "RELU", x), "RELU")
     return pair(call, "MAXIMUM", x, constant(np.zeros((), x.dtype.numpy)))
 
 

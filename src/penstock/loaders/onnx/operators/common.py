@@ -150,6 +150,15 @@ def cast(call: Call, operand: int, dtype: DType) -> int:
     return call.emit("CAST", [operand], dtype, attributes)
 
 
+def unquantized(call: Call, operand: int) -> int:
+    """The stored integers of *operand*, whatever they stand for."""
+    if call.emitter.operands[operand].quantization is None:
+        return operand
+    dtype = call.emitter.dtype(operand)
+    attributes = {"in_data_type": dtype.name, "out_data_type": dtype.name}
+    return call.emit("CAST", [operand], dtype, attributes)
+
+
 def cast_value(call: Call, value: Value, dtype: DType) -> Value:
     if value.dtype is dtype:
         return value
@@ -191,6 +200,9 @@ def sizes(call: Call, operand: int) -> int:
 def concatenate(call: Call, operands: Sequence[int], axis: int) -> int:
     if len(operands) == 1:
         return operands[0]
+    every = [call.emitter.operands[o].quantization for o in operands]
+    if any(q != every[0] for q in every):
+        operands = [unquantized(call, o) for o in operands]
     return call.emit(
         "CONCATENATION", list(operands), call.emitter.dtype(operands[0]), {"axis": axis}
     )

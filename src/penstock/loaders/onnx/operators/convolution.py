@@ -13,10 +13,13 @@ from penstock.loaders.onnx.constants import is_uniform, uniform
 from penstock.loaders.onnx.operators.common import (
     cast,
     concatenate,
+    expand,
     pair,
     sizes,
     slice_axis,
+    squeeze,
 )
+from penstock.loaders.onnx.operators.quantized import Layer, layer_recipe
 from penstock.loaders.onnx.operators.windows import (
     Window,
     from_image,
@@ -26,7 +29,7 @@ from penstock.loaders.onnx.operators.windows import (
     planar,
     spatial,
 )
-from penstock.loaders.onnx.values import Value, channels_last, constant
+from penstock.loaders.onnx.values import Layout, Value, channels_last, constant
 
 MAX_GROUPS = 64
 PLAIN = frozenset({DType.FLOAT32, DType.FLOAT16})
@@ -77,7 +80,40 @@ def convolution(call: Call) -> Value:
     inputs = [image, _filters(call, weights, axes, depthwise)]
     if bias is not None:
         inputs.append(call.get(bias))
-    return from_image(call, call.emit(kind, inputs, x.dtype, attributes), axes)
+    found = from_image(call, call.emit(kind, inputs, x.dtype, attributes), axes)
+    layer = _integer_layer(kind, axes, flat, attributes, depthwise=depthwise)
+    found.recipe = layer_recipe(layer, x, weights, bias)
+    return found
+
+
+def _integer_layer(
+    kind: str,
+    axes: int,
+    windows: list[Window],
+    attributes: dict[str, int | str],
+    *,
+    depthwise: bool,
+) -> Layer:
+    """The same convolution of quantised values."""
+
+    def prepare(call: Call, operand: int) -> int:
+        image = expand(call, operand, 1) if axes == 1 else operand
+        return image if padding_of(windows) is not None else padded(call, image, windows)
+
+    def finish(call: Call, operand: int) -> tuple[int, Layout]:
+        made = squeeze(call, operand, [1]) if axes == 1 else operand
+        return made, channels_last(axes + 2)
+
+    return Layer(
+        kind,
+        channels_last(axes + 2),
+        lambda array: filter_array(array, axes, depthwise),
+        0,
+        3 if depthwise else 0,
+        dict(attributes),
+        prepare,
+        finish,
+    )
 
 
 def filter_array(array: NDArray, axes: int, depthwise: bool) -> NDArray:

@@ -23,6 +23,7 @@ from penstock.loaders.onnx.operators.common import (
     pair,
     unary,
 )
+from penstock.loaders.onnx.operators.quantized import with_activation
 from penstock.loaders.onnx.tensors import dtype_of
 from penstock.loaders.onnx.values import Value, constant
 
@@ -299,11 +300,12 @@ def clip(call: Call) -> Value:
     )
     known = all(b is None or b.array is not None for b in bounds)
     if known and x.dtype in HALVES:
+        fused: dict[tuple[float | None, float | None], str]
         fused = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1", (0.0, 1.0): "RELU_0_TO_1"}
-        if (low, high) in fused:
-            return unary(call, fused[low, high], x)  # type: ignore[index]  # both are there
-        if low == 0.0 and bounds[1] is None:
-            return unary(call, "RELU", x)
+        kind = "RELU" if low == 0.0 and bounds[1] is None else fused.get((low, high))
+        if kind is not None:
+            made = unary(call, kind, x)
+            return made if kind == "RELU_0_TO_1" else with_activation(x, made, kind)
     for bound, kind in zip(bounds, ("MAXIMUM", "MINIMUM"), strict=True):
         if bound is not None:
             flat = bound if bound.array is None else constant(bound.array.reshape(()))

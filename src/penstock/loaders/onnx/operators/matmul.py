@@ -13,7 +13,8 @@ from penstock.loaders.onnx.operators.common import (
     squeeze,
     transposed,
 )
-from penstock.loaders.onnx.values import Value, constant
+from penstock.loaders.onnx.operators.quantized import Layer, layer_recipe
+from penstock.loaders.onnx.values import Value, constant, identity
 
 LAYERS = frozenset({DType.FLOAT32, DType.FLOAT16})
 
@@ -82,7 +83,29 @@ def connected(call: Call, operand: int, weights: NDArray, bias: NDArray | None) 
 
 @operator("MatMul")
 def matmul(call: Call) -> Value:
-    return call.wrap(product(call, call.tensor(0), call.tensor(1)))
+    return multiplied(call, call.tensor(0), call.tensor(1))
+
+
+def multiplied(call: Call, a: Value, b: Value) -> Value:
+    """`product` as a value, which knows how to be computed as integers."""
+    made = call.wrap(product(call, a, b))
+    if b.rank == 2 and (a.rank or 0) >= 2:
+        made.recipe = layer_recipe(_integer_layer(a.rank or 2, transposed=False), a, b, None)
+    return made
+
+
+def _integer_layer(rank: int, *, transposed: bool) -> Layer:
+    """A product with constant weights, of quantised values; *transposed* weights are as the operation has them."""
+    return Layer(
+        "FULLY_CONNECTED",
+        None,
+        (lambda array: array) if transposed else (lambda array: array.T),
+        0 if transposed else 1,
+        0,
+        {"keep_num_dims": True},
+        lambda _, operand: operand,
+        lambda _, operand: (operand, identity(rank)),
+    )
 
 
 @operator("Gemm")
@@ -106,6 +129,13 @@ def gemm(call: Call) -> Value:
             bias = np.ascontiguousarray(bias * np.asarray(beta, bias.dtype))
         made = call.wrap(connected(call, left, weights, bias))
         if bias is not None or c is None:
+            if (
+                alpha == beta == 1.0
+                and not call.node.integer("transA", 0)
+                and (c is None or c.rank == 1)
+            ):
+                layer = _integer_layer(2, transposed=bool(call.node.integer("transB", 0)))
+                made.recipe = layer_recipe(layer, a, b, c)
             return made
     else:
         right = call.get(b, (1, 0) if call.node.integer("transB", 0) else None)

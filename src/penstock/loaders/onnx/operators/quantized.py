@@ -46,8 +46,9 @@ class Source(Struct, frozen=True, eq=False):
     axis: int | None
 
 
-Recipe = Callable[[Call, Quantization, DType], "tuple[int, Layout] | None"]
-"""Computes a value as integers of a quantisation; None where that would not be ONNX's result."""
+Recipe = Callable[[Call, Quantization, DType, str], "tuple[int, Layout] | None"]
+"""Computes a value, an activation function behind it, as integers of a quantisation; None where that would not be
+ONNX's result."""
 
 
 def parameters(
@@ -217,7 +218,7 @@ def _as_integers(call: Call, x: Value, scale: Value, zero: Value, dtype: DType) 
     step = float(scale.array.reshape(-1)[0])
     if not step > 0:
         return None
-    made = x.recipe(call, Quantization((step,), (int(zero.array.reshape(-1)[0]),)), dtype)
+    made = x.recipe(call, Quantization((step,), (int(zero.array.reshape(-1)[0]),)), dtype, "NONE")
     return None if made is None else call.wrap(*made)
 
 
@@ -250,11 +251,11 @@ def quantized_convolution(call: Call) -> Value:
 
 @operator("QLinearMatMul")
 def quantized_matmul(call: Call) -> Value:
-    from penstock.loaders.onnx.operators.matmul import product
+    from penstock.loaders.onnx.operators.matmul import multiplied
 
     a = _real_input(call, 0, channels=(call.tensor(0).rank or 2) - 2)
     b = _real_input(call, 3, channels=(call.tensor(3).rank or 2) - 1)
-    return _finished(call, call.wrap(product(call, a, b)), call.value(6), call.value(7))
+    return _finished(call, multiplied(call, a, b), call.value(6), call.value(7))
 
 
 def _centred(call: Call, x: Value, zero: Value | None) -> Value:
@@ -316,11 +317,9 @@ def has_ties(scales: NDArray, target: float) -> bool:
     return False
 
 
-def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int | None:
+def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int:
     """The operand of a dequantised activation, with its scale and zero point."""
     stored = source.stored
-    if len(source.scales) != 1 or stored.dtype not in {DType.INT8, DType.UINT8}:
-        return None
     wanted = Quantization((float(source.scales[0]),), (int(source.zero_points[0]),))
     if stored.array is not None:
         array = stored.array if layout is None else stored.array.transpose(layout)
@@ -333,72 +332,104 @@ def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int 
     return call.emitter.emit("CAST", [operand], [item], attributes)[0]
 
 
-def layer_recipe(
-    kind: str,
-    x: Source,
-    weights: Source,
-    bias: Source | NDArray | None,
-    layout: Layout | None,
-    arrange: Callable[[NDArray], NDArray],
-    channel: int,
-    attributes: dict[str, int | str | bool],
-    finish: Callable[[Call, int], tuple[int, Layout]],
-    prepare: Callable[[Call, int], int] | None = None,
-) -> Recipe | None:
-    """How a layer with constant weights is computed as integers; None where its types forbid it.
+class Layer(Struct, frozen=True, eq=False):
+    """A layer with constant weights as an integer operation *kind*.
 
-    *arrange* orders the weights as the operation takes them, whose output channels are dimension *channel*.
+    *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension *axis* in the
+    file and *channel* in the operation. *prepare* makes the operation's input of the activation, *finish* what
+    stands for the node of its output.
     """
-    array = weights.stored.array
-    if array is None or weights.zero_points.any() or array.dtype != np.int8:
+
+    kind: str
+    layout: Layout | None
+    arrange: Callable[[NDArray], NDArray]
+    axis: int
+    channel: int
+    attributes: dict[str, int | str | bool]
+    prepare: Callable[[Call, int], int]
+    finish: Callable[[Call, int], tuple[int, Layout]]
+
+
+def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
+    """How *layer* is computed of what its inputs were dequantised of; None where it cannot be.
+
+    Activations of int8, or of uint8 with weights of one scale, which then become uint8 too (TFLite).
+    """
+    source, taps = x.source, weights.source
+    if not isinstance(source, Source) or not isinstance(taps, Source):
         return None
-    if x.stored.dtype is not DType.INT8 or len(x.scales) != 1:
+    array, dtype = taps.stored.array, source.stored.dtype
+    if array is None or len(source.scales) != 1 or taps.axis not in {None, layer.axis}:
+        return None
+    signed = dtype is DType.INT8 and array.dtype == np.int8 and not taps.zero_points.any()
+    unsigned = dtype is DType.UINT8 and array.dtype in (np.int8, np.uint8) and len(taps.scales) == 1
+    if not signed and not unsigned:
         return None
 
-    def recipe(call: Call, target: Quantization, dtype: DType) -> tuple[int, Layout] | None:
-        product = weights.scales * x.scales[0]
-        if dtype is not DType.INT8 or has_ties(product, target.scale):
+    def recipe(
+        call: Call, target: Quantization, made: DType, activation: str
+    ) -> tuple[int, Layout] | None:
+        product = taps.scales * source.scales[0]
+        if made is not dtype or has_ties(product, target.scale):
             return None
-        operand = quantized_operand(call, x, layout)
-        if operand is None:
-            return None
-        if prepare is not None:
-            operand = prepare(call, operand)
-        filters = arrange(array)
-        each = len(weights.scales) > 1
-        scales = Quantization(
-            tuple(float(np.float32(s)) for s in weights.scales),
-            (0,) * len(weights.scales),
-            channel if each else None,
-        )
-        inputs = [operand, call.emitter.constant(filters, quantization=scales)]
+        inputs = [layer.prepare(call, quantized_operand(call, source, layer.layout))]
+        inputs.append(_taps(call, layer, array, taps, unsigned=unsigned))
         if bias is not None:
             wide = _bias(bias, product)
             if wide is None:
                 return None
-            sums = Quantization(
-                tuple(float(np.float32(s)) for s in product),
-                (0,) * len(product),
-                0 if each else None,
-            )
+            steps = tuple(float(np.float32(s)) for s in product)
+            each = 0 if len(steps) > 1 else None
+            sums = Quantization(steps, (0,) * len(steps), each)
             inputs.append(call.emitter.constant(wide, quantization=sums))
-        item = Operand(dtype, None, name=call.emitter.label, quantization=target)
-        made = call.emitter.emit(kind, inputs, [item], attributes)[0]
-        return finish(call, made)
+        item = Operand(made, None, name=call.emitter.label, quantization=target)
+        attributes = {**layer.attributes, "fused_activation_function": activation}
+        return layer.finish(call, call.emitter.emit(layer.kind, inputs, [item], attributes)[0])
 
     return recipe
 
 
-def _bias(bias: Source | NDArray, product: NDArray) -> NDArray | None:
-    """The bias in units of input times weights, if it is whole there."""
-    if isinstance(bias, Source):
-        stored = bias.stored.array
-        if stored is None or stored.dtype != np.int32 or bias.zero_points.any():
+def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned: bool) -> int:
+    """The weights as a constant operand."""
+    zeros = source.zero_points
+    if unsigned and array.dtype == np.int8:
+        array, zeros = (array.astype(np.int16) + 128).astype(np.uint8), zeros + 128
+    scales = tuple(float(np.float32(s)) for s in source.scales)
+    channel = layer.channel if len(scales) > 1 else None
+    points = tuple(int(z) for z in np.broadcast_to(zeros, len(scales)))
+    found = Quantization(scales, points, channel)
+    return call.emitter.constant(layer.arrange(array), quantization=found)
+
+
+def with_activation(x: Value, made: Value, activation: str) -> Value:
+    """*made*, an activation function of *x*, with the recipe of both at once."""
+    recipe = x.recipe
+    if recipe is not None:
+
+        def both(
+            call: Call, target: Quantization, dtype: DType, name: str
+        ) -> tuple[int, Layout] | None:
+            found: tuple[int, Layout] | None = None
+            if name == "NONE":
+                found = recipe(call, target, dtype, activation)
+            return found
+
+        made.recipe = both
+    return made
+
+
+def _bias(bias: Value, product: NDArray) -> NDArray | None:
+    """The bias in units of input times weights, if it has some 32 bits there."""
+    if isinstance(bias.source, Source):
+        stored = bias.source.stored.array
+        scales = bias.source.scales.astype(np.float32)
+        if stored is None or stored.dtype != np.int32 or bias.source.zero_points.any():
             return None
-        close = np.isclose(bias.scales.astype(np.float32), product.astype(np.float32), rtol=1e-5)
-        return stored if close.all() else None
-    units = np.round(bias.astype(np.float64) / product)
-    if np.abs(units).max(initial=0) >= 2**31:
+        return (
+            stored if np.allclose(scales, product.astype(np.float32), rtol=1e-5, atol=0) else None
+        )
+    if bias.array is None:
         return None
+    units = np.round(bias.array.astype(np.float64) / product)
     whole: NDArray = units.astype(np.int32)
-    return whole
+    return whole if np.abs(units).max(initial=0) < 2**31 else None

@@ -1,0 +1,321 @@
+"""ONNX files that nobody vouches for: refused by name, in little memory and time."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import (
+    CyclicModel,
+    DuplicateWriter,
+    InvalidAttribute,
+    InvalidOperand,
+    InvalidOperation,
+    LimitExceeded,
+    ModelError,
+    NotAModel,
+    NotAvailable,
+    NotLowerable,
+    ShapeMismatch,
+    ShapeOverflow,
+    TruncatedModel,
+    UnknownOperator,
+    UnknownType,
+    UnwrittenOperand,
+)
+from penstock.ir import DType
+from penstock.loaders.onnx import engine
+from tests.soak.onnx_mutation import mutate, samples, trial
+from tests.support_onnx import Const, helper, model_of, one_node, onnx, tensor
+
+X = np.zeros((2, 3), np.float32)
+COUNT = 500
+MIB = 1 << 20
+
+
+def relu(inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
+    return helper.make_node("Relu", inputs, outputs, name="act", **attributes)
+
+
+def simple() -> Any:
+    return model_of([relu(["x"], ["y"])], {"x": X}, ["y"])
+
+
+def load(model: Any) -> penstock.Model:
+    return penstock.load(model.SerializeToString())
+
+
+def test_path_bytes_file_and_map_give_one_model(tmp_path: Path) -> None:
+    content = simple().SerializeToString()
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+    digests = {
+        penstock.load(source, **options).digest
+        for source, options in (
+            (path, {}), (path, {"map": True}), (content, {}), (io.BytesIO(content), {}), (memoryview(content), {}),
+        )
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+def test_dimensions_of_symbols_are_unknown() -> None:
+    model = load(model_of([relu(["x"], ["y"])], {"x": X}, ["y"], unknown=True))
+    assert model.inputs[0].shape == (None, 3)
+    assert model.outputs[0].shape == (None, 3)
+    assert model.inputs[0].dtype is DType.FLOAT32
+
+
+def with_fields(**fields: Any) -> Any:
+    model = simple()
+    for name, value in fields.items():
+        setattr(model, name, value)
+    return model
+
+
+def huge_tensor() -> Any:
+    model = model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"x": X}, ["y"], {"w": X})
+    model.graph.initializer[0].dims[:] = [1 << 40, 1 << 20]
+    return model
+
+
+def negative_tensor() -> Any:
+    model = huge_tensor()
+    model.graph.initializer[0].dims[:] = [-2, 3]
+    return model
+
+
+def short_tensor() -> Any:
+    model = huge_tensor()
+    model.graph.initializer[0].dims[:] = [2, 4]
+    return model
+
+
+def listed_tensor() -> Any:
+    model = huge_tensor()
+    model.graph.initializer[0].CopyFrom(
+        onnx.TensorProto(name="w", dims=[1 << 40], data_type=1, float_data=[1.0])
+    )
+    return model
+
+
+def unknown_type() -> Any:
+    model = huge_tensor()
+    model.graph.initializer[0].data_type = 23
+    return model
+
+
+def external() -> Any:
+    model = huge_tensor()
+    weight = model.graph.initializer[0]
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="/etc/passwd")
+    return model
+
+
+def filled(*dims: int) -> Any:
+    fill = helper.make_node(
+        "ConstantOfShape", ["s"], ["w"], value=tensor("v", np.ones(1, np.float32))
+    )
+    nodes = [fill, helper.make_node("Identity", ["w"], ["y"])]
+    return model_of(nodes, {"x": X}, ["y"], {"s": np.array(dims, np.int64)})
+
+
+def cycle() -> Any:
+    return model_of([relu(["b"], ["a"]), relu(["a"], ["b"])], {"x": X}, ["b"])
+
+
+def nested(depth: int) -> Any:
+    inner = helper.make_graph([relu(["x"], ["r"])], "g", [], [onnx.ValueInfoProto(name="r")])
+    for _ in range(depth):
+        branch = helper.make_node("If", ["c"], ["r"], then_branch=inner, else_branch=inner)
+        inner = helper.make_graph([branch], "g", [], [onnx.ValueInfoProto(name="r")])
+        inner.node[0].attribute.pop()
+        inner.node[0].attribute.append(
+            helper.make_attribute("else_branch", helper.make_graph([relu(["x"], ["r"])], "e", [], [onnx.ValueInfoProto(name="r")]))
+        )  # fmt: skip
+    outer = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    return model_of([outer], {"x": X, "c": np.array(True)}, ["y"])
+
+
+def calls_itself() -> Any:
+    call = [
+        helper.make_node("Own", ["a"], ["b"], domain="own"),
+        helper.make_node("Own", ["b"], ["c"], domain="own"),
+    ]
+    function = helper.make_function(
+        "own", "Own", ["a"], ["c"], call, [helper.make_opsetid("own", 1)]
+    )
+    node = helper.make_node("Own", ["x"], ["y"], domain="own")
+    return model_of([node], {"x": X}, ["y"], functions=[function], domains={"own": 1})
+
+
+def nested_loops(depth: int) -> Any:
+    def body(level: int) -> Any:
+        inner = (
+            helper.make_node("Loop", ["m", "", f"s{level}"], [f"t{level}"], body=body(level + 1))
+            if level < depth
+            else relu([f"s{level}"], [f"t{level}"])
+        )
+        nodes = [inner, helper.make_node("Identity", [f"g{level}"], [f"o{level}"])]
+        given = [
+            helper.make_tensor_value_info(f"i{level}", 7, []),
+            helper.make_tensor_value_info(f"g{level}", 9, []),
+            helper.make_tensor_value_info(f"s{level}", 1, [2, 3]),
+        ]
+        return helper.make_graph(
+            nodes,
+            "b",
+            given,
+            [onnx.ValueInfoProto(name=f"o{level}"), onnx.ValueInfoProto(name=f"t{level}")],
+        )
+
+    node = helper.make_node("Loop", ["m", "", "x"], ["y"], body=body(0))
+    return model_of([node], {"x": X, "m": np.array(2)}, ["y"])
+
+
+def attacks() -> list[Any]:
+    twice = model_of([relu(["x"], ["y"]), relu(["x"], ["y"])], {"x": X}, ["y"])
+    over_input = model_of([relu(["x"], ["x"])], {"x": X}, ["x"])
+    missing = model_of([relu(["z"], ["y"])], {"x": X}, ["y"])
+    no_output = model_of([relu(["x"], ["y"])], {"x": X}, ["q"])
+    strange = model_of([helper.make_node("Frobnicate", ["x"], ["y"], name="odd")], {"x": X}, ["y"])
+    foreign = model_of([helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")], {"x": X}, ["y"], domains={"com.microsoft": 1})  # fmt: skip
+    wrong_kind = one_node("Softmax", [X], {"axis": 1.5})[0]
+    far_axis = one_node("Softmax", [X], {"axis": 9})[0]
+    no_input = model_of([relu([""], ["y"])], {"x": X}, ["y"])
+    old = model_of([relu(["x"], ["y"])], {"x": X}, ["y"], opset=5)
+    unranked = simple()
+    unranked.graph.input[0].type.tensor_type.ClearField("shape")
+    unranked.graph.node[0].op_type = "Transpose"
+    sequence = simple()
+    sequence.graph.input[0].type.Clear()
+    sequence.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
+    huge_pads = one_node("Pad", [X, Const([1 << 40, 0, 0, 0], np.int64)], {"mode": "edge"})[0]
+    huge_window = one_node("AveragePool", [np.zeros((1, 1, 9, 9), np.float32)], {"kernel_shape": [1 << 30, 1], "pads": [1 << 30, 0, 1 << 30, 0]})[0]  # fmt: skip
+    huge_holes = one_node("ConvTranspose", [np.zeros((1, 1, 4, 4), np.float32), Const(np.zeros((1, 1, 2, 2), np.float32))], {"dilations": [1 << 30, 1]})[0]  # fmt: skip
+    huge_resize = one_node("Resize", [np.zeros((1, 1, 4, 4), np.float32), None, None, Const([1, 1, 1 << 40, 4], np.int64)], {})[0]  # fmt: skip
+    return [
+        pytest.param(with_fields(), None, id="nothing is wrong"),
+        pytest.param(huge_tensor(), InvalidOperand, id="a tensor of 2**60 elements"),
+        pytest.param(negative_tensor(), ShapeOverflow, id="a tensor of negative size"),
+        pytest.param(short_tensor(), InvalidOperand, id="a tensor with too few bytes"),
+        pytest.param(listed_tensor(), InvalidOperand, id="a tensor with too few numbers"),
+        pytest.param(unknown_type(), UnknownType, id="a tensor of an unknown type"),
+        pytest.param(external(), NotLowerable, id="a tensor in another file"),
+        pytest.param(filled(1 << 20, 1 << 20), LimitExceeded, id="a filled tensor of 4 TiB"),
+        pytest.param(
+            filled(1 << 40, 1 << 40), (ModelError,), id="a filled tensor of 2**80 elements"
+        ),
+        pytest.param(filled(-5), (ModelError,), id="a filled tensor of negative size"),
+        pytest.param(cycle(), CyclicModel, id="a cycle"),
+        pytest.param(twice, DuplicateWriter, id="two writers"),
+        pytest.param(over_input, DuplicateWriter, id="an input is written"),
+        pytest.param(missing, UnwrittenOperand, id="an unwritten input"),
+        pytest.param(no_output, UnwrittenOperand, id="an unwritten output"),
+        pytest.param(strange, UnknownOperator, id="an unknown operator"),
+        pytest.param(foreign, UnknownOperator, id="an operator of an unknown domain"),
+        pytest.param(wrong_kind, InvalidAttribute, id="an attribute of another kind"),
+        pytest.param(far_axis, ShapeMismatch, id="an axis outside"),
+        pytest.param(no_input, InvalidOperation, id="an input left out"),
+        pytest.param(old, NotLowerable, id="an opset too old"),
+        pytest.param(unranked, NotLowerable, id="an input of unknown rank"),
+        pytest.param(sequence, NotLowerable, id="an input that is a sequence"),
+        pytest.param(nested(20), LimitExceeded, id="branches 20 deep"),
+        pytest.param(calls_itself(), LimitExceeded, id="a function that calls itself"),
+        pytest.param(nested_loops(12), None, id="loops 12 deep"),
+        pytest.param(huge_pads, (ModelError,), id="pads of 2**40"),
+        pytest.param(huge_window, (ModelError,), id="a window of 2**30"),
+        pytest.param(huge_holes, (ModelError,), id="a dilation of 2**30"),
+        pytest.param(huge_resize, (ModelError,), id="a picture of 2**40 rows"),
+    ]
+
+
+@pytest.mark.parametrize(("model", "error"), attacks())
+def test_attacks(model: Any, error: Any) -> None:
+    content = model.SerializeToString()
+    tracemalloc.start()
+    try:
+        if error is None:
+            penstock.load(content)
+        else:
+            with pytest.raises(error) as caught:
+                penstock.load(content)
+            assert isinstance(caught.value, ModelError)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * MIB
+
+
+def test_an_unknown_operator_is_named_with_its_node() -> None:
+    strange = model_of([helper.make_node("Frobnicate", ["x"], ["y"], name="odd")], {"x": X}, ["y"])
+    with pytest.raises(
+        UnknownOperator, match=r"node 0 'odd' \(ai.onnx.Frobnicate, opset 17\): .*'Frobnicate'"
+    ):
+        load(strange)
+
+
+def test_a_refused_form_is_named_with_its_node() -> None:
+    model = one_node(
+        "StringNormalizer", [np.array(["a"], object)], {"case_change_action": "LOWER"}
+    )[0]
+    with pytest.raises(NotLowerable, match="the_StringNormalizer.*a change of case"):
+        load(model)
+
+
+def test_bytes_that_are_no_model() -> None:
+    content = simple().SerializeToString()
+    with pytest.raises(NotAModel, match="ONNX"):
+        penstock.load(b"\xff" * 50)
+    with pytest.raises((TruncatedModel, NotAModel)):
+        penstock.load(content[: len(content) // 2])
+    with pytest.raises(NotAModel, match="no graph|none of the known formats"):
+        penstock.load(onnx.ModelProto(ir_version=8).SerializeToString())
+    empty = simple()
+    del empty.opset_import[:]
+    with pytest.raises(NotAModel, match="opset"):
+        load(empty)
+
+
+def test_many_empty_messages_are_refused_before_they_are_made() -> None:
+    # 200,000 nodes of two bytes each: the parser would make an object of each.
+    graph = b"\x0a\x00" * 200_000
+    length = len(graph)
+    varint = bytes([length & 127 | 128, length >> 7 & 127 | 128, length >> 14])
+    content = b"\x08\x08" + b"\x3a" + varint + graph
+    with pytest.raises(LimitExceeded, match="room"):
+        penstock.load(content)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(NotAvailable, match=r"penstock\[onnx\]"):
+        load(simple())
+    assert "penstock[onnx]" in engine.MISSING
+
+
+def test_the_package_is_loaded_for_onnx_files_only() -> None:
+    code = "import sys, penstock, penstock.loaders; sys.exit('onnx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+
+
+def test_damaged_files_load_or_are_refused_by_name() -> None:
+    seeds = samples()
+    outcomes = Counter(trial(mutate(seeds, seed)) for seed in range(COUNT))
+    assert outcomes.total() == COUNT
+    assert len(outcomes) > 10
+    assert 0.05 * COUNT < sum(n for o, n in outcomes.items() if o.startswith("loads"))
+
+
+def test_mutations_are_reproducible() -> None:
+    seeds = samples()
+    assert [mutate(seeds, n) for n in range(50)] == [mutate(seeds, n) for n in range(50)]
