@@ -200,7 +200,7 @@ class TestIf:
             choose(variant, True)
 
     def test_a_branch_that_does_not_compile_is_run_whole(self) -> None:
-        weak = FaultyDevice(only("a", "MUL"), {"prepare_model": "always"})
+        weak = FaultyDevice(only("a", "ADD", "MUL"), {"prepare_model": "always"})
         with running(choosing(), "IF", BOTH, weak) as variant:
             (step, _) = variant.compilation.plan.steps
             assert step.control is not None
