@@ -1,31 +1,77 @@
-"""Finding the device to test: by the name of a driver's entry point, or of a function that makes it."""
+"""Finding the devices to test: by a driver's entry point, a device's name, or a function that makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import Any, Final
 
 from penstock.errors import PlacementError
 from penstock.hal import Device
+from penstock.runtime.discovery import MAX_DEVICES, manager
+from penstock.runtime.examination import describe, is_device
 
 ENTRY_POINT_GROUP: Final = "penstock.drivers"
 
 
 def find_devices(driver: str) -> list[Device]:
-    """The devices of one driver: *driver* is an entry point of `penstock.drivers`, or `module:function`.
+    """The devices of one driver, or one device.
 
-    Raises `PlacementError` when there is none of that name, or it cannot be loaded.
+    *driver* is an entry point of `penstock.drivers`, `module:callable` for a driver that is not installed, or
+    the name of a device that some installed driver has. Raises `PlacementError` when there is none of that name,
+    or it cannot be loaded, or what it makes is no device.
     """
     found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
     entry = found.get(driver)
     if entry is None and ":" in driver:
         entry = EntryPoint(driver, driver, ENTRY_POINT_GROUP)
     if entry is None:
-        known = ", ".join(sorted(found)) or "none"
-        raise PlacementError(f"no driver is named {driver!r}; installed: {known}")
+        return [_named(driver, found)]
     try:
         made: Any = entry.load()()
     except Exception as error:
         raise PlacementError(f"driver {driver!r} cannot be loaded: {error!r}") from error
-    return list(made) if isinstance(made, Sequence) else [made]
+    devices = [made] if is_device(made) else _several(made)
+    for device in devices:
+        if not is_device(device):
+            raise PlacementError(
+                f"driver {driver!r} made {describe(device)}, which is no device: it has no "
+                "supported_operations and prepare_model"
+            )
+    if not devices:
+        raise PlacementError(f"driver {driver!r} made no device")
+    return devices
+
+
+def usable_devices(driver: str) -> tuple[list[Device], list[str]]:
+    """`find_devices` in two: those that can work here, and for each of the others a sentence that says why not."""
+    usable, reasons = [], []
+    for device in find_devices(driver):
+        try:
+            reason = device.check()
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises is its reason
+            reason = f"check() raised {error!r}"
+        if reason is None:
+            usable.append(device)
+        else:
+            reasons.append(f"{device.name} cannot work here: {reason}")
+    return usable, reasons
+
+
+def _several(made: Any) -> list[Any]:
+    return list(islice(made, MAX_DEVICES)) if isinstance(made, Iterable) else [made]
+
+
+def _named(name: str, drivers: Iterable[str]) -> Device:
+    try:
+        (device,) = manager.choose([name])
+    except PlacementError as error:
+        if any(info.name == name for info in manager.infos()):
+            raise
+        known = ", ".join(sorted(drivers)) or "none"
+        raise PlacementError(
+            f"no driver is named {name!r}; installed: {known}. A driver that is not installed is named "
+            "module:callable"
+        ) from error
+    return device

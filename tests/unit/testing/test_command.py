@@ -1,20 +1,32 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.drivers.null import create
 from penstock.errors import PlacementError
-from penstock.hal import InvalidDevice
-from penstock.testing import __main__ as command
-from penstock.testing.contract import CHECKS, CheckResult
+from penstock.hal import Device
+from penstock.testing import __main__ as command, supervised
+from penstock.testing.contract import (
+    CHECKS,
+    SUITES,
+    CheckResult,
+    command as contract,
+    run_check,
+)
+from penstock.testing.contract.promise import rule_of
+from penstock.testing.contract.runner import PAGE, READING, reading
 from penstock.testing.devices import find_devices
 
 
 def test_json_is_one_object_of_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["contract", "sample", "--json"]) == 0
+    assert command.main(["contract", "null", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert set(printed) == {"passed", "failed", "not_covered", "failures"}
     assert printed["passed"] + printed["not_covered"] == len(CHECKS)
@@ -29,43 +41,169 @@ def test_a_table_has_a_line_for_every_check(capsys: pytest.CaptureFixture[str]) 
     assert lines[-1].startswith("null: ")
 
 
-def broken() -> list[object]:
-    """An entry point for the tests below."""
-    from penstock.drivers.sample import create
-    from penstock.testing.doubles import LyingDevice
+DRIVERS = """
+import os
+import numpy as np
+from penstock.hal import InvalidDevice
+from penstock.kernels import KernelDevice, kernel
+from penstock.testing.doubles import InterceptingDevice, LyingDevice
 
-    return [LyingDevice(create(), "support_length")]
+
+class Relu(KernelDevice):
+    name, version = "relu", "1"
+
+    @kernel("RELU")
+    def relu(self, site, x):
+        return np.maximum(x, 0)
 
 
-def unusable() -> InvalidDevice:
+def broken():
+    print("a driver that prints")
+    return [LyingDevice(Relu(), "support_length")]
+
+
+def unusable():
     return InvalidDevice("gone", "there is no such hardware")
 
 
-def test_a_failure_is_exit_code_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "broken_driver", sys.modules[__name__])
+def some():
+    return [unusable(), Relu()]
+
+
+def nothing():
+    return []
+
+
+def number():
+    return 7
+
+
+class Crashes(InterceptingDevice):
+    def prepare_model_from_cache(self, config):
+        os.abort()
+
+
+def crashes():
+    return Crashes(Relu(), "crashes")
+
+
+class Waits(InterceptingDevice):
+    def prepare_model_from_cache(self, config):
+        while True:
+            pass
+
+
+def hangs():
+    return Waits(Relu(), "hangs")
+"""
+
+
+@pytest.fixture
+def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module `broken_driver` that a process of its own finds, too."""
+    (tmp_path / "broken_driver.py").write_text(DRIVERS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("drivers")
+def test_a_failure_is_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
     assert command.main(["contract", "broken_driver:broken", "--json"]) == 1
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(capfd.readouterr().out)
     assert printed["failed"] == len(printed["failures"]) > 0
     first = printed["failures"][0]
     assert first["check"] == "check_support_has_one_answer_per_operation"
     assert "answers for" in first["message"]
 
 
-def test_a_failure_stands_out_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    command._print_result(CheckResult("execute", "check_values", "failed", "wrong sum", 0.5))
-    assert capsys.readouterr().out.split() == [
-        "execute",
-        "check_values",
-        "FAILED",
-        "500.0",
-        "ms",
-        "wrong",
-        "sum",
-    ]
+def test_a_failure_says_the_rule_what_was_seen_and_where_to_read() -> None:
+    result = CheckResult(
+        "execute", "check_values", "failed", "wrong sum", 0.5, "mine", "Sums are right.", "a page"
+    )
+    first, *about = contract.show(result).splitlines()
+    assert first.split() == ["execute", "check_values", "FAILED", "500.0", "ms"]
+    assert about == ["    rule: Sums are right.", "    seen: wrong sum", "    read: a page"]
 
 
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_suite_has_a_section_to_read_and_a_docstring(suite: str) -> None:
+    import penstock.hal
+
+    section, name = READING[suite]
+    page = (Path(__file__).resolve().parents[3] / PAGE).read_text("utf-8")
+    headings = [h.lower() for h in re.findall(r"(?m)^##+ (.*)$", page)]
+    assert section in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings]
+    found: Any = penstock.hal
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found.__doc__
+    assert reading(suite) == f"{PAGE}#{section}, help(penstock.hal.{name})"
+
+
+def test_every_check_has_its_rule_in_a_sentence() -> None:
+    for check in CHECKS:
+        rule = rule_of(check)
+        assert rule.endswith((".", ".)")), rule
+        assert rule[0].isupper() or rule[0] == "`", rule
+
+
+@pytest.mark.usefixtures("drivers")
+def test_a_crash_fails_its_checks_and_the_next_one_goes_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["contract", "broken_driver:crashes", "--json"]) == 1
+    printed = json.loads(capfd.readouterr().out)
+    assert {f["suite"] for f in printed["failures"]} == {"caching"}
+    failure = printed["failures"][0]
+    assert failure["message"].startswith(
+        "the process died of SIGABRT, in prepare_model_from_cache ("
+    )
+    assert "broken_driver.py" in failure["message"]
+    assert failure["device"] == "crashes"
+    assert failure["rule"].endswith(".")
+    assert failure["read"].startswith("docs/writing-a-driver.md#caching")
+    assert printed["passed"] + printed["failed"] + printed["not_covered"] == len(CHECKS)
+    assert printed["passed"] > 50
+
+
+@pytest.mark.usefixtures("drivers")
+def test_a_hang_fails_its_check_within_the_limit() -> None:
+    limit = 3.0
+    answers = supervised.supervise("penstock.testing.contract.command:cases", HANGS, limit=limit)
+    hung = next(answer for answer in answers if answer.data is None)
+    answers.close()
+    assert hung.label == "hangs\tcaching\tcheck_loading_without_a_cache"
+    assert hung.problem.startswith("it did not end within 3 s, in prepare_model_from_cache (")
+    assert "broken_driver.py" in hung.problem
+
+
+HANGS = ["broken_driver:hangs"]
+
+
+def test_a_check_may_be_limited_in_this_process() -> None:
+    import threading
+
+    let_go = threading.Event()
+
+    def check_waits(device: Device) -> None:
+        let_go.wait()
+
+    result = run_check(create(), check_waits, limit=0.05)
+    let_go.set()
+    assert (result.outcome, result.message) == ("failed", "it did not end within 0.05 s")
+    assert run_check(create(), check_waits, limit=60).outcome == "passed"
+
+
+@pytest.mark.usefixtures("drivers")
+def test_a_device_that_cannot_work_here_is_passed_over_beside_one_that_can(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert command.main(["contract", "broken_driver:some"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].endswith("gone cannot work here: there is no such hardware")
+    assert len(lines) == len(CHECKS) + 2
+
+
+@pytest.mark.usefixtures("drivers")
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -75,7 +213,11 @@ def test_a_failure_stands_out_in_the_table(capsys: pytest.CaptureFixture[str]) -
             ["contract", "broken_driver:unusable"],
             "gone cannot work here: there is no such hardware",
         ),
-        (["chaos", "sample"], "chaos: not available yet"),
+        (["contract", "broken_driver:nothing"], "made no device"),
+        (["contract", "broken_driver:number"], "made 7, which is no device"),
+        (["contract", "broken_driver:none_of_this_name"], "cannot be loaded: AttributeError"),
+        (["chaos", "nope"], "no driver is named 'nope'; installed: "),
+        (["chaos", "sample", "--graphs", "0"], "0 graphs are too few"),
         (["vectors", "no_directory", "--device", "sample"], "no_directory: no such directory"),
     ],
 )
@@ -83,9 +225,7 @@ def test_what_cannot_be_run_is_exit_code_2(
     arguments: list[str],
     complaint: str,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "broken_driver", sys.modules[__name__])
     assert command.main(arguments) == 2
     printed = capsys.readouterr()
     assert complaint in printed.err
@@ -93,7 +233,9 @@ def test_what_cannot_be_run_is_exit_code_2(
     assert printed.out == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["contract"], ["dance", "sample"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["contract"], ["dance", "sample"], ["contract", "sample", "--limit", "-1"]]
+)
 def test_wrong_usage_is_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +255,11 @@ def test_the_module_runs() -> None:
     )
     assert json.loads(done.stdout)["failed"] == 0
     assert done.stderr == ""
+
+
+def test_a_device_is_found_by_its_name_beside_its_driver() -> None:
+    pytest.importorskip("openvino")
+    assert [d.name for d in find_devices("openvino-cpu")] == ["openvino-cpu"]
 
 
 def test_every_built_in_driver_is_found_by_name() -> None:

@@ -32,6 +32,12 @@ def needs_values(check: C) -> C:
     return check
 
 
+def rule_of(check: Check) -> str:
+    """The promise that *check* tries, as a sentence: its docstring, else its name in words."""
+    said = " ".join((check.__doc__ or "").split())
+    return said or check.__name__.removeprefix("check_").replace("_", " ").capitalize() + "."
+
+
 def require(condition: object, complaint: str) -> None:
     """Raises `Violation` with *complaint* unless *condition* holds."""
     if not condition:

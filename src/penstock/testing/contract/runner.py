@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,7 +22,13 @@ from penstock.testing.contract import (
     prepare,
     support,
 )
-from penstock.testing.contract.promise import VALUE_CHECKS, Check, NotCovered, describe
+from penstock.testing.contract.promise import (
+    VALUE_CHECKS,
+    Check,
+    NotCovered,
+    describe,
+    rule_of,
+)
 
 Outcome: TypeAlias = Literal["passed", "failed", "not_covered"]
 
@@ -43,14 +50,45 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
 CHECKS: Final[tuple[Check, ...]] = tuple(c for checks in SUITES.values() for c in checks)
 
 
+PAGE: Final = "docs/writing-a-driver.md"
+READING: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "support": ("saying-no-with-a-reason", "Device.supported_operations"),
+        "prepare": ("preparing", "Device.prepare_model"),
+        "caching": ("caching", "Device.prepare_model_from_cache"),
+        "caching_security": ("caching", "Device.prepare_model_from_cache"),
+        "memory": ("memory", "Buffer"),
+        "execute": ("executing", "PreparedModel.execute"),
+        "burst": ("bursts-fences-and-reusable-executions", "Burst"),
+        "fenced": ("bursts-fences-and-reusable-executions", "PreparedModel.execute_fenced"),
+        "lifetime": ("letting-go", "PreparedModel.close"),
+    }
+)
+"""For each suite the section of `PAGE` that explains it, and the name in `penstock.hal` whose docstring is the rule."""
+
+
 class CheckResult(msgspec.Struct, frozen=True):
-    """What one check found; *message* says why it failed or was not covered."""
+    """What one check found on *device*; *message* says what was seen where it failed or was not covered.
+
+    *rule* is the promise in a sentence, *read* where it is explained.
+    """
 
     suite: str
     check: str
     outcome: Outcome
     message: str
     seconds: float
+    device: str = ""
+    rule: str = ""
+    read: str = ""
+
+
+def reading(suite: str) -> str:
+    """Where the rules of *suite* are explained; empty for a suite that is not of this package."""
+    if suite not in READING:
+        return ""
+    section, name = READING[suite]
+    return f"{PAGE}#{section}, help(penstock.hal.{name})"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -75,31 +113,73 @@ def computes(device: Device) -> bool:
     return bool(claims.performance) or claims.default_performance is not None
 
 
-def run_check(device: Device, check: Check, suite: str = "") -> CheckResult:
-    """One check, its outcome as a value; nothing is raised."""
+def run_check(
+    device: Device, check: Check, suite: str = "", *, limit: float | None = None
+) -> CheckResult:
+    """One check, its outcome as a value; nothing is raised.
+
+    With a *limit* in seconds the check runs in a thread of its own, and has failed when it takes longer: the thread,
+    which nobody can stop, is left to itself. What holds the interpreter for good is stopped by the command alone,
+    which gives each driver a process.
+    """
     began = time.perf_counter()
-    outcome: Outcome = "passed"
-    message = ""
+    found: list[tuple[Outcome, str]] = []
+    if limit is None:
+        found.append(_outcome(device, check))
+    else:
+        thread = threading.Thread(
+            target=lambda: found.append(_outcome(device, check)), name=check.__name__, daemon=True
+        )
+        thread.start()
+        thread.join(limit)
+    outcome, message = found[0] if found else ("failed", f"it did not end within {limit:g} s")
+    seconds = time.perf_counter() - began
+    return CheckResult(
+        suite,
+        check.__name__,
+        outcome,
+        message,
+        seconds,
+        _name_of(device),
+        rule_of(check),
+        reading(suite),
+    )
+
+
+def _outcome(device: Device, check: Check) -> tuple[Outcome, str]:
     try:
         if check.__name__ in VALUE_CHECKS and not computes(device):
             raise NotCovered("the device claims no performance and computes nothing")
         check(device)
     except NotCovered as reason:
-        outcome, message = "not_covered", str(reason)
+        return "not_covered", str(reason)
     except AssertionError as violation:
-        outcome, message = "failed", str(violation)
+        return "failed", str(violation)
     except Exception as error:  # noqa: BLE001  # whatever a driver raises is an outcome
-        outcome, message = "failed", f"unexpected {describe(error)}"
-    return CheckResult(suite, check.__name__, outcome, message, time.perf_counter() - began)
+        return "failed", f"unexpected {describe(error)}"
+    return "passed", ""
+
+
+def _name_of(device: Device) -> str:
+    try:
+        return str(device.name)
+    except Exception as error:  # noqa: BLE001  # a check says what is wrong with the name
+        return f"({describe(error)})"
 
 
 def run_contract(
-    device: Device, *, progress: Callable[[CheckResult], None] | None = None
+    device: Device,
+    *,
+    progress: Callable[[CheckResult], None] | None = None,
+    limit: float | None = None,
 ) -> list[CheckResult]:
-    """Every check of every suite on *device*, in order; *progress* sees each result as it comes."""
+    """Every check of every suite on *device*, in order; *progress* sees each result as it comes.
+
+    *limit* is `run_check`'s, for each check.
+    """
     results = []
     for suite, check in every_check():
-        result = run_check(device, check, suite)
+        result = run_check(device, check, suite, limit=limit)
         results.append(result)
         if progress is not None:
             progress(result)

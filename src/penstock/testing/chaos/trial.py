@@ -1,0 +1,220 @@
+"""One graph on one device that misbehaves: compiled, run three times on one state, and held against the reference."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import numpy as np
+from msgspec import Struct, structs
+
+import penstock
+from penstock.errors import Cancelled, MissedDeadline, PenstockError
+from penstock.hal import AccuracyClass, CancelToken, Capabilities, Device, PerformanceInfo
+from penstock.ir import Model, NDArray
+from penstock.partitioning.policy import Policy
+from penstock.testing.contract.cases import every_case, is_supported
+from penstock.testing.contract.promise import NotCovered, describe, require
+from penstock.testing.doubles import InterceptingDevice
+from penstock.testing.random_models import random_model
+
+REFERENCE: Final = "reference"
+RUNS: Final = 3
+TRIES: Final = 3
+"""How often a compile or run is tried; a fault that strikes once may spoil the first."""
+OPERATIONS: Final = (2, 10)
+RELAXED: Final = 1e-2
+PROMPT_SECONDS: Final = 5.0
+"""Within this long after its deadline or cancellation a call has ended."""
+
+
+class Graph(Struct, frozen=True):
+    """A model that the device supports whole, inputs for it, and the reference's answers to `RUNS` runs in a row."""
+
+    name: str
+    model: Model
+    inputs: tuple[NDArray, ...]
+    answers: tuple[tuple[NDArray, ...], ...]
+    relaxed: bool
+
+    @property
+    def accuracy(self) -> AccuracyClass:
+        """The class to ask for."""
+        return "relaxed" if self.relaxed else "faithful"
+
+
+class Favoured(InterceptingDevice):
+    """*device*, claiming to cost next to nothing, so that whatever it supports is placed on it; under a name of its
+    own, so that it may be the reference device, too.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device, f"chaotic-{device.name}")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        cheap = PerformanceInfo(1e-6, 1e-6)
+        return structs.replace(
+            self.device.capabilities,
+            performance={},
+            default_performance=cheap,
+            if_performance=cheap,
+            while_performance=cheap,
+            dispatch_ns=1,
+            transfer_bytes_per_second=1e15,
+        )
+
+
+def graphs_for(device: Device, count: int, seed: int) -> list[Graph]:
+    """*count* random graphs; for a device without RELU the contract's models that it supports.
+
+    Raises `NotCovered` where it supports none of those.
+    """
+    random = Random(seed)  # noqa: S311  # models, not secrets
+    found: list[tuple[str, Model, tuple[NDArray, ...]]] = []
+    try:
+        for index in range(count):
+            made = random_model(random, device, operations=OPERATIONS, state=0.5)
+            inputs = made.inputs[: len(made.model.inputs)]
+            found.append((f"graph {index} of seed {seed}", made.model, inputs))
+    except ValueError:
+        cases = [c for c in every_case() if is_supported(device, c)]
+        found = [(c.name, c.model, c.inputs[: len(c.model.inputs)]) for c in cases[:count]]
+    if not found:
+        raise NotCovered("it supports none of the models that are tried")
+    return [_graph(device, *each) for each in found]
+
+
+def _graph(device: Device, name: str, model: Model, inputs: tuple[NDArray, ...]) -> Graph:
+    relaxed = any(a.accuracy == "relaxed" for a in device.supported_operations(model))
+    with penstock.compile(model, devices=[REFERENCE], cache=None) as compiled:
+        answers = tuple(tuple(np.array(a) for a in compiled.run(inputs)) for _ in range(RUNS))
+    return Graph(name, model, inputs, answers, relaxed)
+
+
+class Attempt(Struct):
+    """What happened to one graph: the errors that were raised, in order."""
+
+    errors: list[PenstockError]
+
+
+def attempt(
+    graph: Graph,
+    device: Device,
+    *,
+    fall_back: bool,
+    cache: Path | None = None,
+    again: bool = True,
+) -> Attempt:
+    """Compiles *graph* on *device* and runs it `RUNS` times on one state; each call is tried `TRIES` times.
+
+    With *again* one of the tries must give the reference's answer. Raises `Violation` for a wrong answer, for an
+    error without a name of Penstock's, and for changed inputs.
+    """
+    made = Attempt([])
+    kept = [a.tobytes() for a in graph.inputs]
+    with ExitStack() as stack:
+        compiled = None
+        for _ in range(TRIES):
+            try:
+                compiled = stack.enter_context(_compile(graph, device, fall_back, cache))
+                break
+            except PenstockError as error:
+                made.errors.append(error)
+            except Exception as error:
+                raise _unnamed(graph, "the compile", error) from error
+        if compiled is None:
+            require(not again, f"{graph.name}: no compile of {TRIES} went well; {_last(made)}")
+            return made
+        for wanted in graph.answers:
+            found = None
+            for _ in range(TRIES):
+                try:
+                    found = [np.array(a) for a in compiled.run(graph.inputs)]
+                    break
+                except PenstockError as error:
+                    made.errors.append(error)
+                except Exception as error:
+                    raise _unnamed(graph, "a run", error) from error
+            if found is None:
+                require(not again, f"{graph.name}: no run of {TRIES} went well; {_last(made)}")
+                return made
+            _same(graph, found, wanted)
+    changed = [a.tobytes() for a in graph.inputs] != kept
+    require(not changed, f"{graph.name}: the caller's inputs were changed")
+    return made
+
+
+def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool) -> None:
+    """A compile and run that has *seconds* to end, by its timeout or by its cancel token, ends soon after that.
+
+    It gives the reference's answer, or `MissedDeadline*` (`Cancelled`). Raises `Violation`.
+    """
+    import threading
+
+    token = CancelToken() if cancelled else None
+    timer = threading.Timer(seconds, token.set) if token is not None else None
+    timeout = None if cancelled else seconds
+    began = time.monotonic()
+    if timer is not None:
+        timer.start()
+    try:
+        with penstock.compile(
+            graph.model,
+            devices=[Favoured(device), REFERENCE],
+            cache=None,
+            timeout=timeout,
+            cancel=token,
+        ) as compiled:
+            found = list(compiled.run(graph.inputs, timeout=timeout, cancel=token))
+            _same(graph, found, graph.answers[0])
+    except (MissedDeadline, Cancelled) as error:
+        wanted = Cancelled if cancelled else MissedDeadline
+        require(isinstance(error, wanted), f"{graph.name}: {describe(error)} was raised")
+    except PenstockError as error:
+        require(False, f"{graph.name}: {describe(error)} was raised")  # never holds
+    finally:
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+    late = time.monotonic() - began - 2 * seconds
+    require(late < PROMPT_SECONDS, f"{graph.name}: it ended {late:.1f} s too late")
+
+
+def _compile(
+    graph: Graph, device: Device, fall_back: bool, cache: Path | None
+) -> penstock.CompiledModel:
+    devices: Sequence[Device | str] = [Favoured(device), *([REFERENCE] if fall_back else [])]
+    policy = Policy(accuracy=graph.accuracy, allow_fallback=fall_back)
+    return penstock.compile(graph.model, devices=devices, cache=cache, policy=policy)
+
+
+def _same(graph: Graph, found: Sequence[NDArray], wanted: Sequence[NDArray]) -> None:
+    require(len(found) == len(wanted), f"{graph.name}: {len(found)} outputs, not {len(wanted)}")
+    for position, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        near = a.shape == b.shape and (
+            np.allclose(a, b, rtol=RELAXED, atol=RELAXED) if graph.relaxed else np.array_equal(a, b)
+        )
+        require(
+            near, f"{graph.name}: output {position} is not the reference's, and nothing was raised"
+        )
+
+
+def _unnamed(graph: Graph, what: str, error: Exception) -> AssertionError:
+    from penstock.testing.contract.promise import Violation
+
+    return Violation(f"{graph.name}: {what} raised {describe(error)}, which is no PenstockError")
+
+
+def _last(made: Attempt) -> str:
+    return f"the last raised {describe(made.errors[-1])}"
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A directory for a cache, gone with the block."""
+    return tempfile.TemporaryDirectory(prefix="penstock-chaos-")

@@ -1,0 +1,193 @@
+"""Cases run in a process of their own, each within a limit: a driver may hang there, or crash, and is only reported.
+
+The process is told what to run by name, and answers with bytes; nothing that a driver makes is unpickled. When a case
+takes too long, or the process dies, the case has its verdict and a new process goes on behind it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, Self, TypeAlias
+
+import msgspec
+
+from penstock.errors import GeneralFailure, PenstockError
+
+Case: TypeAlias = tuple[str, Callable[[], bytes]]
+"""A label, and what gives the answer."""
+
+GRACE: Final = 2.0
+"""Seconds beyond the limit that a process has to write down where it stands."""
+START_LIMIT: Final = 120.0
+"""Seconds that importing and making the cases may take."""
+
+STOPPED_AT: Final = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
+KIT: Final = Path(__file__).parent
+STANDARD: Final = Path(os.__file__).parent
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How one case ended: *data* is its answer; without one, *problem* says what became of the process."""
+
+    index: int
+    label: str
+    data: bytes | None
+    problem: str
+    seconds: float
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What the process says: the labels of all cases first, then for each case its answer."""
+
+    labels: tuple[str, ...] | None = None
+    index: int = -1
+    data: bytes = b""
+    error: str = ""
+
+
+def supervise(
+    make: str, arguments: Sequence[str], *, limit: float
+) -> Generator[Answer, None, None]:
+    """Runs the cases that `make(*arguments)` gives, in order; *make* is `module:function` of this package.
+
+    A case that takes more than *limit* seconds, and one that the process does not survive, has no data but a
+    problem. Raises `GeneralFailure` where the cases cannot even be made, with what *make* raised.
+    """
+    context = multiprocessing.get_context("spawn")
+    start, labels = 0, None
+    while labels is None or start < len(labels):
+        with _Child(context, make, arguments, start, limit) as child:
+            labels = child.labels()
+            for index in range(start, len(labels)):
+                began = time.perf_counter()
+                data, problem = child.answer(limit)
+                yield Answer(index, labels[index], data, problem, time.perf_counter() - began)
+                start = index + 1
+                if data is None:
+                    break
+            else:
+                child.finish()
+
+
+class _Child:
+    """One process, killed when the block ends."""
+
+    def __init__(
+        self, context: Any, make: str, arguments: Sequence[str], start: int, limit: float
+    ) -> None:
+        handle, name = tempfile.mkstemp(prefix="penstock-stack-")
+        os.close(handle)
+        self._stack = Path(name)
+        self._pipe, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=work, args=(theirs, make, tuple(arguments), start, limit, name), daemon=False
+        )
+        self._process.start()
+        theirs.close()
+
+    def labels(self) -> tuple[str, ...]:
+        """The labels of all cases, also of those that are done. Raises `GeneralFailure`."""
+        message = self._receive(START_LIMIT)
+        if message is None:
+            raise GeneralFailure(f"the driver could not be loaded: {self._ended(START_LIMIT)}")
+        if message.labels is None:
+            raise GeneralFailure(message.error)
+        return message.labels
+
+    def answer(self, limit: float) -> tuple[bytes | None, str]:
+        """What the next case gave, or what became of the process."""
+        message = self._receive(limit + GRACE)
+        return (None, self._ended(limit)) if message is None else (message.data, "")
+
+    def _receive(self, seconds: float) -> Message | None:
+        try:
+            if not self._pipe.poll(seconds):
+                return None
+            return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=Message)
+        except (EOFError, OSError):
+            return None
+
+    def _ended(self, limit: float) -> str:
+        self._process.join(0.5)
+        code = self._process.exitcode
+        place = self._place()
+        if code is None:
+            return f"it did not end within {limit:g} s{place}"
+        if code < 0:
+            with suppress(ValueError):
+                return f"the process died of {signal.Signals(-code).name}{place}"
+        return f"the process ended with exit code {code}{place}"
+
+    def _place(self) -> str:
+        """Where the process stood, as far as it wrote that down: the innermost place in a driver's code."""
+        with suppress(OSError):
+            found = STOPPED_AT.findall(self._stack.read_text("utf-8", "replace"))
+            places = [f for f in found if _may_be_a_drivers(Path(f[0]))] or found
+            if places:
+                file, line, function = places[0]
+                return f", in {function} ({file}, line {line})"
+        return ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def finish(self) -> None:
+        """Lets the process end by itself: its drivers may have something to put away."""
+        self._process.join(GRACE)
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        if sys.platform != "win32" and self._process.pid is not None:
+            # What a driver started goes with its process.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        with suppress(OSError):
+            self._stack.unlink()
+
+
+def _may_be_a_drivers(file: Path) -> bool:
+    """Whether *file* is neither this kit's nor Python's own."""
+    if file.name.startswith("<"):
+        return False
+    installed = "site-packages" in file.parts
+    return KIT not in file.parents and (installed or STANDARD not in file.parents)
+
+
+def work(
+    pipe: Connection, make: str, arguments: Sequence[str], start: int, limit: float, stack: str
+) -> None:
+    """The child process: makes the cases, and answers one after the other from *start* on."""
+    if sys.platform != "win32":
+        os.setsid()
+    # What a driver prints must not get between the lines of the answer.
+    os.dup2(2, 1)
+    with Path(stack).open("w", encoding="utf-8") as file:
+        faulthandler.enable(file)
+        try:
+            module, _, function = make.partition(":")
+            cases: list[Case] = getattr(importlib.import_module(module), function)(*arguments)
+        except PenstockError as error:
+            pipe.send_bytes(msgspec.msgpack.encode(Message(error=str(error))))
+            return
+        pipe.send_bytes(msgspec.msgpack.encode(Message(labels=tuple(label for label, _ in cases))))
+        for index in range(start, len(cases)):
+            faulthandler.dump_traceback_later(limit, file=file)
+            data = cases[index][1]()
+            faulthandler.cancel_dump_traceback_later()
+            pipe.send_bytes(msgspec.msgpack.encode(Message(index=index, data=data)))
+        pipe.close()

@@ -1,0 +1,123 @@
+"""examples/driver-package: built, installed into a directory of its own, and used through its entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.conftest import ROOT
+
+TEMPLATE: Final = ROOT / "examples" / "driver-package"
+TIMEOUT: Final = 300
+
+RUN: Final = """
+import json
+import numpy as np
+import penstock
+from penstock.ir import DType, ModelBuilder
+
+builder = ModelBuilder()
+x = builder.input(DType.FLOAT32, (2, 3), "x")
+(y,) = builder.operation("LOGISTIC", [x], [(DType.FLOAT32, (2, 3))])
+(z,) = builder.operation("TANH", [y], [(DType.FLOAT32, (2, 3))])
+model = builder.build([z])
+values = np.linspace(-3, 3, 6, dtype=np.float32).reshape(2, 3)
+wish = penstock.Policy(require={"LOGISTIC": "example"}, allow_fallback=False)
+with (
+    penstock.compile(model, devices=["example", "reference"], policy=wish, cache=None) as compiled,
+    penstock.compile(model, devices=["reference"], cache=None) as judge,
+):
+    outputs, wanted = compiled(values), judge(values)
+    print(json.dumps({
+        "devices": [step.device for step in outputs.receipt.steps],
+        "off": float(np.abs(outputs[0] - wanted[0]).max()),
+        "reasons": dict(compiled.plan.operations[1].reasons),
+    }))
+"""
+
+
+class Installed:
+    """Programs that find the package, and Penstock, on their path."""
+
+    def __init__(self, site: Path, source: Path) -> None:
+        self.source = source
+        paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        kept = {k: v for k, v in os.environ.items() if k != "PENSTOCK_DEVICES"}
+        self.environment = {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def __call__(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=self.source,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    directory = tmp_path_factory.mktemp("package")
+    source, site = directory / "source", directory / "site"
+    shutil.copytree(TEMPLATE, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    program = Installed(site, source)
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    program("-m", "pip", "install", "--quiet", *offline, "--target", str(site), ".")
+    assert (site / "penstock_example" / "py.typed").is_file()
+    # What follows must find the installed package, not its source.
+    shutil.rmtree(source / "src")
+    return program
+
+
+def test_discovery_finds_it(installed: Installed) -> None:
+    listed: list[dict[str, Any]] = json.loads(installed("-m", "penstock", "devices", "--json"))[
+        "devices"
+    ]
+    (found,) = [d for d in listed if d["name"] == "example"]
+    assert (found["driver"], found["usable"], found["type"]) == ("example", True, "cpu")
+    assert found["version"].startswith("1.0 (numpy ")
+
+
+def test_listing_devices_loads_it_and_naming_others_does_not(installed: Installed) -> None:
+    code = (
+        "import sys; from penstock.runtime.discovery import manager; manager.choose(['{}']);"
+        "print('penstock_example' in sys.modules)"
+    )
+    assert installed("-c", code.format("sample")).strip() == "False"
+    assert installed("-c", code.format("example")).strip() == "True"
+
+
+def test_it_passes_the_contract_by_its_entry_point(installed: Installed) -> None:
+    report = json.loads(installed("-m", "penstock.testing", "contract", "example", "--json"))
+    assert report["failures"] == []
+    assert report["passed"] > 70
+
+
+def test_it_passes_chaos(installed: Installed) -> None:
+    words = ("-m", "penstock.testing", "chaos", "example", "--graphs", "1", "--json")
+    assert json.loads(installed(*words))["failures"] == []
+
+
+def test_a_network_is_split_over_it_and_the_reference(installed: Installed) -> None:
+    found = json.loads(installed("-c", RUN))
+    assert found["devices"] == ["example", "reference"]
+    assert found["off"] < 1e-6
+    assert found["reasons"] == {"example": "example has no TANH"}
+
+
+def test_its_own_tests_pass(installed: Installed) -> None:
+    printed = installed("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert " passed" in printed
+    assert " failed" not in printed
+    assert " xfailed" not in printed
