@@ -29,7 +29,8 @@ def _step(place: int, step: StepReceipt) -> str:
     if step.step is None and step.failures:
         name = "the whole model"
     line = f"  {name} on {step.device}: {len(step.operations)} operations"
-    line += f", {step.wall_ns / 1e6:.3f} ms, cache {step.cache}"
+    runs = f" in {step.runs} runs" if step.runs > 1 else ""
+    line += f", {step.wall_ns / 1e6:.3f} ms{runs}, cache {step.cache}"
     if step.fallback_from is not None and not step.failures:
         line += f", fell back from {step.fallback_from}: {step.error}"
     return line + "".join(f", fell back from {f.device}: {f.error}" for f in step.failures)
@@ -38,8 +39,7 @@ def _step(place: int, step: StepReceipt) -> str:
 def _inner(steps: Sequence[StepReceipt], indent: str) -> list[str]:
     lines = []
     for place, step in enumerate(steps):
-        times = f" in {step.runs} runs" if step.runs > 1 else ""
-        lines.append(f"{indent}{step.part} {_step(place, step).strip()}{times}")
+        lines.append(f"{indent}{step.part} {_step(place, step).strip()}")
         lines += _inner(step.inner, indent + "  ")
     return lines
 
