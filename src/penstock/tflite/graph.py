@@ -260,6 +260,13 @@ class Graph:
             self._delegated.tensors.make_readable(index)
 
     @property
+    def plan(self) -> tuple[int, ...]:
+        """Node indexes in the order in which they run; those of delegates follow the file's."""
+        if self._delegated is None:
+            return tuple(range(len(self.catalog.operators)))
+        return self._delegated.plan
+
+    @property
     def delegate_nodes(self) -> list[Kernel]:
         """The nodes that delegates have put into the graph, in the order in which they were made."""
         return [] if self._delegated is None else self._delegated.kernels

@@ -19,8 +19,8 @@ def chain(*kinds: str, size: int = 2) -> bytes:
     return file.finish([tensors[0]], [tensors[-1]])
 
 
-def convolved(*middle: str) -> bytes:
-    """CONV_2D, the unary operators of *middle*, MEAN over height and width; [1, 5, 4, 2] to [1, 3]."""
+def convolved(*middle: str, after: str = "") -> bytes:
+    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1, 5, 4, 2] to [1, 3]."""
     file = FileBuilder()
     rng = np.random.default_rng(5)
     x = file.tensor("x", [1, 5, 4, 2])
@@ -33,6 +33,9 @@ def convolved(*middle: str) -> bytes:
     for kind, given, made in zip(middle, between, between[1:], strict=False):
         file.operator(kind, [given], [made])
     file.operator("MEAN", [between[-1], axes], [y], {"keep_dims": False})
+    if after:
+        given, y = y, file.tensor("after", [1, 3])
+        file.operator(after, [given], [y])
     return file.finish([x], [y])
 
 

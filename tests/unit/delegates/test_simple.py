@@ -257,8 +257,11 @@ class TestNnapiDelegate:
                 return ["" if o.type == "NEG" else "not that" for o in model.operations]
 
         for most, expected in ((None, 3), (2, 2), (0, 4)):
-            options = {} if most is None else {"max_number_delegated_partitions": most}
-            delegate = Narrow("reference", **options)
+            delegate = (
+                Narrow("reference")
+                if most is None
+                else Narrow("reference", max_number_delegated_partitions=most)
+            )
             interpreter = opened(graphs.chain(*kinds), delegate)
             same(graphs.chain(*kinds), X, interpreter=interpreter)
             assert len(delegate.plans) == expected

@@ -1,0 +1,56 @@
+"""Runs a program on Penstock with a delegate: python delegated.py KIND PROGRAM [ARGS].
+
+KIND is `driver`, a delegate that takes all that the reference device supports, `alternating`, one that takes every other
+node of that, or `nnapi`. A program whose delegate took nothing fails.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from penstock import tflite
+from penstock.delegates import (
+    DelegateContext,
+    DelegateKernel,
+    DelegateNode,
+    DriverDelegate,
+    NnapiDelegate,
+    Registration,
+)
+
+
+class Alternating(DriverDelegate):
+    """Takes every other node: as many subgraphs as a network can be cut into."""
+
+    turn = False
+
+    def is_node_supported(
+        self, registration: Registration, node: DelegateNode, context: DelegateContext
+    ) -> bool:
+        self.turn = not self.turn
+        return self.turn and super().is_node_supported(registration, node, context)
+
+
+KINDS = {"driver": DriverDelegate, "alternating": Alternating, "nnapi": NnapiDelegate}
+
+if __name__ == "__main__":
+    delegate = KINDS[sys.argv[1]]("reference")
+    create = delegate.create_kernel
+    made: list[DelegateKernel] = []
+
+    def count() -> DelegateKernel:
+        made.append(create())
+        return made[-1]
+
+    delegate.create_kernel = count
+    constructor = tflite.Interpreter.__init__
+    arguments = constructor.__code__.co_varnames[1:]
+    defaults = list(constructor.__defaults__ or ())
+    defaults[arguments.index("experimental_delegates")] = [delegate]
+    constructor.__defaults__ = tuple(defaults)
+    tflite.install_aliases()
+    sys.argv = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    if not made:
+        sys.exit("the delegate took nothing")
