@@ -15,15 +15,14 @@ from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.types import DType, NDArray, Quantization, Shape
 from penstock.loaders.onnx.constants import Constants, reshaped
+from penstock.loaders.onnx.fusing import fused
 from penstock.loaders.onnx.values import (
     Layout,
     Value,
-    channels_last,
     constant,
     identity,
     inverse,
     logical,
-    stored,
 )
 
 MAX_FOLDED_BYTES: Final = 4096
@@ -298,28 +297,35 @@ class Emitter:
     # The end
 
     def finish(self, outputs: Sequence[int], inputs: Sequence[int] | None = None) -> Subgraph:
-        """The subgraph with these outputs, without what none of them needs."""
+        """The subgraph with these outputs, without what none of them needs, layers put together."""
         every = self.inputs if inputs is None else list(inputs)
-        return pruned(self.operands, self.operations, every, outputs, self.name)
+        needed = live(self.operations, outputs)
+        whole = live(fused(self, needed, outputs), outputs)
+        return packed(self.operands, whole, every, outputs, self.name)
 
 
-def pruned(
-    operands: Sequence[Operand],
-    operations: Sequence[Operation],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    name: str,
-) -> Subgraph:
-    """A subgraph of what the *outputs* need; all *inputs* stay."""
+def live(operations: Sequence[Operation], outputs: Iterable[int]) -> list[Operation]:
+    """The operations that *outputs* need."""
     needed, kept = set(outputs), []
     for operation in reversed(operations):
         if needed.intersection(operation.outputs):
             kept.append(operation)
             needed.update(operation.inputs)
     kept.reverse()
-    needed.update(inputs)
-    for operation in kept:
-        needed.update(operation.outputs)
+    return kept
+
+
+def packed(
+    operands: Sequence[Operand],
+    operations: Sequence[Operation],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    name: str,
+) -> Subgraph:
+    """A subgraph of these operations, and of the operands that they have; all *inputs* stay."""
+    needed = {*inputs, *outputs}
+    for operation in operations:
+        needed.update(operation.inputs, operation.outputs)
     order = {old: new for new, old in enumerate(sorted(needed))}
     ends = set(outputs)
     left = []
@@ -336,7 +342,7 @@ def pruned(
                 inputs=tuple(order[i] for i in o.inputs),
                 outputs=tuple(order[i] for i in o.outputs),
             )
-            for o in kept
+            for o in operations
         ),
         tuple(order[i] for i in inputs),
         tuple(order[i] for i in outputs),
@@ -386,6 +392,3 @@ class _Context:
         if found is None:
             raise InvalidOperation(f"subgraph {subgraph} is not finished")
         return [found.operands[o].shape for o in found.outputs]
-
-
-__all__ = ["Emitter", "Shared", "channels_last", "pruned", "stored"]

@@ -286,3 +286,34 @@ def test_operations_are_named_for_their_nodes() -> None:
     model = penstock.load(model_of(nodes, {"x": f(2)}, ["y"]).SerializeToString())
     assert [model.entry.operation_name(i) for i in range(2)] == ["n_a", "y"]
     assert [o.name for o in (*model.inputs, *model.outputs)] == ["x", "y"]
+
+
+def test_normalisation_and_activation_go_into_the_layer() -> None:
+    constants = {"w": f(4, 3, 3, 3), "c": f(4), "s": f(4), "b": f(4), "m": f(4), "v": abs(f(4)) + 1}
+    constants |= {"u": f(4, 5), "k": f(5), "t": np.array(2.5, F)}
+    nodes = [
+        node("Conv", ["x", "w", "c"], ["a"]),
+        node("BatchNormalization", ["a", "s", "b", "m", "v"], ["n"]),
+        node("Relu", ["n"], ["r"]),
+        node("GlobalAveragePool", ["r"], ["g"]),
+        node("Flatten", ["g"], ["l"]),
+        node("MatMul", ["l", "u"], ["d"]),
+        node("Add", ["k", "d"], ["e"]),
+        node("Mul", ["e", "t"], ["h"]),
+        node("Clip", ["h", "zero", "six"], ["y"]),
+    ]
+    constants |= {"zero": np.array(0, F), "six": np.array(6, F)}
+    model = model_of(nodes, {"x": f(2, 3, 6, 6)}, ["y"], constants)
+    check(model, {"x": f(2, 3, 6, 6)})
+    assert not {"MUL", "ADD", "RELU", "RELU6"} & operations(model).keys()
+
+
+def test_what_is_read_twice_stays_apart_from_its_activation() -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Relu", ["a"], ["r"]),
+        node("Add", ["a", "r"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": f(2, 3)}, ["y", "a"], {"w": f(3, 4)})
+    check(model, {"x": f(2, 3)})
+    assert operations(model) == {"FULLY_CONNECTED": 1, "RELU": 1, "ADD": 1}
