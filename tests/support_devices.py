@@ -34,6 +34,7 @@ from penstock.hal import (
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.types import is_static
 from penstock.partitioning import ExecutionPlan
+from penstock.partitioning.plan import ExecutionStep
 
 Kernel = Callable[[Operation, list[NDArray]], Sequence[NDArray]]
 Wish = Collection[str] | Callable[[str, str], bool | str]
@@ -214,6 +215,10 @@ def run_plan(
         request = Request(
             tuple(HostMemory(values[i]) for i in step.inputs), tuple(map(HostMemory, targets))
         )
+        if step.control is not None:
+            _run_control(step, devices, request)
+            values.update(zip(step.outputs, targets, strict=True))
+            continue
         prepared = named[step.device].prepare_model(step.model, PrepareConfig())
         shapes = prepared.execute(request, ExecutionConfig()).output_shapes
         for index, operand, target, shape in zip(step.outputs, outer, targets, shapes, strict=True):
@@ -223,6 +228,30 @@ def run_plan(
     forwarded = {i for _, i in plan.forwards}
     values |= {i: plan.model.constant(entry.operands[i]) for i in forwarded if i not in values}
     return [np.array(values[i]) for i in entry.outputs]
+
+
+def _run_control(step: ExecutionStep, devices: Sequence[NumpyDevice], request: Request) -> None:
+    """The step's branches by their own plans; *request* holds its boundary."""
+    (operation,) = step.model.operations
+    entry, control = step.model.entry, step.control
+    given = dict(zip(entry.inputs, map(_array, request.inputs), strict=True))
+    arguments = [
+        given[i] if i in given else step.model.constant(entry.operands[i]) for i in operation.inputs
+    ]
+    if control is None:
+        raise InvalidArgument("the step has no branches")
+    if control.kind == "IF":
+        branch = control.branches[0 if arguments[0].item() else 1]
+        results = run_plan(branch, devices, [np.array(a) for a in arguments[1:]])
+    else:
+        condition, body = control.branches
+        results = [np.array(a) for a in arguments]
+        while run_plan(condition, devices, results)[0].item():
+            results = run_plan(body, devices, [np.array(a) for a in results])
+    targets = dict(zip(entry.outputs, map(_array, request.outputs), strict=True))
+    for index, result in zip(operation.outputs, results, strict=True):
+        if index in targets:
+            targets[index][...] = result
 
 
 def _target(operand: Operand, place: tuple[int, int] | None, arena: NDArray) -> NDArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 
@@ -44,6 +45,7 @@ class RandomGraph:
     constants: list[int] = field(default_factory=list)
     read: set[int] = field(default_factory=set)
     branches: tuple[int, int] | None = None
+    loops: tuple[int, int] | None = None
     hide_shapes: bool = False
 
     def make(self) -> Model:
@@ -85,7 +87,10 @@ class RandomGraph:
                 partner = self._partner(dtype, shape)
                 self._operation("CONCATENATION", [index, partner], [(dtype, joined)], axis=0)
         elif dtype is FLOAT and shape == BASE:
-            self._branch(index)
+            if self.rng.random() < 0.6:
+                self._branch(index)
+            else:
+                self._loop(index)
 
     def _branch(self, index: int) -> None:
         then, otherwise = self.branches or (self._subgraph("NEG"), self._subgraph("RELU"))
@@ -100,12 +105,47 @@ class RandomGraph:
             else_subgraph_index=pair[1],
         )
 
+    def _loop(self, index: int) -> None:
+        """A loop of none to four turns; how often it has turned can be no output."""
+        condition, body = self.loops or self._loop_subgraphs()
+        self.loops = condition, body
+        begin = self._constant(np.array(self.rng.integers(0, 5), np.int32))
+        operands = [Operand(INT, ()), Operand(FLOAT, BASE, name=f"WHILE_{len(self.produced)}")]
+        attributes = {"cond_subgraph_index": condition, "body_subgraph_index": body}
+        _, after = self.builder.operation("WHILE", [begin, index], operands, attributes)
+        self.read.add(index)
+        self.produced.append(after)
+        self._available(after, FLOAT, BASE)
+
+    def _loop_subgraphs(self) -> tuple[int, int]:
+        condition = self.builder.subgraph("condition")
+        turns = condition.input(INT, ())
+        condition.input(FLOAT, BASE)
+        most = condition.constant(np.array(4, np.int32))
+        (goes_on,) = condition.operation(
+            "LESS", [turns, most], [Operand(DType.BOOL, (), name="goes_on")]
+        )
+        body = self.builder.subgraph("body")
+        turns, x = body.input(INT, ()), body.input(FLOAT, BASE)
+        one = body.constant(np.array(1, np.int32))
+        (more,) = body.operation("ADD", [turns, one], [Operand(INT, (), name="more")])
+        weights = body.constant(self._array(FLOAT, BASE))
+        (y,) = body.operation(
+            str(self.rng.choice(BINARY)), [x, weights], [Operand(FLOAT, BASE, name="y")]
+        )
+        z_operand = Operand(FLOAT, BASE, name="z")
+        (z,) = body.operation(str(self.rng.choice(UNARY)), [y], [z_operand])
+        return (
+            self.builder.add_subgraph(condition.finish([goes_on])),
+            self.builder.add_subgraph(body.finish([more, z])),
+        )
+
     def _subgraph(self, kind: str) -> int:
         inner: SubgraphBuilder = self.builder.subgraph(kind)
         x = inner.input(FLOAT, BASE)
         weights = inner.constant(self._array(FLOAT, BASE))
-        (y,) = inner.operation(kind, [x], [(FLOAT, BASE)])
-        (z,) = inner.operation("ADD", [y, weights], [(FLOAT, BASE)])
+        (y,) = inner.operation(kind, [x], [Operand(FLOAT, BASE, name=f"{kind}_inner")])
+        (z,) = inner.operation("ADD", [y, weights], [Operand(FLOAT, BASE, name=f"{kind}_sum")])
         return self.builder.add_subgraph(inner.finish([z]))
 
     def _operation(
@@ -194,13 +234,18 @@ def random_devices(rng: np.random.Generator, model: Model) -> list[NumpyDevice]:
         first = int(rng.integers(count))
         others = () if disjoint else np.flatnonzero(rng.random(count) < 0.3).tolist()
         takers[model.entry.operation_name(index)] = frozenset({first, *others})
+
+    def takes(position: int, operation: str) -> bool:
+        """What stands in a subgraph is drawn by its name."""
+        return position in takers.get(operation, {crc32(operation.encode()) % count})
+
     names = [f"device{k}" for k in range(count)]
     if rng.random() < 0.5:
         names[int(rng.integers(count))] = "reference"
     return [
         NumpyDevice(
             name,
-            lambda _, operation, k=k: k in takers[operation],  # type: ignore[misc]  # a default, bound now
+            lambda _, operation, k=k: takes(k, operation),  # type: ignore[misc]  # a default, bound now
             {
                 t: (float(rng.uniform(0.1, 2)), float(rng.uniform(0.1, 2)))
                 for t in ("float32", "int32")

@@ -97,7 +97,7 @@ def arrangements(
     found.setdefault(predicted.assignment, ("predicted", predicted))
     for name, prices in _beliefs(table, judge.prices):
         try:
-            other = arrange_by_cost(table, Judge(table.model, prices), policy)
+            other = arrange_by_cost(table, Judge(table.model, prices, judge.apart), policy)
         except PlacementError:
             continue
         found.setdefault(other.assignment, (name, other))

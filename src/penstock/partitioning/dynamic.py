@@ -70,6 +70,7 @@ class _Search:
         self, table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float
     ) -> None:
         self.model, self.prices, self.order = table.model, judge.prices, order
+        self._judge = judge
         entry = self.model.entry
         names = range(len(table.candidates))
         self.preferred = sorted(names, key=lambda k: not table.candidates[k].is_reference)
@@ -101,13 +102,21 @@ class _Search:
                 continue
             best, chosen = math.inf, -1
             for before, (cost, path) in front.items():
-                total = cost if before == device else cost + opening[device]
+                joins = before == device and not self._is_between(at, device)
+                total = cost if joins else cost + opening[device]
                 if self._private:
                     total += self._entering(index, device, path, at)
                 if total < best or (total == best and before == device):
                     best, chosen = total, before
             reached[device] = best + own, (device, front[chosen][1])
         return reached
+
+    def _is_between(self, at: int, device: int) -> bool:
+        """Whether a step of *device* ends before position *at* whatever runs there."""
+        judge, order = self._judge, self.order
+        return bool(judge.apart) and (
+            judge.is_apart(order[at], device) or judge.is_apart(order[at - 1], device)
+        )
 
     def _leaving(self, index: int, device: int) -> float:
         """What leaves *device* whoever else reads it: entry outputs."""

@@ -14,9 +14,9 @@ from penstock.hal import PREFERENCES, Device, Preference
 from penstock.ir import Model, Subgraph
 from penstock.memory.arena import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
-from penstock.partitioning.plan import Alternative, ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.plan import Alternative, Control, ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.prediction import Judge, partitions_read, price, whole
+from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (
     REFERENCE_DEVICE,
@@ -28,6 +28,7 @@ from penstock.partitioning.support import (
 
 if TYPE_CHECKING:
     from penstock.partitioning.arrangement import Proposal
+    from penstock.partitioning.control import Apart
 
 DEFAULT_POLICY: Final = Policy()
 
@@ -46,7 +47,9 @@ def place(
     the others behind it. On a chain of operations no plan is cheaper. With "nnapi" each operation by itself
     goes to the device whose capabilities declare the smallest execution time (power usage) for the element
     type of its first input (NNAPI section 4.3). Of equals the first device in order gets it, but "reference" before
-    all. Composites are placed whole. Shapes are taken as the model has them: infer them first.
+    all. An IF or WHILE on "reference" is taken apart where that is better and puts anything on another device:
+    the runtime carries it out, and its subgraphs are planned likewise (`ExecutionStep.control`). Composites are
+    placed whole. Shapes are taken as the model has them: infer them first.
 
     *assignment* gives the device of each operation instead of a rule, where devices and policy allow it.
 
@@ -56,30 +59,14 @@ def place(
     reason, and where the limits of *policy* cannot be met; `InputError` for a preference that does
     not exist, two devices of one name, and policy keys that mean nothing in this model.
     """
-    ground = _Ground.of(model, devices, policy, preference)
-    if not model.operations:
-        return ExecutionPlan(model, ground.names, (), (), ArenaLayout())
-    if assignment is None and (whole_model := _on_the_only_one(ground.table, policy)):
-        return ground.plan(whole_model, [{}] * len(model.operations))
-    from penstock.partitioning.arrangement import arrange_as, arrange_by_cost
+    ground = _ground(collect_support(model, devices, policy), policy, preference)
+    if assignment is not None and model.operations:
+        from penstock.partitioning.arrangement import arrange_as
 
-    if assignment is not None and (
-        given := arrange_as(ground.table, ground.judge, assignment, policy)
-    ):
-        return ground.plan(given)
-    if policy.placement == "nnapi":
-        from penstock.partitioning.cost import measure
-        from penstock.partitioning.greedy import explain
-        from penstock.partitioning.limits import arrange
-
-        costs = measure(ground.table, preference)
-        chosen = arrange(ground.table, costs, policy)
-        reasons = [
-            explain(chosen.table, costs, index, position, preference)
-            for index, position in enumerate(chosen.assignment)
-        ]
-        return ground.plan(chosen, reasons)
-    return ground.plan(arrange_by_cost(ground.table, ground.judge, policy))
+        given = arrange_as(ground.table, ground.judge, assignment, policy)
+        if given is not None:
+            return ground.plan(given)
+    return _place(ground)
 
 
 def candidates(
@@ -96,7 +83,7 @@ def candidates(
     """
     from penstock.partitioning.arrangement import arrangements
 
-    ground = _Ground.of(model, devices, policy, preference)
+    ground = _ground(collect_support(model, devices, policy), policy, preference)
     if not model.operations:
         return []
     return [
@@ -106,27 +93,18 @@ def candidates(
 
 
 class _Ground(Struct, frozen=True):
-    """What one call places on: the devices' answers, and the prices."""
+    """What one call places on: the devices' answers, the prices, and control flow that can be taken apart."""
 
     table: SupportTable
     policy: Policy
-    energy: bool
+    preference: Preference
     time: Judge
     judge: Judge
+    apart: dict[int, Apart]
 
-    @classmethod
-    def of(
-        cls, model: Model, devices: Sequence[Device], policy: Policy, preference: Preference
-    ) -> _Ground:
-        if preference not in PREFERENCES:
-            raise InputError(
-                f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}"
-            )
-        table = collect_support(model, devices, policy)
-        time = Judge(model, price(table))
-        energy = preference == "low_power"
-        judge = Judge(model, price(table, energy=True)) if energy else time
-        return cls(table, policy, energy, time, judge)
+    @property
+    def energy(self) -> bool:
+        return self.preference == "low_power"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,9 +121,13 @@ class _Ground(Struct, frozen=True):
             reasons = all_reasons(arrangement, self.judge, energy=self.energy)
         operations = tuple(_placements(arrangement, reasons))
         _check_coverage(operations, policy)
-        kept = partitions_read(model, arrangement.partitions)
+        kept = self.judge.steps(arrangement.partitions)
         steps = [
-            replace(step, predicted_ns=whole(self.time.step(partition)))
+            replace(
+                step,
+                predicted_ns=whole(self.time.step(partition)),
+                control=self._control(partition),
+            )
             for step, partition in zip(_steps(model, self.names, kept), kept, strict=True)
         ]
         return ExecutionPlan(
@@ -158,6 +140,10 @@ class _Ground(Struct, frozen=True):
             whole(self.judge.plan(kept)) if self.energy else None,
             tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
         )
+
+    def _control(self, partition: Partition) -> Control | None:
+        first = partition.operations[0]
+        return self.apart[first].control if self.judge.is_apart(first, partition.device) else None
 
     def _temporaries(self, steps: Sequence[ExecutionStep]) -> ArenaLayout:
         if len(steps) < 2:
@@ -173,7 +159,7 @@ class _Ground(Struct, frozen=True):
             from penstock.partitioning.arrangement import single_device
 
             alone = single_device(self.table, self.judge, position)
-        kept = partitions_read(self.table.model, alone.partitions)
+        kept = self.judge.steps(alone.partitions)
         return Alternative(
             self.names[position],
             alone.assignment.count(position),
@@ -181,6 +167,55 @@ class _Ground(Struct, frozen=True):
             whole(self.time.plan(kept)),
             whole(self.judge.plan(kept)) if self.energy else None,
         )
+
+
+def _ground(table: SupportTable, policy: Policy, preference: Preference, depth: int = 0) -> _Ground:
+    if preference not in PREFERENCES:
+        raise InputError(f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}")
+    model, energy = table.model, preference == "low_power"
+    time = price(table)
+    prices = price(table, energy=True) if energy else time
+    apart: dict[int, Apart] = {}
+    if len(table.candidates) > 1 and any(o.type in {"IF", "WHILE"} for o in model.operations):
+        from penstock.partitioning.control import take_apart, with_apart
+
+        inner = replace(policy, min_coverage=0.0)
+        devices = [candidate.device for candidate in table.candidates]
+
+        def branch(model: Model) -> ExecutionPlan:
+            answers = collect_support(model, devices, inner, check_keys=False)
+            return _place(_ground(answers, inner, preference, depth + 1))
+
+        apart = take_apart(table, policy, prices, branch, depth, energy=energy)
+        prices = with_apart(prices, {index: a.cost for index, a in apart.items()})
+        time = with_apart(time, {index: a.time for index, a in apart.items()})
+    judge = Judge(model, prices, apart)
+    timed = Judge(model, time, apart) if energy else judge
+    return _Ground(table, policy, preference, timed, judge, apart)
+
+
+def _place(ground: _Ground) -> ExecutionPlan:
+    """The plan by the rule of the policy."""
+    model, policy = ground.table.model, ground.policy
+    if not model.operations:
+        return ExecutionPlan(model, ground.names, (), (), ArenaLayout(), 0)
+    if whole_model := _on_the_only_one(ground.table, policy):
+        return ground.plan(whole_model, [{}] * len(model.operations))
+    if policy.placement == "cost":
+        from penstock.partitioning.arrangement import arrange_by_cost
+
+        return ground.plan(arrange_by_cost(ground.table, ground.judge, policy))
+    from penstock.partitioning.cost import measure
+    from penstock.partitioning.greedy import explain
+    from penstock.partitioning.limits import arrange
+
+    costs = measure(ground.table, ground.preference)
+    chosen = arrange(ground.table, costs, policy)
+    reasons = [
+        explain(chosen.table, costs, index, position, ground.preference)
+        for index, position in enumerate(chosen.assignment)
+    ]
+    return ground.plan(chosen, reasons)
 
 
 def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:

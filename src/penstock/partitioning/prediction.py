@@ -8,7 +8,7 @@ every value that enters or leaves it. Between devices that share host memory not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -83,10 +83,13 @@ def byte_ns(capabilities: Capabilities) -> float:
 
 
 class Judge:
-    """Costs of partitions of one model under one set of prices."""
+    """Costs of partitions of one model under one set of prices.
 
-    def __init__(self, model: Model, prices: Prices) -> None:
-        self._model, self.prices = model, prices
+    The operations of *apart* are steps of their own on the reference, the last candidate.
+    """
+
+    def __init__(self, model: Model, prices: Prices, apart: Collection[int] = ()) -> None:
+        self._model, self.prices, self.apart = model, prices, frozenset(apart)
         self._entry_outputs = frozenset(model.entry.outputs)
         self._readers: dict[int, set[int]] = {}
         for index, operation in enumerate(model.operations):
@@ -94,8 +97,31 @@ class Judge:
                 self._readers.setdefault(operand, set()).add(index)
 
     def plan(self, partitions: Sequence[Partition]) -> float:
-        """What the plan of these partitions costs; those of which nothing is read do not run."""
-        return math.fsum(self.step(p) for p in partitions_read(self._model, partitions))
+        """What the plan of these partitions costs."""
+        return math.fsum(map(self.step, self.steps(partitions)))
+
+    def steps(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """The steps of these partitions: those of which something is read, with what is apart by itself."""
+        if self.apart:
+            partitions = [piece for partition in partitions for piece in self._pieces(partition)]
+        return partitions_read(self._model, partitions)
+
+    def is_apart(self, operation: int, device: int) -> bool:
+        """Whether *operation* is a step of its own on *device*."""
+        return operation in self.apart and device == len(self.prices.steps) - 1
+
+    def _pieces(self, partition: Partition) -> Iterator[Partition]:
+        run: list[int] = []
+        for index in partition.operations:
+            if not self.is_apart(index, partition.device):
+                run.append(index)
+                continue
+            if run:
+                yield Partition(partition.device, tuple(run))
+            yield Partition(partition.device, (index,))
+            run = []
+        if run:
+            yield Partition(partition.device, tuple(run))
 
     def step(self, partition: Partition) -> float:
         """What one partition costs as a step."""

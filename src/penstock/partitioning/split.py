@@ -104,6 +104,17 @@ class Cutter:
         return replace(subgraph, operations=operations)
 
 
+def extract(model: Model, index: int) -> Model:
+    """Subgraph *index* as a model of its own, with what it refers to: inputs and outputs are the subgraph's."""
+    subgraph = model.subgraphs[index]
+    referenced = _closure(model, subgraph.operations)
+    every = (
+        replace(graph, operations=tuple(_renumber(o, referenced) for o in graph.operations))
+        for graph in (subgraph, *(model.subgraphs[old] for old in referenced))
+    )
+    return Model(tuple(every), model.pools)
+
+
 def _crosses(operand: Operand) -> bool:
     return operand.has_value and not operand.is_constant
 

@@ -83,7 +83,9 @@ class Arrangement(Struct, frozen=True):
     partitions: tuple[Partition, ...]
 
 
-def collect_support(model: Model, devices: Sequence[Device], policy: Policy) -> SupportTable:
+def collect_support(
+    model: Model, devices: Sequence[Device], policy: Policy, *, check_keys: bool = True
+) -> SupportTable:
     """Asks every device for every operation of the entry subgraph.
 
     A device sees only the operations of its feature level: those above are cut out before it is asked,
@@ -91,14 +93,15 @@ def collect_support(model: Model, devices: Sequence[Device], policy: Policy) -> 
     makes that device refuse everything. To a yes the policy's accuracy class, the unknown-shape rule
     (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this order.
 
-    Raises `InputError` for two devices of one name, and for a key of *require* or *forbid* that is
-    neither in the model nor an operation type.
+    Raises `InputError` for two devices of one name, and with *check_keys* for a key of *require* or *forbid* that
+    is neither in the model nor an operation type.
     """
     names = [device.name for device in devices]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"two devices are named {twice!r}; names must be unique")
-    _check_keys(model, policy)
+    if check_keys:
+        _check_keys(model, policy)
     ordered = sorted(devices, key=lambda device: device.name == REFERENCE_DEVICE)
     return SupportTable(model, tuple(_candidate(model, device, policy) for device in ordered))
 
@@ -126,8 +129,9 @@ def _check_keys(model: Model, policy: Policy) -> None:
     if not policy.require and not policy.forbid:
         return
     known = {ANY_OPERATION}
-    for index, operation in enumerate(model.operations):
-        known |= {operation.type, operation.key, model.entry.operation_name(index)}
+    for subgraph in model.subgraphs:
+        for index, operation in enumerate(subgraph.operations):
+            known |= {operation.type, operation.key, subgraph.operation_name(index)}
     for label, constraint in (("require", policy.require), ("forbid", policy.forbid)):
         for key in constraint:
             if key not in known and key not in OPERATIONS:

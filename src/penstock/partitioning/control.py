@@ -1,0 +1,170 @@
+"""IF and WHILE that the runtime carries out itself, so that their subgraphs can be spread over devices too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.errors import ModelError, PlacementError
+from penstock.ir import DType, Model, Operation, infer_shapes
+from penstock.ir.types import Shape, element_count, static_shape
+from penstock.partitioning.greedy import HANDLES
+from penstock.partitioning.plan import Control, ExecutionPlan
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.prediction import UNDECLARED, Prices
+from penstock.partitioning.split import extract
+from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable
+from penstock.partitioning.work import share_of
+
+CONTROL_NS: Final = 5_000.0
+"""The runtime's own work for one evaluation of a condition, and for one run of a branch."""
+
+MOST_DEPTH: Final = 4
+"""Control flow within control flow that is taken apart; below that it is placed whole."""
+
+PlaceBranch: TypeAlias = Callable[[Model], ExecutionPlan]
+
+_KINDS: Final[dict[str, tuple[Literal["IF", "WHILE"], tuple[str, str]]]] = {
+    "IF": ("IF", ("then_subgraph_index", "else_subgraph_index")),
+    "WHILE": ("WHILE", ("cond_subgraph_index", "body_subgraph_index")),
+}
+
+
+class Apart(Struct, frozen=True):
+    """An operation taken apart: *control* is its plan, *time* what a run of it is predicted to take in nanoseconds,
+    *cost* the same in the unit of the prices.
+    """
+
+    control: Control
+    time: float
+    cost: float
+
+
+def take_apart(
+    table: SupportTable,
+    policy: Policy,
+    prices: Prices,
+    place: PlaceBranch,
+    depth: int,
+    *,
+    energy: bool,
+) -> dict[int, Apart]:
+    """The operations of the entry subgraph that the runtime carries out itself where they are the reference's
+    (NNAPI section 4.3).
+
+    Those that the reference may run and whose values all have known shapes and are no handles, where taking them
+    apart puts anything on another device, and under "cost" is also predicted to be cheaper. *place* plans a
+    subgraph; *depth* is how many such operations are around. Limits on partitions are on whole plans: with one,
+    nothing is taken apart.
+    """
+    if depth >= MOST_DEPTH:
+        return {}
+    if policy.max_partitions is not None or policy.min_partition_size > 1:
+        return {}
+    reference = next((c for c in table.candidates if c.is_reference), None)
+    if reference is None or len(table.candidates) == 1:
+        return {}
+    found: dict[int, Apart] = {}
+    for index, operation in enumerate(table.model.operations):
+        if operation.type not in _KINDS or not reference.answers[index].supported:
+            continue
+        apart = _taken_apart(table.model, operation, place, energy)
+        if apart is None:
+            continue
+        if policy.placement == "nnapi" or apart.cost < prices.operations[index][-1]:
+            found[index] = apart
+    return found
+
+
+def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
+    """*prices* with what operations cost on the reference, the last candidate, when they are taken apart."""
+    if not costs:
+        return prices
+    rows = tuple(
+        (*row[:-1], costs[index]) if index in costs else row
+        for index, row in enumerate(prices.operations)
+    )
+    return replace(prices, operations=rows)
+
+
+def _taken_apart(
+    model: Model, operation: Operation, place: PlaceBranch, energy: bool
+) -> Apart | None:
+    kind, names = _KINDS[operation.type]
+    branches = _branches(model, operation, kind, [operation.attributes.integer(n) for n in names])
+    if branches is None:
+        return None
+    try:
+        plans = tuple(place(branch) for branch in branches)
+    except PlacementError:
+        return None
+    if not any(_leaves_reference(plan) for plan in plans):
+        return None
+    times = [_of_runs(operation, plan.predicted_ns) for plan in plans]
+    energies = [_of_runs(operation, plan.predicted_energy) for plan in plans]
+    return Apart(Control(kind, plans), sum(times), sum(energies if energy else times))
+
+
+def _of_runs(operation: Operation, cost: int | None) -> float:
+    """What a subgraph of *operation* costs in all the runs that are expected of it."""
+    return share_of(operation) * (CONTROL_NS + (UNDECLARED if cost is None else cost))
+
+
+def _leaves_reference(plan: ExecutionPlan) -> bool:
+    return any(
+        step.device != REFERENCE_DEVICE
+        or (step.control is not None and any(map(_leaves_reference, step.control.branches)))
+        for step in plan.steps
+    )
+
+
+def _branches(
+    model: Model, operation: Operation, kind: str, subgraphs: Sequence[int]
+) -> tuple[Model, Model] | None:
+    """The two subgraphs as models with their shapes inferred; None where something is not known before a run."""
+    given = [model.operands[i] for i in operation.inputs]
+    results = [model.operands[i] for i in operation.outputs]
+    if any(o.dtype in HANDLES or not o.has_value for o in (*given, *results)):
+        return None
+    shapes = [static_shape(o.shape) for o in given]
+    wanted = [static_shape(o.shape) for o in results]
+    if None in shapes or None in wanted or any(o.dtype is DType.STRING for o in (*given, *results)):
+        return None
+    carried = shapes[1:] if kind == "IF" else shapes
+    first, second = (_branch(model, index, carried) for index in subgraphs)
+    if first is None or second is None:
+        return None
+    if kind == "IF":
+        fits = (
+            _gives(first, wanted) and _gives(second, wanted) and element_count(shapes[0] or ()) > 0
+        )
+    else:
+        fits = _gives(second, carried) and wanted == carried and _decides(first)
+    return (first, second) if fits else None
+
+
+def _branch(model: Model, index: int, shapes: Sequence[Shape]) -> Model | None:
+    subgraph = model.subgraphs[index]
+    handles = any(o.dtype in HANDLES for o in subgraph.operands)
+    if handles or subgraph.states or len(subgraph.inputs) != len(shapes):
+        return None
+    try:
+        positions = {at: shape for at, shape in enumerate(shapes) if shape is not None}
+        return infer_shapes(extract(model, index), positions)  # type: ignore[arg-type]  # all are complete
+    except ModelError:
+        return None
+
+
+def _gives(model: Model, shapes: Sequence[Shape]) -> bool:
+    return [static_shape(o.shape) for o in model.outputs] == list(shapes)
+
+
+def _decides(model: Model) -> bool:
+    (output, *others) = model.outputs
+    shape = static_shape(output.shape)
+    return (
+        not others and output.dtype is DType.BOOL and shape is not None and element_count(shape) > 0
+    )
