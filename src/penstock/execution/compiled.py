@@ -65,8 +65,8 @@ class CompiledModel:
         self._state = State(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
         self._input_names, self._output_names = interface.input_names, interface.output_names
-        self._ready = ready_inputs(interface.inputs)
         self._in_order = interface.input_positions == tuple(range(len(base.model.inputs)))
+        self._ready = ready_inputs(interface.inputs) if self._in_order else None
         self._all_outputs = interface.output_positions == tuple(range(len(base.model.outputs)))
 
     @property
@@ -126,7 +126,10 @@ class CompiledModel:
         with self._gate:
             trace = Trace()
             config = _execution_config(timeout, cancel, measure)
-            arrays = self._bind(inputs, dequantize, trace.copies)
+            ready = self._ready
+            arrays = None if ready is None or dequantize else ready.arrays(inputs)
+            if arrays is None:
+                arrays = self._bind(inputs, dequantize, trace.copies)
             if not self._dynamic:
                 results = self._run(self._base, arrays, out, state, config, trace, dequantize)
             else:
@@ -208,10 +211,6 @@ class CompiledModel:
     def _bind(
         self, given: Mapping[str, Any] | Sequence[Any], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
-        if not real and self._ready is not None:
-            ready = self._ready.arrays(given)
-            if ready is not None:
-                return ready if self._in_order else in_order(ready, self._interface)
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
                 f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"

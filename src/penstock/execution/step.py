@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Mapping
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,7 +84,7 @@ class StepRunner:
         placed operands of this run lie. Raises the device's `DriverError` where no other device could repeat
         the step, with every failure in `trace.failures`.
         """
-        began = time.perf_counter_ns()
+        began = perf_counter_ns()
         if self._learned and self._repeat_without_elements(values, config, trace, began):
             return
         try:
@@ -101,7 +101,7 @@ class StepRunner:
             for failure in trace.failures[len(failures) :]:
                 error.add_note(f"{failure.device} failed at the same step: {failure.error}")
             raise
-        trace.steps.append(StepTrace(self.prepared, began, time.perf_counter_ns(), result, ()))
+        trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
 
     def close(self) -> None:
         """Closes the fall-backs, if there are any."""
@@ -123,7 +123,9 @@ class StepRunner:
                 ),
                 tuple(
                     [
-                        writable[i] if i in writable else HostMemory(self._target(i, kind, values))
+                        writable[i]
+                        if i in writable
+                        else HostMemory(values[i] if i in values else _new(values, i, *kind))
                         for i, kind in self._kinds
                     ]
                 ),
@@ -135,18 +137,6 @@ class StepRunner:
             given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory
             check_result(result, self._outputs, given)
         return result
-
-    @staticmethod
-    def _target(
-        index: int,
-        kind: tuple[tuple[int, ...], np.dtype[np.generic]],
-        values: dict[int, NDArray],
-    ) -> NDArray:
-        """`transfer.target`, for a shape and dtype that were worked out before."""
-        array = values.get(index)
-        if array is None:
-            array = values[index] = allocate(*kind)
-        return array
 
     def _repeat_without_elements(
         self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace, began: int
@@ -167,3 +157,11 @@ class StepRunner:
                 self.prepared.step, self._ports, self._devices, self._config
             )
         return self._fallbacks
+
+
+def _new(
+    values: dict[int, NDArray], index: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+) -> NDArray:
+    """`transfer.target` of an output that has no array yet, by what was worked out before."""
+    array = values[index] = allocate(shape, dtype)
+    return array

@@ -51,15 +51,11 @@ class InnerSteps:
                 known.wall_ns += spent
 
 
-class Trace:
-    """What one run has done so far."""
+class Trace(Struct):
+    """What one run has done so far. *failures* are those at the step that nothing could repeat by itself."""
 
-    __slots__ = ("compiles", "copies", "failures", "spans", "steps")
-
-    def __init__(self) -> None:
-        self.steps: list[StepTrace] = []
-        self.copies: list[CopyReceipt] = []
-        self.compiles = 0
-        self.spans: tuple[Span, ...] = ()
-        self.failures: tuple[Failure, ...] = ()
-        """Of the step that nothing could repeat by itself."""
+    steps: list[StepTrace] = []
+    copies: list[CopyReceipt] = []
+    compiles: int = 0
+    spans: tuple[Span, ...] = ()
+    failures: tuple[Failure, ...] = ()

@@ -143,7 +143,7 @@ def lent(array: NDArray) -> NDArray:
     if not array.flags.writeable:
         return array
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 
