@@ -120,22 +120,20 @@ def _check_resize(site: Site) -> AccuracyClass:
 
 @rule("RESIZE_BILINEAR", check=_check_resize)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
+    """Channels last, which ONNX Runtime does several times faster than first."""
     attributes = site.operation.attributes
     mode = "asymmetric"
     if attributes.flag("align_corners"):
         mode = "align_corners"
     elif attributes.flag("half_pixel_centers"):
         mode = "half_pixel"
-    image = site.shape()
-    sizes = graph.whole([image[0], image[3], *site.integers(1, "its size")])
-    x = graph.real(site.input_indexes[0], first=True)
+    image, (height, width) = site.shape(), site.integers(1, "its size")
+    sizes = graph.whole([image[0], height, width, image[3]])
+    x = graph.real(site.input_indexes[0])
     node = graph.node(
         "Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=mode
     )
-    if site.is_quantized:
-        graph.round(site, graph.transpose(node, TO_LAST))
-    else:
-        graph.round(site, node, first=True)
+    graph.round(site, node)
 
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
