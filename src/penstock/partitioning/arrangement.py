@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.errors import PlacementError
 from penstock.partitioning.dynamic import cheapest, is_chain
-from penstock.partitioning.greedy import partitions_of
+from penstock.partitioning.greedy import followers_of, partitions_of
 from penstock.partitioning.limits import (
     complaint_of,
     on_one_device,
@@ -198,8 +198,9 @@ def _propose(table: SupportTable, judge: Judge, reference_bias: float) -> list[P
 
 def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Proposal:
     """The assignment with the cheaper of two ways to draw its partitions."""
+    followers, count = followers_of(table.model), len(table.candidates)
     drawn = [
-        partitions_of(table.model, assignment, len(table.candidates), first=first)
+        partitions_of(table.model, assignment, count, first=first, followers=followers)
         for first in (False, True)
     ]
     costs = [judge.plan(partitions) for partitions in drawn]

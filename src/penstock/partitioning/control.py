@@ -19,7 +19,7 @@ from penstock.partitioning.split import extract
 from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable
 from penstock.partitioning.work import share_of
 
-CONTROL_NS: Final = 5_000.0
+CONTROL_NS: Final = 10_000.0
 """The runtime's own work for one evaluation of a condition, and for one run of a branch."""
 
 MOST_DEPTH: Final = 4

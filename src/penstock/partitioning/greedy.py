@@ -63,16 +63,22 @@ def explain(
 
 
 def partitions_of(
-    model: Model, assignment: Sequence[int], candidates: int, *, first: bool = False
+    model: Model,
+    assignment: Sequence[int],
+    candidates: int,
+    *,
+    first: bool = False,
+    followers: Sequence[Sequence[int]] | None = None,
 ) -> list[Partition]:
     """The partitions of an assignment (operation -> candidate), in an order in which they can run.
 
     One first-in-first-out queue of ready operations for each candidate. The last candidate whose queue
     is not empty, or with *first* the first one, opens a partition and drains its queue, what becomes ready
-    meanwhile included: the other candidates get more chances to gather inputs.
+    meanwhile included: the other candidates get more chances to gather inputs. *followers* is
+    `followers_of` the model, where it is known already.
     """
     opening = min if first else max
-    followers = _followers(model)
+    followers = followers_of(model) if followers is None else followers
     waiting = [0] * len(model.operations)
     for index in itertools.chain.from_iterable(followers):
         waiting[index] += 1
@@ -107,7 +113,7 @@ def handle_users(model: Model) -> list[int]:
     ]
 
 
-def _followers(model: Model) -> list[list[int]]:
+def followers_of(model: Model) -> list[list[int]]:
     """For each operation those that must wait for it."""
     writer = {
         o: index for index, operation in enumerate(model.operations) for o in operation.outputs
