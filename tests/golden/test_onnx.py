@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.errors import ModelError, PenstockError
 from tests.conftest import CORPUS, IN_CI, NO_CORPUS
 from tests.golden.cases import Entry, entries, given_to_onnx, rule
 from tests.golden.comparison import Case, compare
@@ -61,3 +62,25 @@ def test_recorded_cases(entry: Entry) -> None:
             compare(got, Case(wanted, lambda: None), rule(entry))
             if "expected_top1" in case:
                 assert int(np.argmax(got[0].reshape(-1))) == case["expected_top1"]
+
+
+@pytest.mark.parametrize(
+    "entry", [pytest.param(e, id=e["id"]) for e in entries("corrupted", "onnx")]
+)
+def test_damaged_files_run_or_are_refused_by_name(entry: Entry) -> None:
+    """What ONNX Runtime does not even load is no model here either."""
+    if CORPUS is None:
+        pytest.skip(NO_CORPUS)
+    try:
+        model = penstock.load(CORPUS / "models" / entry["file"])
+    except ModelError:
+        assert entry["reference_runtime"]["stops_at"] != "runs"
+        return
+    assert entry["reference_runtime"]["stops_at"] != "load"
+    try:
+        with penstock.compile(model, devices=["reference"]) as net:
+            net.run(
+                [np.zeros([d or 1 for d in o.shape or ()], o.dtype.numpy) for o in model.inputs]
+            )
+    except PenstockError:
+        assert entry["reference_runtime"]["stops_at"] != "runs"

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 
 from penstock import knobs, loaders
@@ -45,9 +46,7 @@ def samples() -> list[bytes]:
         wanted = {k: v for k, v in options.items() if k != "judge"}
         found.append(one_node(op, inputs, attributes, **wanted)[0].SerializeToString())
     x = {"x": graphs.f(2)}
-    found.append(
-        graphs.loop_model(None, x | {"m": graphs.np.array(3)}, graphs.STEP).SerializeToString()
-    )
+    found.append(graphs.loop_model(None, x | {"m": np.array(3)}, graphs.STEP).SerializeToString())
     return found
 
 
@@ -85,7 +84,8 @@ def restructure(content: bytes, rng: random.Random) -> bytes:
         message = rng.choice(_messages(model))
         fields = message.ListFields()
         if fields:
-            _change(message, *rng.choice(fields), rng)
+            field, value = rng.choice(fields)
+            _change(message, field, value, rng)
     encoded: bytes = model.SerializeToString()
     return encoded
 

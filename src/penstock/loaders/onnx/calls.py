@@ -22,7 +22,7 @@ Lower: TypeAlias = "Callable[[Call], Value | Sequence[Value]]"
 
 MODULES: Final = (
     "elementwise", "activation", "shape", "indexing", "reduction", "matmul", "convolution", "pooling",
-    "normalization", "resize", "recurrent", "control", "quantized", "sequence", "text", "ml",
+    "normalization", "resize", "recurrent", "control", "quantized", "sequence", "text", "ml", "detection",
 )  # fmt: skip
 
 

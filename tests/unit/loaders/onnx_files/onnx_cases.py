@@ -45,6 +45,11 @@ X = f(2, 3, 4, 5)
 
 ROWS: list[Row] = []
 
+attributes: dict[str, Any] = {}
+weights: list[Const] = []
+values: list[float] = []
+outputs = 1
+
 
 def add(
     op: str, inputs: list[Any], attributes: dict[str, Any] | None = None, **options: Any
@@ -456,3 +461,17 @@ add(
     domain=ML,
 )
 add("OneHotEncoder", [ints(4, low=0, high=5)], {"cats_int64s": [1, 3, 4]}, domain=ML)
+# Detection
+corners = np.sort(RNG.uniform(0, 1, (2, 9, 2, 2)).astype(F), axis=2).reshape(2, 9, 4)
+limits = [c([3]), Const([0.4], F), Const([0.2], F)]
+add("NonMaxSuppression", [corners, RNG.uniform(0, 1, (2, 2, 9)).astype(F), *limits])
+add(
+    "NonMaxSuppression",
+    [corners, RNG.uniform(0, 1, (2, 2, 9)).astype(F), c([100]), Const([0.1], F)],
+)
+add(
+    "NonMaxSuppression",
+    [p(1, 9, 4), RNG.uniform(0, 1, (1, 3, 9)).astype(F), *limits],
+    {"center_point_box": 1},
+)
+add("NonMaxSuppression", [corners, RNG.uniform(0, 1, (2, 2, 9)).astype(F)])

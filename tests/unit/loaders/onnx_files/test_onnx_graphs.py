@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.ir import NDArray
-from tests.support_onnx import check, declared, helper, model_of, ours, tensor
+from tests.support_onnx import ML, check, declared, helper, judged, model_of, ours, tensor
 
 F = np.float32
 RNG = np.random.default_rng(3)
@@ -317,3 +317,14 @@ def test_what_is_read_twice_stays_apart_from_its_activation() -> None:
     model = model_of(nodes, {"x": f(2, 3)}, ["y", "a"], {"w": f(3, 4)})
     check(model, {"x": f(2, 3)})
     assert operations(model) == {"FULLY_CONNECTED": 1, "RELU": 1, "ADD": 1}
+
+
+def test_maps_of_classes_are_given_as_a_matrix() -> None:
+    nodes = [
+        node("Softmax", ["x"], ["p"]),
+        node("ZipMap", ["p"], ["y"], domain=ML, classlabels_int64s=[3, 5, 7]),
+    ]
+    x = f(2, 3)
+    (got,) = ours(model_of(nodes, {"x": x}, ["y"]), {"x": x})
+    (want,) = judged(model_of(nodes[:1], {"x": x}, ["p"]), {"x": x})
+    np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -13,7 +13,7 @@ from tests.unit.loaders.onnx_files.onnx_cases import ROWS
 
 ELSEWHERE = frozenset({
     "Constant", "Loop", "Scan", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
-    "SequenceLength", "SplitToSequence", "ConcatFromSequence", "Scatter", "Unique",
+    "SequenceLength", "SplitToSequence", "ConcatFromSequence", "Scatter", "Unique", "ai.onnx.ml.ZipMap",
 })  # fmt: skip
 """Operators that stand in graphs of several nodes: `test_onnx_graphs.py`."""
 

@@ -23,9 +23,9 @@ class Net:
     """A chain in which every value is quantised and dequantised."""
 
     def __init__(self, kind: type = np.int8) -> None:
-        self.kind, self.nodes, self.constants = kind, [], {}
-        self.nodes: list[Any]
-        self.constants: dict[str, NDArray]
+        self.kind = kind
+        self.nodes: list[Any] = []
+        self.constants: dict[str, NDArray] = {}
 
     def parameters(self, name: str, scale: Any, zero: int, dtype: Any = None) -> list[str]:
         scale = np.asarray(scale, F)
