@@ -23,7 +23,7 @@ from penstock.hal import (
     Request,
     Timing,
 )
-from penstock.ir import DType, Model, ModelBuilder
+from penstock.ir import DType, Model, ModelBuilder, Operand
 from penstock.partitioning import Policy
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
 
@@ -143,6 +143,16 @@ class TestOfRealRuns:
         (step,) = [e for e in trace["traceEvents"] if e["name"] == "execute step 0"]
         assert step["args"]["operations"] == ["0 ADD sum", "1 RELU relu"]
 
+    def test_fused_operations_are_told_by_their_own_names(self) -> None:
+        from penstock.testing.lab import LabDevice
+
+        device = LabDevice(mode="staged", uses=1)
+        with penstock.compile(one_after_the_other(), devices=[device], cache=False) as compiled:
+            first, second = (compiled.run([X], measure=True).receipt for _ in range(2))
+        assert [k.names for k in first.steps[0].kernels] == [("ADD sum",), ("RELU relu",)]
+        assert [k.names for k in second.steps[0].kernels] == [("ADD sum", "RELU relu")]
+        assert "ADD sum + RELU relu" in spans_of(second.trace())
+
 
 class Timed(NumpyDevice):
     """Says of its kernels what it is given."""
@@ -240,6 +250,14 @@ def test_the_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.M
             exec(compile(block, "receipts.md", "exec"), names)  # our own documentation
     events = json.loads((tmp_path / "out.json").read_text("utf-8"))["traceEvents"]
     assert {"compile", "run"} <= {event["name"] for event in events}
+
+
+def one_after_the_other() -> Model:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2, 3), "x")
+    (total,) = builder.operation("ADD", [x, x], [Operand(DType.FLOAT32, (2, 3), name="sum")])
+    (y,) = builder.operation("RELU", [total], [Operand(DType.FLOAT32, (2, 3), name="relu")])
+    return builder.build([y])
 
 
 def one_input() -> Model:

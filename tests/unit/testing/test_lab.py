@@ -107,7 +107,7 @@ def sum_and_constant() -> Case:
     ("number", "place", "new", "answer"),
     [
         (2, 0, np.float32(100).tobytes(), [101, 22]),
-        (1, -14, bytes([2]), [10, 40]),
+        (1, -17, bytes([2]), [10, 40]),
     ],
     ids=["weights", "code"],
 )

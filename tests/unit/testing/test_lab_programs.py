@@ -55,6 +55,10 @@ def test_the_optimised_form_fuses_and_turns() -> None:
     # The first RELU's input is also read by TANH.
     assert (before.count("RELU"), after.count("RELU")) == (2, 1)
     assert bytes(baseline.weights) != bytes(optimised.weights)
+    assert [one.operations for one in baseline.instructions] == [(i,) for i in range(len(before))]
+    stood_for = [one.operations for one in optimised.instructions]
+    assert sorted(i for each in stood_for for i in each) == list(range(len(before)))
+    assert max(map(len, stood_for)) == 2
 
 
 def test_the_interface_is_that_of_the_model() -> None:
@@ -122,7 +126,7 @@ def test_any_payloads_are_a_program_or_malformed(model: list[bytes], data: list[
 
 
 def test_sizes_are_bounded_before_anything_is_made() -> None:
-    header = struct.pack("<4sBBHHHHQ", b"PLAB", 1, 0, 1, 1, 1, 0, 0)
+    header = struct.pack("<4sBBHHHHQ", b"PLAB", 2, 0, 1, 1, 1, 0, 0)
     io = struct.pack("<HH", 0, 0)
     for dimensions in ((1 << 31,), (65536, 65536), (4294967295,) * 32):
         slot = struct.pack(f"<BBB{len(dimensions)}I", 0, len(dimensions), 0, *dimensions)
@@ -144,7 +148,7 @@ def slots(*shapes: tuple[int, ...]) -> bytes:
     ],
 )
 def test_what_a_program_must_do(tail: bytes, complaint: str | None) -> None:
-    stream = struct.pack("<4sBBHHHHQ", b"PLAB", 1, 0, 2, 1, 1, 0, 0) + slots((2,), (2,)) + tail
+    stream = struct.pack("<4sBBHHHHQ", b"PLAB", 2, 0, 2, 1, 1, 0, 0) + slots((2,), (2,)) + tail
     if complaint is None:
         assert decode(stream, b"").outputs == (0,)
         return
@@ -167,8 +171,8 @@ def test_what_a_program_must_do(tail: bytes, complaint: str | None) -> None:
     ],
 )
 def test_instructions_are_checked(one: tuple[float, ...], complaint: str | None) -> None:
-    stream = struct.pack("<4sBBHHHHQ", b"PLAB", 1, 0, 2, 1, 1, 1, 0) + slots((2,), (2,))
-    stream += struct.pack("<HHBBBbfHH", 0, 1, *one)
+    stream = struct.pack("<4sBBHHHHQ", b"PLAB", 2, 0, 2, 1, 1, 1, 0) + slots((2,), (2,))
+    stream += struct.pack("<HHBBBbfHHB", 0, 1, *one, 0)
     if complaint is None:
         assert decode(stream, b"").instructions[0].opcode == "RELU"
         return

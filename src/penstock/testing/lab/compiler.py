@@ -115,7 +115,7 @@ def compile_model(model: Model, progress: Progress) -> Program:
     operations = model.operations
     instructions = []
     for index, operation in enumerate(operations):
-        instructions.append(_instruction(model, operation))
+        instructions.append(replace(_instruction(model, operation), operations=(index,)))
         progress(index + 1, len(operations))
     entry = model.entry
     used = sorted(
@@ -203,7 +203,13 @@ def _fuse(program: Program) -> list[Instruction]:
     for one in program.instructions:
         source = writer.get(one.inputs[0]) if one.opcode == "RELU" else None
         if source is not None and reads[one.inputs[0]] == 1 and fused[source].activation == "NONE":
-            fused[source] = replace(fused[source], output=one.output, activation="RELU")
+            before = fused[source]
+            fused[source] = replace(
+                before,
+                output=one.output,
+                activation="RELU",
+                operations=before.operations + one.operations,
+            )
             writer[one.output] = source
         else:
             writer[one.output] = len(fused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from penstock.hal import (
     ExecutionResult,
     HostMemory,
     NoValue,
+    OperationTiming,
     OutputShape,
     PoolArgument,
     Request,
@@ -47,19 +49,34 @@ def execute(program: Program, request: Request, config: ExecutionConfig) -> Exec
             for n, argument in zip(program.outputs, request.outputs, strict=True)
         ]
         try:
-            results = run(program, given, config)
+            clock: list[int] | None = [] if config.measure else None
+            results = run(program, given, config, clock)
         except MemoryError as error:
             raise ResourceExhaustedTransient("no memory for a value") from error
         for place, result in zip(places, results, strict=True):
             if place is not None:
                 np.copyto(place, result)
     spent = time.perf_counter_ns() - begun
-    timing = Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
+    timing = NO_TIMING if clock is None else Timing(spent, spent, _timed(program, clock, begun))
     return ExecutionResult(tuple(OutputShape(r.shape) for r in results), timing)
 
 
-def run(program: Program, given: Sequence[NDArray], config: ExecutionConfig) -> list[NDArray]:
-    """The outputs for inputs of the program's types and shapes."""
+def _timed(program: Program, clock: Sequence[int], begun: int) -> tuple[OperationTiming, ...]:
+    return tuple(
+        OperationTiming(one.operations, one.opcode, start - begun, end - start)
+        for one, (start, end) in zip(program.instructions, pairwise(clock), strict=True)
+    )
+
+
+def run(
+    program: Program,
+    given: Sequence[NDArray],
+    config: ExecutionConfig,
+    clock: list[int] | None = None,
+) -> list[NDArray]:
+    """The outputs for inputs of the program's types and shapes. *clock* is given the time at which each instruction
+    begins and the last one ends.
+    """
     values = {
         n: program.constant(slot) for n, slot in enumerate(program.slots) if slot.offset is not None
     }
@@ -70,9 +87,13 @@ def run(program: Program, given: Sequence[NDArray], config: ExecutionConfig) -> 
                 config.cancel.check()
             if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
                 raise MissedDeadlineTransient(f"the deadline passed before instruction {place}")
+            if clock is not None:
+                clock.append(time.perf_counter_ns())
             inputs = [values[n] for n in one.inputs]
             result = OPCODES[one.opcode].run(one, inputs, program.slots[one.output].shape)
             values[one.output] = activate(one.activation, result)
+    if clock is not None:
+        clock.append(time.perf_counter_ns())
     return [values[n] for n in program.outputs]
 
 

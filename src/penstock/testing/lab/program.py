@@ -8,6 +8,7 @@ stream is little-endian:
     input        u16 slot
     output       u16 slot
     instruction  u8 opcode  u8 activation  u8 inputs  i8 axis  f32 beta  u16 output  u16 input...
+                 u8 operations  u16 operation...
 
 `decode` takes nothing on trust: whatever it returns can be executed without looking again.
 """
@@ -44,11 +45,12 @@ ALIGNMENT: Final = 16
 """Of a constant in the weights."""
 
 _MAGIC: Final = b"PLAB"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _HEADER: Final = struct.Struct("<4sBBHHHHQ")
 _SLOT: Final = struct.Struct("<BBB")
 _INSTRUCTION: Final = struct.Struct("<BBBbfH")
 _NUMBER: Final = struct.Struct("<H")
+_COUNT: Final = struct.Struct("<B")
 _OFFSET: Final = struct.Struct("<Q")
 
 
@@ -69,7 +71,9 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Instruction(msgspec.Struct, frozen=True):
-    """One operation; *inputs* and *output* are numbers of slots."""
+    """What one kernel computes; *inputs* and *output* are numbers of slots, *operations* the model's that it stands
+    for.
+    """
 
     opcode: str
     inputs: tuple[int, ...]
@@ -77,6 +81,7 @@ class Instruction(msgspec.Struct, frozen=True):
     activation: str = "NONE"
     axis: int = 0
     beta: float = 1.0
+    operations: tuple[int, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -128,6 +133,7 @@ def encode(program: Program) -> tuple[memoryview, memoryview]:
             one.output,
         )
         out += struct.pack(f"<{len(one.inputs)}H", *one.inputs)
+        out += struct.pack(f"<B{len(one.operations)}H", len(one.operations), *one.operations)
     return memoryview(bytes(out)), program.weights
 
 
@@ -228,8 +234,15 @@ def _instruction(reader: _Reader) -> Instruction:
     if opcode >= len(OPCODES) or activation >= len(ACTIVATIONS) or not math.isfinite(beta):
         raise MalformedProgram(f"no instruction has opcode {opcode} and activation {activation}")
     inputs = reader.numbers(count)
+    (operations,) = reader.take(_COUNT)
     return Instruction(
-        list(OPCODES)[opcode], inputs, output, ACTIVATIONS[activation], axis, float(beta)
+        list(OPCODES)[opcode],
+        inputs,
+        output,
+        ACTIVATIONS[activation],
+        axis,
+        float(beta),
+        reader.numbers(operations),
     )
 
 
