@@ -37,6 +37,9 @@ MAC_NS: Final = 0.05
 DEPTHWISE_WEIGHT: Final = 8.0
 """Multiply-accumulates that one of a depthwise convolution counts as: it is no matrix product."""
 
+RECURRENT_WEIGHT: Final = 16.0
+"""The same of a recurrent operation, whose time steps follow one another."""
+
 FLOAT_BYTE_NS: Final = 0.4
 INTEGER_BYTE_NS: Final = 2.0
 """What a byte read or written takes it, where values are floats and where they are integers."""
@@ -192,7 +195,7 @@ def _recurrent(site: Site) -> float:
     """Every row of the input meets every matrix."""
     rows = _count(site.inputs[:1]) / _dimension(site.inputs[0], -1)
     matrices = [o for o in site.inputs[1:] if o.shape is not None and len(o.shape) > 1]
-    return rows * _count(matrices)
+    return RECURRENT_WEIGHT * rows * _count(matrices)
 
 
 def _pooled(site: Site) -> float:

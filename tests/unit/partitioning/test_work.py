@@ -13,6 +13,7 @@ from penstock.partitioning.work import (
     GUESSED_DIMENSION,
     GUESSED_ELEMENTS,
     PICKING,
+    RECURRENT_WEIGHT,
     RULES,
     VIEWS,
     WEIGHTS,
@@ -55,6 +56,18 @@ def test_matrix_products() -> None:
     model = net.build([z])
     assert work_of(model.entry, model.operations[0]).macs == 5 * 7 * 11
     assert work_of(model.entry, model.operations[1]).macs == 7 * 11 * 5
+
+
+def test_recurrent_operations_multiply_every_row_with_every_matrix() -> None:
+    net = ModelBuilder()
+    x = net.input(DType.FLOAT32, (2, 5), "x")
+    weights = net.constant(np.zeros((3, 5), np.float32))
+    recurrent = net.constant(np.zeros((3, 3), np.float32))
+    bias = net.constant(np.zeros(3, np.float32))
+    state = net.constant(np.zeros((2, 3), np.float32))
+    inputs = [x, weights, recurrent, bias, state]
+    (y,) = net.operation("RNN", inputs, [Operand(DType.FLOAT32, (2, 3))])
+    assert work(net.build([y]))[0] == RECURRENT_WEIGHT * 2 * (3 * 5 + 3 * 3 + 2 * 3)
 
 
 def test_views_cost_an_operation_and_no_more() -> None:
