@@ -4,7 +4,8 @@ Every operation is first computed by the reference, from its real inputs. The de
 model, each fed the reference's values and with every result inside it as an output, so that nothing an operation
 does wrong is hidden by a later one. A part that departs is halved, and the first of its halves that departs halved
 again, down to one operation. Where none departs alone and yet the device's own run does, parts are halved as they
-are compiled in earnest, without the results in between: what is found then departs only together.
+are compiled in earnest, without the results in between. What is found then departs only together, and by more than
+the roundings of its operations, each within its class, come to.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ from penstock.runtime.operations import (
     exposed,
     run_alone,
 )
+
+COARSE_SHARE: Final = 1 / 127
+"""Of the largest value: a step of 8 bits, which floats computed from quantised values may be off by."""
+AMPLIFIED: Final = 3.0
+"""How many times what its operations come to one by one a part may be off when it is compiled as one."""
 
 
 class Departure(Struct, frozen=True):
@@ -282,9 +288,12 @@ class _Search:
         if isinstance(results, str):
             found = self._departure(part, cut, None, results)
         else:
-            worst = self._worst(cut.outputs, dict(zip(cut.outputs, results, strict=True)))
-            # Each operation may add its own distance.
-            if worst.severity > len(part):
+            worst = self._worst(
+                cut.outputs,
+                dict(zip(cut.outputs, results, strict=True)),
+                COARSE_SHARE if self._quantises(part) else 0.0,
+            )
+            if worst.severity > len(part) and worst.severity > AMPLIFIED * self._chained(part, cut):
                 found = self._departure(part, cut, worst, "")
         if found is None or len(part) == 1:
             return found
@@ -293,6 +302,26 @@ class _Search:
             if (inner := self._together_in(half)) is not None:
                 return inner
         return found
+
+    def _quantises(self, part: range) -> bool:
+        """Whether an operation of *part* rounds to a quantised type."""
+        written = (o for i in part for o in self.model.operations[i].outputs)
+        operands = (self.model.operands[o] for o in written)
+        return any(o.quantization is not None and o.dtype.is_integer for o in operands)
+
+    def _chained(self, part: range, cut: Cut) -> float:
+        """How far off the device is at the outputs of *part* when it runs its operations one by one, each on what
+        it gave before: the severity that rounding alone, within each operation's class, comes to.
+        """
+        own = dict(self.values)
+        for index in part:
+            alone = self._exposed.cut([index])
+            results = self._run(alone, [own[i] for i in alone.inputs], range(index, index + 1))
+            if isinstance(results, str):
+                return 0.0
+            own |= dict(zip(alone.outputs, results, strict=True))
+        share = COARSE_SHARE if self._quantises(part) else 0.0
+        return self._worst(cut.outputs, own, share).severity
 
     def _run(self, cut: Cut, given: Sequence[NDArray], part: range) -> list[NDArray] | str:
         """The device's results for *cut*, or what it raised."""
@@ -315,8 +344,12 @@ class _Search:
         outputs = [given[o] for o in self.model.operations[index].outputs]
         return distance(case, outputs, self.accuracy)
 
-    def _worst(self, operands: Sequence[int], given: Mapping[int, NDArray]) -> Distance:
-        """The worst distance among *operands*, each judged as a result of the operation that writes it."""
+    def _worst(
+        self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
+    ) -> Distance:
+        """The worst distance among *operands*, each judged as a result of the operation that writes it; floats are
+        allowed *share* of their largest value at least.
+        """
         writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
         worst = NOTHING
         for position, operand in enumerate(operands):
@@ -326,6 +359,8 @@ class _Search:
                 given[o] if o == operand else e for o, e in zip(outputs, case.expected, strict=True)
             ]
             found = distance_of(case.model, case.inputs, mixed, case.expected, self.accuracy)
+            if found.measure == "relative" and found.limit < share:
+                found = msgspec.structs.replace(found, limit=share)
             if worst.measure == "none" or found.severity > worst.severity:
                 worst = msgspec.structs.replace(found, output=position)
         return worst

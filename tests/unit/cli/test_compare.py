@@ -129,9 +129,12 @@ def test_real_inputs_are_taken_as_by_run(run: Run, model: Path, tmp_path: Path) 
 def test_state_and_the_class_exact(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "state.tflite"
     path.write_bytes(tflite.write(state().model))
-    result = run("compare", path, "-d", "sample", "--accuracy", "exact")
+    arguments = ("compare", path, "--accuracy", "exact")
+    result = run(*arguments, "-d", "reference", "--against", "sample")
     assert result.exit_code == 0, result.output
-    assert "(exact)" in result.stdout
+    assert result.stdout.endswith("no result departs from sample's (exact)\n")
+    result = run(*arguments, "-d", "sample")
+    assert result.stdout == "sample took 0 of 2 operations: there is nothing to compare\n"
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,22 @@ def test_what_departs_only_together_is_narrowed_down() -> None:
     assert 6 in found.departure.operations
 
 
+def test_rounding_that_adds_up_is_not_called_a_fault_of_the_whole() -> None:
+    """A step here and a step there, then real values: what the operations come to one by one as well."""
+    b = ModelBuilder()
+    x = b.input(INT8, (1, 8), "x", Q)
+    for index in range(4):
+        out = Operand(INT8, (1, 8), name=f"op{index}", quantization=Q)
+        (x,) = b.operation("RELU", [x], [out])
+    (y,) = b.operation("DEQUANTIZE", [x], [Operand(F32, (1, 8), name="real")])
+    inputs = [np.full((1, 8), 30, np.int8)]
+    device = Planted({f"op{k}" for k in range(4)}, off_by(1))
+    found = compare(b.build([y]), inputs, device)
+    assert not found.departs
+    assert found.outputs.departs
+    assert "the roundings of many operations" in found.show()
+
+
 def test_nothing_departs_from_itself() -> None:
     model, inputs = chain(16)
     found = compare(model, inputs, InterceptingDevice(reference(), "again"))
