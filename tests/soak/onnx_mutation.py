@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,3 +152,15 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     restructure,
     restructure,
 )
+
+
+def main(count: int = 20_000) -> None:
+    """Tries *count* damaged files and prints how they ended."""
+    seeds = samples()
+    outcomes = Counter(trial(mutate(seeds, seed)) for seed in range(count))
+    for outcome, number in outcomes.most_common():
+        print(f"{number:8}  {outcome}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock.loaders.onnx.calls import OPERATORS
 from tests.support_onnx import ML, check, one_node, ours
 from tests.unit.loaders.onnx_files.onnx_cases import ROWS
@@ -43,3 +46,14 @@ def test_operator(
 def test_every_operator_is_tested() -> None:
     tested = {f"{ML}.{r[0]}" if r[3].get("domain") else r[0] for r in ROWS} | ELSEWHERE
     assert tested == set(OPERATORS)
+
+
+def test_the_documentation_lists_every_operator() -> None:
+    page = (Path(penstock.__file__).parents[2] / "docs" / "onnx.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^\| ([^|]*) \| ([A-Z][^|]*) \|$", page)
+    listed = {
+        f"{ML}.{name}" if family == f"`{ML}`" else name
+        for family, names in rows
+        for name in names.split(", ")
+    }
+    assert listed == set(OPERATORS) | {"If"}
