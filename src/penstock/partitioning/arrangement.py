@@ -134,11 +134,11 @@ def coverage_of(arrangement: Arrangement) -> float:
 
 def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
     """Everything on one candidate that it takes; the rest each where it is cheapest."""
-    assignment = []
-    for index, row in enumerate(judge.prices.operations):
-        takers = table.takers(index)
-        takers.sort(key=lambda k: (k != position, row[k], not table.candidates[k].is_reference))
-        assignment.append(takers[0])
+    own = table.candidates[position].answers
+    assignment = [
+        position if own[index].supported else _cheapest_alone(table, judge, index)
+        for index in range(len(own))
+    ]
     return _judged(table, judge, assignment)
 
 
@@ -198,9 +198,14 @@ def _propose(table: SupportTable, judge: Judge, reference_bias: float) -> list[P
 
 def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Proposal:
     """The assignment with the cheaper of two ways to draw its partitions."""
-    followers, count = followers_of(table.model), len(table.candidates)
+    if len(used := set(assignment)) == 1:
+        partitions = (Partition(used.pop(), tuple(range(len(assignment)))),)
+        return Proposal(tuple(assignment), partitions, judge.plan(partitions))
+    if judge.followers is None:
+        judge.followers = followers_of(table.model)
+    count = len(table.candidates)
     drawn = [
-        partitions_of(table.model, assignment, count, first=first, followers=followers)
+        partitions_of(table.model, assignment, count, first=first, followers=judge.followers)
         for first in (False, True)
     ]
     costs = [judge.plan(partitions) for partitions in drawn]

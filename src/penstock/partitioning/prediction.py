@@ -91,6 +91,8 @@ class Judge:
     def __init__(self, model: Model, prices: Prices, apart: Collection[int] = ()) -> None:
         self._model, self.prices, self.apart = model, prices, frozenset(apart)
         self._entry_outputs = frozenset(model.entry.outputs)
+        self.followers: Sequence[Sequence[int]] | None = None
+        """For each operation those that wait for it, once somebody has found out."""
         self._readers: dict[int, set[int]] = {}
         for index, operation in enumerate(model.operations):
             for operand in operation.inputs:
