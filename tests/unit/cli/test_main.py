@@ -562,6 +562,20 @@ def test_long_operation_names_are_cut_in_tables() -> None:
     assert short("a/" * 40 + "end") == "..." + ("a/" * 40 + "end")[-45:]
 
 
+def test_bench_tunes_and_a_later_one_remembers(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("penstock.runtime.measuring.BUDGET_NS", 1)
+    given = ("bench", model, "-d", "sample", "-d", "reference", "--runs", "2", "--json")
+    assert parsed(run(*given))["tuned"] is None
+    now, later = parsed(run(*given, "--tune"))["tuned"], parsed(run(*given))["tuned"]
+    assert {m["name"] for m in now["candidates"]} == {"sample", "reference"}
+    assert (now["stored"], later) == (False, {**now, "stored": True})
+    text = run(*given[:-1], "--tune").stdout
+    assert f"tuned (measured before): {now['winner']}" in text
+
+
 @pytest.mark.parametrize("command", [("run", "random"), ("bench",), ("plan",)])
 def test_an_accuracy_class_can_be_asked_for(
     run: Run, model: Path, command: tuple[str, ...]
