@@ -60,7 +60,8 @@ class Delegate:
         self.flags = DelegateFlags(flags)
 
     def prepare(self, context: DelegateContext) -> None:
-        """Takes nodes of the graph, or none. Called once for each subgraph that is an entry point of the model.
+        """Takes nodes of the graph, or none. Called for each subgraph that is an entry point of the model, and for each that a
+        branch or a loop enters.
 
         Whatever it raises restores the graph.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.delegates.api import (
     Delegate,
@@ -22,10 +22,22 @@ from penstock.delegates.nodes import Node, Value, nodes_of
 from penstock.delegates.subsets import Subset, cut_into_subsets
 from penstock.delegates.tensors import Tensors
 from penstock.errors import DelegateError, InputError, StateError
-from penstock.ir import Model
+from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.partitioning.split import Cut, Cutter
+
+
+class Subgraphs(Protocol):
+    """The other subgraphs of an interpreter, which branches and loops enter."""
+
+    def has_kernels(self, subgraph: int) -> bool:
+        """Whether a delegate has a node in it, or in one that it enters."""
+        ...
+
+    def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
+        """Its outputs, in order, on *given* inputs. Raises what a run of the interpreter does."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +66,9 @@ class DelegatedGraph:
         cluster: bool = True,
         fuse: bool = True,
         num_threads: int | None = None,
+        subgraphs: Subgraphs | None = None,
     ) -> None:
-        self.catalog, self.num_threads = catalog, num_threads
+        self.catalog, self.num_threads, self.subgraphs = catalog, num_threads, subgraphs
         self._subgraph, self._cluster, self._fuse = subgraph, cluster, fuse
         self._nodes: list[Node] = nodes_of(catalog, model.entry, subgraph)
         self._file_plan = tuple(range(len(self._nodes)))
@@ -86,6 +99,11 @@ class DelegatedGraph:
         """The delegate nodes of the plan, in the order in which they were made."""
         planned = set(self.plan)
         return [n for n in self._nodes if isinstance(n, Kernel) and n.index in planned]
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        """The subgraphs that branches and loops of the plan enter."""
+        return tuple(sorted({t for i in self.plan for t in self._nodes[i].targets}))
 
     @property
     def takes_dynamic_shapes(self) -> bool:
@@ -157,13 +175,8 @@ class DelegatedGraph:
         if not overrides(delegate, "copy_from_buffer_handle"):
             reason = "it has no copy_from_buffer_handle, which every delegate needs"
             raise DelegateError(name_of(delegate), "prepare", reason)
-        if not _is_dynamic(delegate) and (dynamic := self._dynamic_tensors()):
-            raise DelegateError(
-                name_of(delegate),
-                "prepare",
-                f"it takes static shapes only, and {dynamic} is known only at run time; "
-                "a delegate that can do more has the flag ALLOW_DYNAMIC_TENSORS",
-            )
+        if reason := refuses(self._model, delegate):
+            raise DelegateError(name_of(delegate), "prepare", reason)
         plan, count = self.plan, len(self._nodes)
         self._adding, self._failure = delegate, None
         try:
@@ -390,15 +403,24 @@ class DelegatedGraph:
     def _file_nodes(self) -> list[Node]:
         return self._nodes[: len(self._file_plan)]
 
-    def _dynamic_tensors(self) -> str:
-        """The first computed tensor of unknown shape, as the subject of a sentence; empty where there is none."""
-        operands = self._model.operands
-        for operation in self._model.operations:
-            for index in operation.outputs:
-                if static_shape(operands[index].shape) is None:
-                    name = operands[index].name or f"operand {index}"
-                    return f"the shape of {name!r}"
-        return ""
+
+def dynamic_tensor(model: Model) -> str:
+    """The first computed tensor whose shape is known only at run time, by name; empty where there is none."""
+    for operation in model.operations:
+        for index in operation.outputs:
+            if static_shape(model.operands[index].shape) is None:
+                return repr(model.operands[index].name or f"operand {index}")
+    return ""
+
+
+def refuses(model: Model, delegate: Delegate) -> str:
+    """Why *delegate* cannot be added to a graph of these shapes; empty where it can."""
+    if not _is_dynamic(delegate) and (dynamic := dynamic_tensor(model)):
+        return (
+            f"it takes static shapes only, and the shape of {dynamic} is known only at run time; "
+            "a delegate that can do more has the flag ALLOW_DYNAMIC_TENSORS"
+        )
+    return ""
 
 
 def _is_dynamic(delegate: Delegate) -> bool:

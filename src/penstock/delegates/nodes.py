@@ -17,6 +17,12 @@ Value: TypeAlias = "tuple[Literal['tensor', 'operand'], int]"
 
 RESOURCE_TYPES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
+SUBGRAPHS_OF: Final = {
+    "IF": ("then_subgraph_index", "else_subgraph_index"),
+    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
+}
+"""The attributes that name the subgraphs of branches and loops, in the order of `Node.targets`."""
+
 NOT_COMPUTED: Final = (
     "the interpreter does it when the model is loaded, there is nothing to compute"
 )
@@ -29,7 +35,7 @@ class Node:
     """One node of the file, or of a delegate.
 
     *operations* are those of the model's entry that compute it. *kept* says why it cannot be replaced, and is empty where it
-    can. *operands* maps the tensors it reads to the operands that hold them, *updates* the variable tensors it changes to
+    can. *targets* are the subgraphs that it enters, where it is a branch (then, else) or a loop (condition, body) that can. *operands* maps the tensors it reads to the operands that hold them, *updates* the variable tensors it changes to
     the operands that hold their new values.
     """
 
@@ -38,6 +44,7 @@ class Node:
     registration: Registration
     operations: tuple[int, ...] = ()
     kept: str = ""
+    targets: tuple[int, ...] = ()
     operands: dict[int, int] = field(default_factory=dict)
     updates: dict[int, int] = field(default_factory=dict)
     reads: frozenset[Value] = frozenset()
@@ -83,6 +90,9 @@ def _node(
         made.kept = HANDLES
     elif not _match(made, operator, operation, variables):
         made.kept = HIDDEN_STATE
+    else:
+        targets = SUBGRAPHS_OF.get(operation.type, ())
+        made.targets = tuple(operation.attributes.integer(name) for name in targets)
     return made
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from penstock.delegates.failures import call, name_of
-from penstock.delegates.graph import DelegatedGraph, Kernel
+from penstock.delegates.graph import DelegatedGraph, Kernel, Subgraphs
+from penstock.delegates.nodes import Node
 from penstock.delegates.tensors import blank
-from penstock.errors import DelegateError, StateError
+from penstock.errors import DelegateError, MissedDeadlinePersistent, StateError
 from penstock.execution import CompiledModel, State
 from penstock.execution.bound import BoundRun
+from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.limits import check_bytes
@@ -33,14 +36,14 @@ class DelegatedModel:
     def __init__(self, graph: DelegatedGraph, compile_part: Compile) -> None:
         self.graph = graph
         self.model = graph.model
-        self.steps: list[HostStep | KernelStep] = []
+        self.steps: list[HostStep | KernelStep | EnterStep] = []
         waiting: list[int] = []
         try:
             for index in graph.plan:
                 item = graph.item(index)
-                if isinstance(item, Kernel):
+                if step := _step_of(graph, item):
                     self._host(waiting, compile_part)
-                    self.steps.append(KernelStep(graph, item))
+                    self.steps.append(step)
                     waiting = []
                 else:
                     waiting += item.operations
@@ -64,6 +67,16 @@ class DelegatedModel:
         cut = self.graph.cut(operations)
         if cut.outputs:
             self.steps.append(HostStep(self.graph, cut, compile_part(cut.model)))
+
+
+def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:
+    """The step of a node that the runtime does not compute; None for one that it does."""
+    if isinstance(item, Kernel):
+        return KernelStep(graph, item)
+    others = graph.subgraphs
+    if others is not None and any(map(others.has_kernels, item.targets)):
+        return EnterStep(graph, item, others)
+    return None
 
 
 class DelegatedRun:
@@ -241,3 +254,50 @@ class KernelStep:
 
     def close(self) -> None:
         """Its kernel lives as long as the graph has it."""
+
+
+class EnterStep:
+    """A branch or a loop into subgraphs in which a delegate has nodes: they run as graphs of their own."""
+
+    def __init__(self, graph: DelegatedGraph, item: Node, subgraphs: Subgraphs) -> None:
+        (at,) = item.operations
+        operation = graph.model.operations[at]
+        self._graph, self._subgraphs, self._targets = graph, subgraphs, item.targets
+        self._inputs, self.outputs = operation.inputs, operation.outputs
+        self._is_loop = operation.type == "WHILE"
+
+    def bind(self, fixed: dict[int, NDArray]) -> None:
+        """Its subgraphs have memory of their own."""
+
+    def run(self, values: dict[int, NDArray]) -> None:
+        """Puts what the subgraphs give into *values*. `MissedDeadlinePersistent` where a loop does not end."""
+        given = [self._value(i, values) for i in self._inputs]
+        first, second = self._targets
+        if self._is_loop:
+            results = self._loop(first, second, given)
+        else:
+            results = self._subgraphs.run(first if np.all(given[0]) else second, given[1:])
+        for operand, value in zip(self.outputs, results, strict=True):
+            place = values.get(operand)
+            if place is not None and place.shape == value.shape:
+                np.copyto(place, value, casting="unsafe")
+            else:
+                values[operand] = value
+            self._graph.tensors.overwritten(operand)
+
+    def close(self) -> None:
+        """Its subgraphs are the interpreter's."""
+
+    def _loop(self, condition: int, body: int, given: list[NDArray]) -> list[NDArray]:
+        latest = time.monotonic_ns() + MAXIMUM_LOOP_TIMEOUT_NS
+        while np.all(self._subgraphs.run(condition, given)[0]):
+            given = self._subgraphs.run(body, given)
+            if time.monotonic_ns() > latest:
+                seconds = MAXIMUM_LOOP_TIMEOUT_NS / 1e9
+                raise MissedDeadlinePersistent(f"a loop took longer than {seconds:g} s")
+        return given
+
+    def _value(self, operand: int, values: dict[int, NDArray]) -> NDArray:
+        self._graph.tensors.make_readable(operand)
+        held = self._graph.model.operands[operand]
+        return self._graph.model.constant(held) if held.is_constant else values[operand]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import ClosedError, StateError
-from penstock.tflite import texts
-from penstock.tflite.called import enter
+from penstock.ir import NDArray
+from penstock.tflite import called, texts
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
 from penstock.tflite.views import Guests
@@ -27,6 +27,7 @@ class Core:
         self.session = session
         self._main = Graph(session, 0)
         self._graphs = {0: self._main}
+        session.subgraphs = Entered(session, self._graphs)
         self._named = {s.subgraph for s in session.catalog.signatures.values()}
         self._entered: dict[int, int] = {}
         self._busy = threading.Lock()
@@ -67,15 +68,10 @@ class Core:
 
     def graph(self, index: int) -> Graph:
         """The subgraph of that index; `ValueError` with LiteRT's words where there is none."""
-        graph = self._graphs.get(index)
-        if graph is None:
-            count = len(self.session.catalog.subgraphs)
-            if not 0 <= index < count:
-                raise ValueError(
-                    f"Invalid subgraph index {index} exceeds max subgraph index {count}"
-                )
-            graph = self._graphs[index] = Graph(self.session, index)
-        return graph
+        count = len(self.session.catalog.subgraphs)
+        if not 0 <= index < count:
+            raise ValueError(f"Invalid subgraph index {index} exceeds max subgraph index {count}")
+        return find(self.session, self._graphs, index)
 
     def get(self, tensor: int, subgraph: int) -> Any:
         """A copy of a tensor's value; inside called subgraphs too where everything is preserved."""
@@ -88,7 +84,7 @@ class Core:
             and graph.tensor(tensor).data is None
         ):
             try:
-                entered = enter(self._main, subgraph, self.graph)
+                entered = called.enter(self._main, subgraph, self.graph)
             except RuntimeError as error:
                 raise ValueError(f"{texts.NO_DATA}\n{error}") from error
             if not entered:
@@ -126,13 +122,26 @@ class Core:
             return {name: graph.get(index) for name, index in signature.outputs.items()}
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate to every subgraph that is an entry point; one that fails is in none of them."""
+        """Adds a delegate to every subgraph that is an entry point, and to those that branches and loops enter which it
+        has not taken and whose shapes it can take; one that fails is in none of them.
+        """
         done: list[Graph] = []
+        seen: set[int] = set()
+        entries = {0, *self._named}
+        waiting = sorted(entries)
         try:
-            for index in sorted({0, *self._named}):
+            while waiting:
+                index = waiting.pop(0)
+                if index in seen:
+                    continue
+                seen.add(index)
                 graph = self.graph(index)
-                graph.add_delegate(delegate)
-                done.append(graph)
+                if index in entries or graph.can_take(delegate):
+                    graph.add_delegate(delegate)
+                    done.append(graph)
+                    waiting += graph.entered
+            for graph in done:
+                graph.forget_steps()
         except BaseException:
             for graph in reversed(done):
                 graph.remove_delegate()
@@ -150,6 +159,35 @@ class Core:
         with self:
             self._closed = True
             _close(self._graphs)
+
+
+class Entered:
+    """The subgraphs of one interpreter, as branches and loops of its graphs enter them. It does not hold the `Core`,
+    which ends with its last reference.
+    """
+
+    def __init__(self, session: Session, graphs: dict[int, Graph]) -> None:
+        self._session, self._graphs = session, graphs
+
+    def has_kernels(self, subgraph: int) -> bool:
+        """Whether a delegate has a node in it, or in one that it enters."""
+        graph = self._graphs.get(subgraph)
+        if graph is None:
+            return False
+        return bool(graph.delegate_nodes) or any(map(self.has_kernels, graph.entered))
+
+    def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
+        """Its outputs on *given* inputs, whose shapes it takes."""
+        graph = find(self._session, self._graphs, subgraph)
+        return [np.asarray(value) for value in called.run(graph, given)]
+
+
+def find(session: Session, graphs: dict[int, Graph], index: int) -> Graph:
+    """The subgraph of that index, made when it is first used."""
+    graph = graphs.get(index)
+    if graph is None:
+        graph = graphs[index] = Graph(session, index)
+    return graph
 
 
 def _close(graphs: Mapping[int, Graph]) -> None:

@@ -233,6 +233,21 @@ class Graph:
         self._ready = False
         self._drop_programs()
 
+    def can_take(self, delegate: Delegate) -> bool:
+        """Whether a delegate can be added at the shapes that the subgraph has now."""
+        from penstock.delegates.graph import refuses
+
+        try:
+            return not refuses(self._shaped(), delegate)
+        except COMPILE_ERRORS:
+            return False
+
+    def forget_steps(self) -> None:
+        """Has the next allocation compile again: subgraphs that this one enters have changed."""
+        self._promised = self._promised or self._ready
+        self._ready = False
+        self._drop_programs()
+
     def remove_delegate(self) -> None:
         """Takes off the delegate added last."""
         if self._delegated is not None:
@@ -258,6 +273,11 @@ class Graph:
         if self._delegated is not None:
             self._allocate_if_promised()
             self._delegated.tensors.make_readable(index)
+
+    @property
+    def entered(self) -> tuple[int, ...]:
+        """The subgraphs that branches and loops enter which no delegate has taken; none before a delegate was added."""
+        return () if self._delegated is None else self._delegated.entered
 
     @property
     def plan(self) -> tuple[int, ...]:

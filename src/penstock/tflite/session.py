@@ -14,7 +14,7 @@ from penstock.tflite.transforms import entered, with_every_output, with_input_sh
 from penstock.tflite.views import Guests
 
 if TYPE_CHECKING:
-    from penstock.delegates.graph import DelegatedGraph
+    from penstock.delegates.graph import DelegatedGraph, Subgraphs
     from penstock.tflite.program import Program
 
 
@@ -34,6 +34,7 @@ class Session:
         self.file, self.preserve = file, preserve
         self._cluster, self._fuse = cluster_nodes, fuse_nodes
         self.allow_buffer_handle_output = False
+        self.subgraphs: Subgraphs | None = None
         self.compress_zero_points = compress_zero_points
         self.guests = Guests()
         self._options = dict(options)
@@ -62,6 +63,7 @@ class Session:
             cluster=self._cluster,
             fuse=self._fuse,
             num_threads=self._options.get("num_threads"),
+            subgraphs=self.subgraphs,
         )
 
     def state_for(self, program: Program) -> State | None:

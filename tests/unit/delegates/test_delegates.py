@@ -18,6 +18,7 @@ from penstock.delegates import (
     DelegateParams,
     DelegateRegistration,
     DelegateTensor,
+    DriverDelegate,
 )
 from penstock.errors import DelegateError, InputError, StateError
 from penstock.export.tflite.fields import TFLITE
@@ -460,6 +461,61 @@ class TestShapes:
 
         interpreter = opened(graphs.chain("NEG"), Adding("NEG"))
         assert [run(interpreter, X)[0].tolist() for _ in range(2)] == [[1, 1], [2, 2]]
+
+
+class TestControlFlow:
+    A, B = np.array([1, 2], np.float32), np.array([3, 5], np.float32)
+
+    @pytest.mark.parametrize("flags", list(DelegateFlags)[:2])
+    def test_nodes_of_branches_are_taken(self, flags: DelegateFlags) -> None:
+        delegate = Recorder("ADD", flags=flags)
+        interpreter = opened(models.branches(), delegate)
+        for choice in (True, False, True):
+            same(models.branches(), np.array([choice]), self.A, self.B, interpreter=interpreter)
+        assert delegate.names("invoke") == [(0,), (0,)]
+
+    def test_nodes_of_loops_are_taken(self) -> None:
+        delegate = Recorder("ADD")
+        interpreter = opened(models.doubling(), delegate)
+        for start in (3, 60):
+            same(models.doubling(), np.array([start], np.int32), interpreter=interpreter)
+        assert len(delegate.names("invoke")) == 6 + 1
+
+    def test_a_loop_that_a_delegate_has_taken_is_offered_no_more(self) -> None:
+        class Whole(DriverDelegate):
+            def is_node_supported(self, registration: Any, *given: Any) -> bool:
+                return bool(registration.builtin_name == "WHILE")
+
+        whole, later = Whole("reference", cache=False), Recorder("ADD")
+        interpreter = opened(models.doubling(), whole, later)
+        same(models.doubling(), np.array([3], np.int32), interpreter=interpreter)
+        assert later.events == []
+
+    def test_a_failure_inside_is_named_and_undone(self) -> None:
+        delegate = Recorder("ADD", fail="init")
+        interpreter = opened(models.doubling())
+        with pytest.raises(DelegateError, match="init"):
+            interpreter.modify_graph_with_delegate(delegate)
+        same(models.doubling(), np.array([3], np.int32), interpreter=interpreter)
+        failing = Recorder("ADD", fail="invoke")
+        interpreter.modify_graph_with_delegate(failing)
+        with pytest.raises(DelegateError, match="invoke"):
+            interpreter.invoke()
+
+    def test_a_loop_that_never_ends_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Stopping(Recorder):
+            def _write(self, context: DelegateContext, tensor: DelegateTensor, value: Any) -> None:
+                tensor.data[...] = 1
+
+        monkeypatch.setattr("penstock.delegates.steps.MAXIMUM_LOOP_TIMEOUT_NS", 10_000_000)
+        interpreter = opened(models.doubling(), Stopping("ADD"))
+        with pytest.raises(RuntimeError, match="a loop took longer"):
+            run(interpreter, np.array([3], np.int32))
+
+    def test_closing_frees_what_is_inside(self) -> None:
+        delegate = Recorder("ADD")
+        opened(models.doubling(), delegate).close()
+        assert delegate.names("init") == delegate.names("free") == [(0,)]
 
 
 class TestEnds:
