@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-PACKAGES = ("penstock.hal", "penstock.ir")
+PACKAGES = ("penstock.execution", "penstock.hal", "penstock.ir")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

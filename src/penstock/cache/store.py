@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +28,8 @@ FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
 _ROUNDS: Final = 64
 _INDEX_BEGINS: Final = b'{"record":{"token":"'
-_INDEX_ENDS: Final = rb'"seal":"[0-9a-f]{64}"\}\s*\Z'
+_SEAL_BEGINS: Final = b'"seal":"'
+_SEAL_ENDS: Final = b'"}'
 _INDEX_ENDING: Final = 80
 
 
@@ -258,7 +258,7 @@ class Store:
         except (OSError, CacheError):
             return False
         begins = content == _INDEX_BEGINS + token.hex().encode()
-        return begins and re.search(_INDEX_ENDS, ending) is not None
+        return begins and _ends_with_a_seal(bytes(ending))
 
     def write_record(self, token: bytes, record: IndexRecord) -> None:
         """Writes the entry's index. Raises `OSError`, `CacheError`; the old one then stands."""
@@ -316,3 +316,14 @@ class Store:
         for entry in sorted(entries):
             with suppress(OSError, CacheError):
                 seal.forget(token, entry)
+
+
+def _ends_with_a_seal(content: bytes) -> bool:
+    """Whether *content*, of which white space at the end does not count, ends as an index does."""
+    content = content.rstrip()
+    before, digits = content[: -64 - len(_SEAL_ENDS)], content[: -len(_SEAL_ENDS)][-64:]
+    return (
+        content.endswith(_SEAL_ENDS)
+        and before.endswith(_SEAL_BEGINS)
+        and not digits.strip(b"0123456789abcdef")
+    )

@@ -24,7 +24,6 @@ from penstock.execution.inputs import (
 )
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
-from penstock.execution.state import State
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant, deadline_of
 from penstock.execution.variants import Specialize, Variants
@@ -35,6 +34,8 @@ from penstock.partitioning.plan import ExecutionPlan
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from penstock.execution.state import State
 
 DEFAULT_EXECUTION: Final = ExecutionConfig()
 MEASURED_EXECUTION: Final = ExecutionConfig(measure=True)
@@ -62,7 +63,7 @@ class CompiledModel:
         self._closing = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._threads = f"penstock-{id(self):x}"
-        self._state = State(base.model) if base.model.entry.states else None
+        self._state = _initial_state(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
         self._input_names, self._output_names = interface.input_names, interface.output_names
         self._in_order = interface.input_positions == tuple(range(len(base.model.inputs)))
@@ -158,7 +159,7 @@ class CompiledModel:
     def new_state(self) -> State:
         """A State of one's own, at the initial values. A model without state has an empty one."""
         self._gate.check()
-        return State(self._base.model)
+        return _initial_state(self._base.model)
 
     def burst(self) -> NoReturn:
         """Not available yet."""
@@ -254,6 +255,8 @@ class CompiledModel:
     def _state_for(self, state: State | None) -> State | None:
         if state is None:
             return self._state
+        from penstock.execution.state import State
+
         if not isinstance(state, State):
             raise InputError(f"state must be a State of this model, not {type(state).__name__}")
         if state.model.variables != self._base.model.variables:
@@ -317,6 +320,12 @@ def _execution_config(
         raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
     deadline = deadline_of(timeout, time.monotonic_ns())
     return ExecutionConfig(deadline_ns=deadline, measure=measure, cancel=cancel)
+
+
+def _initial_state(model: Model) -> State:
+    from penstock.execution.state import State
+
+    return State(model)
 
 
 def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:

@@ -21,9 +21,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution.arena import NO_ARENA, Arena, slots_of
-from penstock.execution.state import State
 from penstock.execution.step import StepRunner
-from penstock.execution.targets import store
 from penstock.execution.trace import Trace
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
 from penstock.ir import Model, NDArray, Operand
@@ -32,6 +30,7 @@ from penstock.partitioning.fallback import may_run_whole
 if TYPE_CHECKING:
     from penstock.execution.control import ControlRunner
     from penstock.execution.fallback import WholeModel
+    from penstock.execution.state import State
 
 
 class Variant:
@@ -213,6 +212,11 @@ class Variant:
                 self._whole = WholeModel(plan, self._devices, self._config)
         return self._whole.repeat(values, config, trace)
 
+    def _stored(self, given: NDArray, result: NDArray, operand: int) -> NDArray:
+        from penstock.execution.targets import store
+
+        return store(given, result, self._operand(operand))
+
     def _result(
         self,
         operand: int,
@@ -226,12 +230,10 @@ class Variant:
             source = self._constants[operand] if operand in self._constants else values[operand]
             if self._lends and given is None:
                 return source
-            return (
-                np.array(source) if given is None else store(given, source, self._operand(operand))
-            )
+            return np.array(source) if given is None else self._stored(given, source, operand)
         result = values[operand]
         if given is not None and given is not result:
-            return store(given, result, self._operand(operand))
+            return self._stored(given, result, operand)
         return result if self.outputs.index(operand) == position else np.array(result)
 
     def _check_assigned(self, state: State) -> None:

@@ -82,3 +82,36 @@ class Support(msgspec.Struct, frozen=True):
 
 
 SUPPORTED: Final = Support(True)
+
+
+_DEFAULTS: Final = Capabilities()
+_ONE: Final = PerformanceInfo()
+
+
+def checked(capabilities: Capabilities) -> Capabilities:
+    """*capabilities* with every type as it is declared, NumPy's numbers made Python's: the struct checks nothing when
+    it is made. Raises `msgspec.ValidationError`, which names the field, and `TypeError` for a value of no kind.
+    """
+    if all(
+        _is_alike(getattr(capabilities, name), getattr(_DEFAULTS, name))
+        for name in Capabilities.__struct_fields__
+    ):
+        return capabilities
+    return msgspec.convert(msgspec.to_builtins(capabilities, enc_hook=float), Capabilities)
+
+
+def _is_alike(value: object, default: object) -> bool:
+    """Whether *value* is surely of the type of the field that has this *default*."""
+    if isinstance(default, dict):
+        return type(value) is dict and all(
+            type(name) is str and _is_alike(cost, _ONE) for name, cost in value.items()
+        )
+    if value is None:
+        return default is _DEFAULTS.default_performance
+    if isinstance(default, PerformanceInfo):
+        return type(value) is PerformanceInfo and all(
+            type(part) is float for part in (value.execution_time, value.power_usage)
+        )
+    if isinstance(default, tuple):
+        return type(value) is tuple and all(type(word) is str for word in value)
+    return type(value) is type(default)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import InputError
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
+from penstock.hal.capabilities import checked
 from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of
 from penstock.ir.types import is_static
@@ -158,13 +158,13 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
 
 def _checked(capabilities: Capabilities) -> Capabilities:
     """*capabilities* with every type checked; raises `ValueError` for what nobody can work with."""
-    checked = msgspec.convert(msgspec.to_builtins(capabilities), Capabilities)
-    for label, value in (("alignment", checked.alignment), ("padding", checked.padding)):
+    typed = checked(capabilities)
+    for label, value in (("alignment", typed.alignment), ("padding", typed.padding)):
         if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
             raise ValueError(
                 f"capabilities declare {label} {value}, not a power of two up to {MAX_ALIGNMENT}"
             )
-    return checked
+    return typed
 
 
 def _ask(model: Model, device: Device, level: int) -> list[Support]:

@@ -14,17 +14,12 @@ from penstock.hal import (
     Device,
     DeviceBase,
     DeviceType,
-    PerformanceInfo,
 )
-from penstock.hal.capabilities import FEATURE_LEVELS
+from penstock.hal.capabilities import FEATURE_LEVELS, checked
 from penstock.hal.device import NO_VERSION
 
 MAX_SHOWN: Final = 300
 """Characters of a driver's value that a reason quotes."""
-
-
-_DEFAULTS: Final = Capabilities()
-_ONE: Final = PerformanceInfo()
 
 
 class Told(Struct):
@@ -121,31 +116,8 @@ def _feature_level_fault(value: Any) -> str | None:
 def _capabilities_fault(value: Any) -> str | None:
     if not isinstance(value, Capabilities):
         return "its capabilities are {}, which are no Capabilities"
-    # The struct checks nothing when made.
-    fields = Capabilities.__struct_fields__
-    if not all(_is_alike(getattr(value, name), getattr(_DEFAULTS, name)) for name in fields):
-        import msgspec
-
-        # It says what is wrong, and takes NumPy's numbers for Python's.
-        msgspec.convert(msgspec.to_builtins(value, enc_hook=float), Capabilities)
+    checked(value)
     return None
-
-
-def _is_alike(value: object, default: object) -> bool:
-    """Whether *value* is surely of the type of a field of `Capabilities` that has this *default*."""
-    if isinstance(default, dict):
-        return type(value) is dict and all(
-            type(name) is str and _is_alike(cost, _ONE) for name, cost in value.items()
-        )
-    if value is None:
-        return default is _DEFAULTS.default_performance
-    if isinstance(default, PerformanceInfo):
-        return type(value) is PerformanceInfo and all(
-            type(part) is float for part in (value.execution_time, value.power_usage)
-        )
-    if isinstance(default, tuple):
-        return type(value) is tuple and all(type(word) is str for word in value)
-    return type(value) is type(default)
 
 
 _METADATA: Final[dict[str, Callable[[Any], str | None]]] = {

@@ -18,6 +18,7 @@ import pytest
 from penstock import knobs
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.naming import file_names, letters_of
+from penstock.cache.store import _ends_with_a_seal
 from penstock.errors import (
     CacheError,
     Cancelled,
@@ -581,3 +582,21 @@ def test_a_read_only_directory_is_read_and_not_written(bench: Bench) -> None:
             bench.directory.lease(token_of(2))
     finally:
         bench.path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("ending", "whole"),
+    [
+        (b'x"seal":"' + b"0a" * 32 + b'"}', True),
+        (b'"seal":"' + b"0a" * 32 + b'"}\n \t\r\n', True),
+        (b'"seal":"' + b"0A" * 32 + b'"}', False),
+        (b'"seal":"' + b"0a" * 31 + b'"}', False),
+        (b'"seal":"' + b"0a" * 33 + b'"}', False),
+        (b'"seal":"' + b"0a" * 32 + b'"', False),
+        (b'"seal":"' + b"0a" * 32 + b'"}]', False),
+        (b'"}', False),
+        (b"", False),
+    ],
+)
+def test_an_index_ends_with_its_seal(ending: bytes, whole: bool) -> None:
+    assert _ends_with_a_seal(ending) is whole
