@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -13,6 +14,7 @@ from penstock.errors import DeviceUnavailable, GeneralFailure
 Session: TypeAlias = Any
 """ONNX Runtime's inference session."""
 
+PACKAGE: Final = "onnxruntime"
 MAX_MESSAGE: Final = 300
 SILENT: Final = 4
 """Nothing but fatal errors is logged: what fails is raised."""
@@ -36,10 +38,13 @@ class _Engine:
             raise DeviceUnavailable(FORKED)
         with self._lock:
             if self._package is None:
+                chosen = PACKAGE in sys.modules
                 try:
-                    package = importlib.import_module("onnxruntime")
-                    package.set_default_logger_severity(SILENT)
-                    package.disable_telemetry_events()
+                    package = importlib.import_module(PACKAGE)
+                    # Whoever has imported it before has chosen for himself.
+                    if not chosen:
+                        package.set_default_logger_severity(SILENT)
+                        package.disable_telemetry_events()
                 except Exception as error:
                     raise DeviceUnavailable(
                         f"ONNX Runtime cannot be used: {told(error)}"

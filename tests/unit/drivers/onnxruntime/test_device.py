@@ -166,6 +166,33 @@ def test_listing_and_planning_do_not_load_the_engine() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@needs_onnxruntime
+@pytest.mark.parametrize("imported", [False, True])
+def test_telemetry_and_log_are_off_unless_the_program_came_first(imported: bool) -> None:
+    program = (
+        "calls = []\n"
+        f"if {imported}:\n"
+        "    import onnxruntime\n"
+        "import importlib\n"
+        "real = importlib.import_module\n"
+        "def watched(name, *rest):\n"
+        "    package = real(name, *rest)\n"
+        "    if name == 'onnxruntime':\n"
+        "        package.disable_telemetry_events = lambda: calls.append('telemetry')\n"
+        "        package.set_default_logger_severity = lambda level: calls.append(f'log {level}')\n"
+        "    return package\n"
+        "importlib.import_module = watched\n"
+        "from penstock.drivers.onnxruntime import engine\n"
+        "engine.onnxruntime()\n"
+        "print(calls)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ("[]" if imported else "['log 4', 'telemetry']")
+    assert done.stderr == ""
+
+
 REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
     "unknown shape": (lambda: relu((None, 3)), "known only when it runs"),
     "no elements": (lambda: relu((0, 3)), "no elements"),
