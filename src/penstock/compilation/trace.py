@@ -54,7 +54,7 @@ class _Writer:
         for span in receipt.spans:
             self.span(span)
         for step in receipt.steps:
-            self._step(step, "compile" if stage == "compile" else "execute")
+            self._step(step, "prepare" if stage == "compile" else "execute")
         for copy in receipt.copies:
             self._copy(copy)
 

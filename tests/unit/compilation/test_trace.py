@@ -81,6 +81,7 @@ def test_everything_has_its_place_on_one_clock() -> None:
         "partition": (5000, 6000),
         "compile": (6000, 10_000),
         "cache load step 0": (7000, 8000),
+        "prepare step 0": (7000, 9000),
         "compile step 0": (8000, 9000),
         "run": (15_000, 21_000),
         "copy host -> npu": (15_000, 16_000),
@@ -90,7 +91,7 @@ def test_everything_has_its_place_on_one_clock() -> None:
     }
     assert rows_of(trace) == {
         "runtime": {"load net.tflite", "partition", "compile", "run", "copy host -> npu"},
-        "npu": {"cache load step 0", "compile step 0", "execute step 0"},
+        "npu": {"prepare step 0", "cache load step 0", "compile step 0", "execute step 0"},
         "npu kernels": {"CONV_2D a + RELU b"},
         "reference": {"execute the whole model"},
     }
@@ -109,7 +110,8 @@ class TestOfRealRuns:
         assert spans["partition"][1] <= spans["compile"][0]
         assert spans["compile"][1] <= spans["run"][0]
         for inner, outer in (
-            ("compile step 0", "compile"),
+            ("prepare step 0", "compile"),
+            ("compile step 0", "prepare step 0"),
             ("execute step 0", "run"),
             ("ADD sum", "execute step 0"),
             ("RELU relu", "execute step 0"),
