@@ -81,13 +81,17 @@ class DelegatedGraph:
             if not catalog.tensors[t].is_variable
         }
         self.tensors = Tensors(catalog, model, held)
-        self.context = DelegateContext(self)
-        self.tensors.context = self.context
+        self.tensors.attach(self)
         self._model = model
         self._prepared: Model | None = model
         self._cutter: Cutter | None = None
         self._adding: Delegate | None = None
         self._failure: BaseException | None = None
+
+    @property
+    def context(self) -> DelegateContext:
+        """The graph as delegates see it. Made anew each time: what refers to itself lives on when its user is gone."""
+        return DelegateContext(self)
 
     @property
     def model(self) -> Model:
@@ -247,6 +251,7 @@ class DelegatedGraph:
         self._free_kernels()
         self.tensors.let_go(self.delegates, lent_too=True)
         self.delegates = ()
+        self.subgraphs = None
 
     # -- inside -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from penstock.memory.limits import check_bytes
 
 if TYPE_CHECKING:
     from penstock.delegates.context import DelegateContext
+    from penstock.delegates.graph import DelegatedGraph
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +54,23 @@ class Tensors:
         self.values: dict[int, NDArray] = {}
         self.changing: dict[int, NDArray] = {}
         self.current: Delegate | None = None
-        self.context: DelegateContext | None = None
+        self._graph: Callable[[], DelegatedGraph | None] = lambda: None
         self._buffered: dict[int, Buffered] = {}
         self._writable: Collection[int] = ()
         self._added: dict[int, tuple[DType, NDArray]] = {}
         self._next = len(catalog.tensors)
+
+    def attach(self, graph: DelegatedGraph) -> None:
+        """Whose tensors they are; the graph holds them, not they the graph."""
+        self._graph = weakref.ref(graph)
+
+    @property
+    def context(self) -> DelegateContext:
+        """What delegates get. `StateError` once the graph is gone."""
+        graph = self._graph()
+        if graph is None:
+            raise StateError("the graph of this tensor is gone")
+        return graph.context
 
     def tensor(self, index: int) -> DelegateTensor:
         """Tensor *index* as delegates see it; `InputError` where there is none."""

@@ -193,3 +193,5 @@ def find(session: Session, graphs: dict[int, Graph], index: int) -> Graph:
 def _close(graphs: Mapping[int, Graph]) -> None:
     for graph in graphs.values():
         graph.close()
+    for graph in graphs.values():
+        graph.part()

@@ -213,6 +213,11 @@ class Graph:
         if self._delegated is not None:
             self._delegated.close()
 
+    def part(self) -> None:
+        """Lets go of the other subgraphs, after `close`: together they would wait for the garbage collector."""
+        self._session.subgraphs = None
+        self._program = None
+
     def add_delegate(self, delegate: Delegate) -> None:
         """Adds a delegate; what fails leaves the subgraph as it was.
 
