@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from penstock.cache.cache import Cache, Explanation
+from penstock.cache.info import CacheInfo
 from penstock.compilation.caching import why_not_cached
 from penstock.execution.interface import interface_of
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
-from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.planning import plan_model
 from penstock.runtime.session import shapes_by_position
 from penstock.threads import allowed_threads
+
+_Shapes: TypeAlias = "Mapping[int, Sequence[int]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,6 @@ def explain_model(
     positions = shapes_by_position(interface_of(model, signature), shapes)
     chosen = manager.choose(devices)
     by_name = {device.name: device for device in chosen}
-    plan = place(infer_shapes(model, positions), chosen, policy, preference)
     config = PrepareConfig(
         preference=preference,
         priority=priority,
@@ -64,18 +67,35 @@ def explain_model(
         num_threads=allowed_threads(num_threads),
     )
 
-    def explained(step: ExecutionStep) -> ExplainedStep:
+    plan = plan_model(
+        model,
+        infer_shapes(model, positions),
+        positions,
+        chosen,
+        by_name,
+        policy,
+        config,
+        CacheInfo(cache.directory),
+    )
+
+    def explained(step: ExecutionStep, whole: Model, given: _Shapes) -> Iterator[ExplainedStep]:
+        """*step* of a plan of *whole*; of one that the runtime carries out itself, the steps of its branches."""
+        if step.control is not None:
+            for branch in step.control.branches:
+                for inner in branch.steps:
+                    yield from explained(inner, branch.model, {})
+            return
         device = by_name[step.device]
         explanation = cache.explain(
-            model,
+            whole,
             device,
             config,
             step=step.model,
             operations=step.operations,
-            shapes=positions,
+            shapes=given,
         )
         if reason := why_not_cached(device):
             explanation = replace(explanation, found=False, reason=reason, nearest=None, changed=())
-        return ExplainedStep(step, explanation, not reason)
+        yield ExplainedStep(step, explanation, not reason)
 
-    return plan, [explained(step) for step in plan.steps]
+    return plan, [found for step in plan.steps for found in explained(step, model, positions)]

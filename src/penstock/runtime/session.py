@@ -36,10 +36,10 @@ from penstock.hal import (
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
-from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.planning import plan_model
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
@@ -192,7 +192,17 @@ class _Session:
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
             devices = _Devices(self.chosen)
-            plan = self._plan(model, shapes, devices, config)
+            plan = plan_model(
+                self.model,
+                model,
+                shapes,
+                self.chosen,
+                devices,
+                policy,
+                config,
+                self.arguments.cache,
+                measure=self.arguments.tune and self.files_lent,
+            )
         log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
         allow = policy.allow_fallback and knobs.allow_fallback()
         caching = self._caching(shapes, plan)
@@ -204,30 +214,6 @@ class _Session:
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
         return Variant(compilation, devices, _for_later(config), allow)
 
-    def _plan(
-        self,
-        model: Model,
-        shapes: Mapping[int, Sequence[int]],
-        devices: _Devices,
-        config: PrepareConfig,
-    ) -> ExecutionPlan:
-        """The measured plan where one is stored, or asked for by the call itself; else the predicted one."""
-        policy, info = self.arguments.policy, self.arguments.cache
-        directory = None if info is None or info.trust_token else info.place
-        measure = self.arguments.tune and self.files_lent
-        choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
-        if choice and (measure or _has_verdicts(directory)):
-            from penstock.runtime.tuning import Occasion, stored_plan, tuned_plan
-
-            occasion = Occasion(
-                self.model, model, shapes, self.chosen, devices, policy, config, directory
-            )
-            if plan := stored_plan(occasion):
-                return plan
-            if measure:
-                return tuned_plan(occasion)
-        return place(model, self.chosen, policy, self.arguments.preference)
-
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache
         # Descriptors are the caller's and may be anything once his call has returned.
@@ -236,15 +222,6 @@ class _Session:
         from penstock.compilation.caching import Caching
 
         return Caching(info, self.model, shapes, plan)
-
-
-def _has_verdicts(directory: str | None) -> bool:
-    if directory is None:
-        return False
-    from penstock.cache.naming import VERDICTS
-
-    # Text, as in all of a warm start: pathlib takes longer to import than this to answer.
-    return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
 
 
 class _Devices(Mapping[str, Device]):

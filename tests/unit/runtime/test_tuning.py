@@ -16,6 +16,7 @@ from penstock.errors import Cancelled, GeneralFailure, InputError
 from penstock.hal import CancelToken, ExecutionConfig, ExecutionResult, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
+from penstock.runtime.explain import explain_model
 from penstock.runtime.tuning import NO_COUNTER, Occasion, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.partitioning.models import chain
@@ -320,6 +321,17 @@ def test_compile_measures_once_and_remembers(
         assert compiled.plan.steps[0].device == "sleepy"
     with penstock.compile(model, devices=devices, cache=False) as compiled:
         assert compiled.plan.steps[0].device == "sleepy"
+
+
+def test_what_explains_the_cache_knows_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.measuring.BUDGET_NS", 50_000_000)
+    model = chain(KINDS)
+    devices = [Sleepy("sleepy", other=(0.01, 0.01)), NumpyDevice("brisk", other=(0.9, 0.9))]
+    assert [s.step.device for s in explain_model(model, tmp_path, devices)[1]] == ["sleepy"]
+    penstock.compile(model, devices=devices, cache=tmp_path, tune=True).close()
+    assert [s.step.device for s in explain_model(model, tmp_path, devices)[1]] == ["brisk"]
 
 
 def test_tune_needs_something_to_choose() -> None:

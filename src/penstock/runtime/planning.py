@@ -1,0 +1,56 @@
+"""The plan of one compile: measured where that is asked for or was done before, else predicted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.hal import Device, PrepareConfig
+from penstock.ir import Model
+from penstock.partitioning.placement import place
+from penstock.partitioning.plan import ExecutionPlan
+from penstock.partitioning.policy import Policy
+
+if TYPE_CHECKING:
+    from penstock.cache.info import CacheInfo
+
+
+def plan_model(
+    source: Model,
+    model: Model,
+    shapes: Mapping[int, Sequence[int]],
+    devices: Sequence[Device],
+    named: Mapping[str, Device],
+    policy: Policy,
+    config: PrepareConfig,
+    info: CacheInfo | None = None,
+    *,
+    measure: bool = False,
+) -> ExecutionPlan:
+    """How *model* is to run on *devices*: *source* with *shapes* put into it, by input position.
+
+    With placement "cost" the verdict that is stored for exactly this in the directory of *info* comes first; then, where
+    *measure* asks for it, a measurement on this machine, for which *named* maps names to devices that plans may
+    fall back on too; else `place`. Raises what that raises, and `Cancelled` or `MissedDeadline*` while it measures.
+    """
+    directory = None if info is None or info.trust_token else info.place
+    choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
+    if choice and (measure or _has_verdicts(directory)):
+        from penstock.runtime.tuning import Occasion, stored_plan, tuned_plan
+
+        occasion = Occasion(source, model, shapes, devices, named, policy, config, directory)
+        if plan := stored_plan(occasion):
+            return plan
+        if measure:
+            return tuned_plan(occasion)
+    return place(model, devices, policy, config.preference)
+
+
+def _has_verdicts(directory: str | None) -> bool:
+    if directory is None:
+        return False
+    from penstock.cache.naming import VERDICTS
+
+    # Text, as in all of a warm start: pathlib takes longer to import than this to answer.
+    return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
