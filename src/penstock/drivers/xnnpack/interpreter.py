@@ -39,6 +39,8 @@ class Runner:
         segment = file.segment
         self.segment = segment
         interpreter = make_interpreter(file.content, file.kernels, file.threads)
+        # LiteRT reads the file's bytes as long as it lives.
+        self._content = file.content
         # LiteRT's own object: `Interpreter` asks before each call whether somebody holds a view.
         self._wrapper: Any = interpreter._interpreter
         self.invoke = self._wrapper.Invoke

@@ -10,7 +10,13 @@ from typing import Final
 from penstock.drivers.xnnpack import engine
 from penstock.drivers.xnnpack.arguments import deliver, mapped, read, unknown
 from penstock.drivers.xnnpack.interpreter import File, Runner, failed
-from penstock.errors import DeadObject, GeneralFailure
+from penstock.errors import (
+    Cancelled,
+    DeadObject,
+    GeneralFailure,
+    MissedDeadline,
+    OutputInsufficientSize,
+)
 from penstock.hal import (
     DONE,
     ExecutionConfig,
@@ -28,6 +34,9 @@ from penstock.ir import Model, NDArray
 FORKED: Final = (
     "the model was prepared before this process was forked, and LiteRT's threads are the parent's"
 )
+MOST_KEPT: Final = 16
+"""Sets of interpreters that are kept for later runs."""
+
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
@@ -39,7 +48,7 @@ class XnnpackPreparedModel(PreparedModelBase):
     def __init__(self, model: Model, files: Sequence[File], first: list[Runner]) -> None:
         self.model = model
         self._files = files
-        self._free: deque[list[Runner]] = deque([first])
+        self._free: deque[list[Runner]] = deque([first], MOST_KEPT)
         self._forks, self._closed = engine.forks, False
         entry = model.entry
         self._inputs = [(i, entry.operands[i]) for i in entry.inputs]
@@ -80,7 +89,11 @@ class XnnpackPreparedModel(PreparedModelBase):
                     raise unknown(wanted)
             result = DONE
         else:
-            result = self._run(runners, request, config)
+            try:
+                result = self._run(runners, request, config)
+            except (OutputInsufficientSize, MissedDeadline, Cancelled):
+                self._free.append(runners)
+                raise
         # One that failed is not used again.
         self._free.append(runners)
         if began:

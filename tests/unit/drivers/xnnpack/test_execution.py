@@ -137,6 +137,15 @@ def test_too_little_memory_is_told_with_the_shape() -> None:
     assert list(caught.value.output_shapes) == [((5,), False)]
 
 
+def test_interpreters_are_kept_when_only_memory_was_too_little() -> None:
+    each = prepared(one("RELU", [(F32, (None,))], [(F32, (None,))]))
+    (kept,) = each._free  # type: ignore[attr-defined]  # its own
+    with pytest.raises(OutputInsufficientSize):
+        execute(each, [np.ones(5, np.float32)], [np.empty(8, np.uint8)])
+    assert execute(each, [np.ones(5, np.float32)], [np.empty(20, np.uint8)]) == ((5,),)
+    assert list(each._free) == [kept]  # type: ignore[attr-defined]  # its own
+
+
 def test_a_shape_may_be_made_of_values() -> None:
     builder = ModelBuilder()
     x, shape = builder.input(F32, (12,), "x"), builder.input(I32, (2,), "shape")
