@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -69,6 +70,7 @@ class StepRunner:
             for i in self._inputs
             if i in dynamic and fallback and FALLBACK_DEVICE in prepared.step.fallbacks
         )
+        self._lock = threading.Lock()
         self._fallbacks: Fallbacks | None = None
 
     def run(
@@ -150,13 +152,13 @@ class StepRunner:
         return self._others().repeat(values, config, trace, began, only=FALLBACK_DEVICE)
 
     def _others(self) -> Fallbacks:
-        if self._fallbacks is None:
-            from penstock.execution.fallback import Fallbacks
+        with self._lock:
+            if self._fallbacks is None:
+                from penstock.execution.fallback import Fallbacks
 
-            self._fallbacks = Fallbacks(
-                self.prepared.step, self._ports, self._devices, self._config
-            )
-        return self._fallbacks
+                step = self.prepared.step
+                self._fallbacks = Fallbacks(step, self._ports, self._devices, self._config)
+            return self._fallbacks
 
 
 def _new(

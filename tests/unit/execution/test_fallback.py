@@ -414,3 +414,12 @@ def test_a_failure_of_everything_is_one_error() -> None:
         compiled(add_relu(), *devices, policy=policy)
     (note,) = caught.value.__notes__
     assert note.startswith("b failed to compile it too: GeneralFailure: b:")
+
+
+def test_many_threads_fall_back_on_one_compile() -> None:
+    spare = RecordingDevice(NumpyDevice("b"))
+    with compiled(add_relu(), faulty(NumpyDevice("a"), "execute"), spare) as model:
+        futures = [model.submit(X, X) for _ in range(12)]
+        receipts = [future.result().receipt for future in futures]
+    assert {r.steps[0].device for r in receipts} == {"b"}
+    assert sum(r.compiles for r in receipts) == spare.count("prepare_model") == 1
