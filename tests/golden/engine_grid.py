@@ -23,14 +23,13 @@ from tests.golden.cases import (
     Entry,
     Format,
     Kind,
-    LiteRT,
     case_groups,
     entries,
     given_to_onnx,
     load,
     shapes,
 )
-from tests.golden.engine_rules import Judged, judge
+from tests.golden.engine_rules import judge, judged_of
 
 ENGINES: Final = ("xnnpack", "onnxruntime-cpu", "openvino-cpu")
 ACCURACIES: Final[tuple[AccuracyClass, ...]] = ("exact", "faithful", "relaxed")
@@ -116,15 +115,7 @@ def check(entry: Entry, cases: list[dict[str, Any]], on: Arranged, accuracy: Acc
                 given = {k: given_to_onnx(array) for k, array in given.items()}
             outputs = net.run(given if by_name else list(given.values()))
             got = [np.asarray(outputs[k if by_name else int(k)]) for k in case["outputs"]]
-            wanted = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
-            before = cases[: position + 1]
-            judged = Judged(
-                entry,
-                case,
-                wanted,
-                LiteRT(path, arrays, before),
-                LiteRT(path, arrays, before, "default"),
-            )
+            judged = judged_of(entry, arrays, cases[: position + 1])
             judge(got, judged, accuracy)
 
 

@@ -1,8 +1,8 @@
 """When an engine's outputs count as right, by the accuracy class that was asked for (docs/accuracy.md).
 
 - `exact`: the rule of `tests.golden.comparison`; for an ONNX network against what ONNX Runtime recorded.
-- `faithful`: no farther from LiteRT's reference kernels than 1.5 times what LiteRT as it runs by default is,
-  plus one step; for an ONNX network, which LiteRT cannot run, as `exact`.
+- `faithful`: no farther from LiteRT's reference kernels than 1.5 times what LiteRT as it runs by default is on the
+  network's recorded cases, plus one step; for an ONNX network, which LiteRT cannot run, as `exact`.
 - `relaxed`: the recorded best class of every real input, and a root-mean-square error of at most a quarter of
   the output's, plus 1.5 times that of the reference kernels. Detections as matched boxes of score 0.5 or more.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
-from tests.golden.cases import Entry, LiteRT, check_labels, rule
+from tests.golden.cases import Entry, LiteRT, case_groups, check_labels, litert_of, rule
 from tests.golden.comparison import FLOAT_SHARE, ROUNDING, Case, compare, iou
 
 RELAXED_SHARE: Final = 0.25
@@ -37,6 +37,14 @@ class Judged:
     default: LiteRT
 
 
+def judged_of(entry: Entry, arrays: Any, cases: list[dict[str, Any]]) -> Judged:
+    """The last of *cases*, which were run in order."""
+    case = cases[-1]
+    out = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
+    reference = litert_of(entry, arrays, cases, "reference")
+    return Judged(entry, case, out, reference, litert_of(entry, arrays, cases, "default"))
+
+
 def judge(got: Sequence[NDArray], wanted: Judged, accuracy: AccuracyClass) -> None:
     """Raises `AssertionError` naming the output, how far it is off and how far it may be."""
     assert [o.shape for o in got] == [o.shape for o in wanted.out]
@@ -46,28 +54,57 @@ def judge(got: Sequence[NDArray], wanted: Judged, accuracy: AccuracyClass) -> No
     if accuracy == "faithful" and wanted.entry["format"] == "tflite":
         reference, default = wanted.reference(), wanted.default()
         if reference is not None and default is not None:
-            _faithful(got, reference, default, wanted.entry)
+            _faithful(got, reference, default, wanted)
             return
     compare(got, Case(wanted.out, wanted.reference), rule(wanted.entry))
     check_labels(wanted.case, got)
 
 
 def _faithful(
-    got: Sequence[NDArray], reference: Sequence[NDArray], default: Sequence[NDArray], entry: Entry
+    got: Sequence[NDArray],
+    reference: Sequence[NDArray],
+    default: Sequence[NDArray],
+    wanted: Judged,
 ) -> None:
+    entry = wanted.entry
     if rule(entry).detection:
-        default = [*default]
         compare(got, Case(default, lambda: reference), rule(entry))
         return
     for k, (ours, exact, usual) in enumerate(zip(got, reference, default, strict=True)):
         if ours.dtype.kind not in "fiu":
             assert np.array_equal(ours, exact), f"output {k} differs"
             continue
-        off = _largest(ours, exact)
-        allowed = SPREAD * _largest(usual, exact) + step_of(entry, k, exact)
+        off, step = _largest(ours, exact), step_of(entry, k, exact)
+        allowed = SPREAD * _largest(usual, exact) + step
+        if off > allowed * (1 + ROUNDING):
+            allowed = SPREAD * usual_spread(wanted, wanted.case["outputs"][k]) + step
         assert off <= allowed * (1 + ROUNDING), (
             f"output {k}: {off:.4g} from the reference kernels, {allowed:.4g} allowed"
         )
+
+
+_spreads: Final[dict[tuple[str, str], float]] = {}
+
+
+def usual_spread(wanted: Judged, output: str) -> float:
+    """How far LiteRT as it runs by default lies from its reference kernels on an output, over all recorded cases of the
+    network. A rounding that falls otherwise shows in one case and not in another, by chance: what an engine
+    is, it is over all of them.
+    """
+    entry, arrays = wanted.entry, wanted.reference.arrays
+    key = entry["id"], output
+    if key not in _spreads:
+        largest = 0.0
+        for cases in case_groups(entry).values():
+            for last in range(1, len(cases) + 1):
+                usual = litert_of(entry, arrays, cases[:last], "default")()
+                exact = litert_of(entry, arrays, cases[:last], "reference")()
+                names = cases[last - 1]["outputs"]
+                if usual is not None and exact is not None and output in names:
+                    at = names.index(output)
+                    largest = max(largest, _largest(usual[at], exact[at]))
+        _spreads[key] = largest
+    return _spreads[key]
 
 
 def step_of(entry: Entry, output: int, values: NDArray) -> float:

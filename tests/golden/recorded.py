@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.ir import NDArray
 from tests.conftest import CORPUS
-from tests.golden.cases import Entry, LiteRT, case_groups
-from tests.golden.engine_rules import Judged
+from tests.golden.cases import Entry, case_groups
+from tests.golden.engine_rules import Judged, judged_of
 
 
 def judged_cases(entry: Entry) -> Iterator[tuple[list[NDArray], Judged]]:
@@ -18,13 +18,10 @@ def judged_cases(entry: Entry) -> Iterator[tuple[list[NDArray], Judged]]:
     """
     if CORPUS is None:
         return
-    path = CORPUS / "models" / entry["file"]
     arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
     for cases in case_groups(entry).values():
         case = cases[0]
         if "signature" in case or case.get("resize_inputs"):
             continue
         inputs = [arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]]
-        out = [arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]
-        reference = LiteRT(path, arrays, [case])
-        yield inputs, Judged(entry, case, out, reference, LiteRT(path, arrays, [case], "default"))
+        yield inputs, judged_of(entry, arrays, [case])
