@@ -21,7 +21,7 @@ from penstock.runtime import compile_model
 from tests.support_devices import NumpyDevice, evaluate, run_plan
 from tests.support_graphs import Case, random_case
 
-PLANNED: Final = 2_400
+PLANNED: Final = 2_040
 """Graphs that are planned and run by both rules."""
 
 GRAPHS: Final = 720

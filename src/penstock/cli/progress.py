@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 STAGES: Final = {
     "compile": "compiling on",
+    "tune": "measuring",
     "lease": "compiling, or waiting for the process that compiles, on",
 }
 """Stages in words; one that a driver makes up is shown under its own name."""

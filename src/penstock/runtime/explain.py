@@ -10,6 +10,7 @@ from typing import TypeAlias
 from penstock.cache.cache import Cache, Explanation
 from penstock.cache.info import CacheInfo
 from penstock.compilation.caching import why_not_cached
+from penstock.compilation.calls import config_of
 from penstock.execution.interface import interface_of
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes
@@ -89,7 +90,7 @@ def explain_model(
         explanation = cache.explain(
             whole,
             device,
-            config,
+            config_of(step, config),
             step=step.model,
             operations=step.operations,
             shapes=given,

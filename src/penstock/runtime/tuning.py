@@ -20,7 +20,7 @@ from penstock.errors import CacheError, DriverError, MissedDeadline
 from penstock.execution.state import State
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
-from penstock.hal import Device, ExecutionConfig, PrepareConfig
+from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.partitioning.placement import candidates, place
@@ -133,8 +133,10 @@ def _measure(
     failed: dict[str, Measured] = {}
     contenders, compiles = [], 0
     with ExitStack() as stack:
-        for name, plan in plans.items():
+        for position, (name, plan) in enumerate(plans.items()):
             check_interrupts(occasion.config)
+            if (progress := occasion.config.progress) is not None:
+                progress(ProgressEvent("tune", name, position, len(plans)))
             try:
                 variant = _compiled(occasion, plan)
             except MissedDeadline:

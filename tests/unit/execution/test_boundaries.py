@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import GeneralFailure, ResourceExhaustedTransient
+from penstock.errors import (
+    DeviceUnavailable,
+    DriverError,
+    GeneralFailure,
+    OutputInsufficientSize,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+)
 from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.partitioning import Policy
@@ -243,3 +251,55 @@ def test_random_failures_in_random_plans_change_no_result(rule: PlacementRule) -
                 state = expected[len(ordinary) :]
                 assert [o.tobytes() for o in outputs] == [e.tobytes() for e in ordinary], seed
     assert failures >= 20
+
+
+OUTCOMES: list[type[DriverError] | None] = [
+    None,
+    GeneralFailure,
+    OutputInsufficientSize,
+    DeviceUnavailable,
+    ResourceExhaustedTransient,
+    ResourceExhaustedPersistent,
+]
+
+
+@pytest.mark.parametrize("way", ["run", "submit", "run_async"])
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_timing(way: str, outcome: type[DriverError] | None, allowed: bool) -> None:
+    """NNAPI's TimingTest: whatever the driver answers, the receipt's times are those of who did the work."""
+
+    def answer(_: Request) -> None:
+        if outcome is not None:
+            raise outcome("as asked")
+
+    device = WatchedDevice("device", {"ADD"}, other=(0.01, 0.01), before=answer)
+    net = Net()
+    x = net.source("x")
+    model = net.build([net.add("y", x, x)])
+    policy = Policy(allow_fallback=allowed)
+    with penstock.compile(
+        model, devices=[device, "reference"], policy=policy, cache=False
+    ) as compiled:
+
+        def call() -> penstock.Outputs:
+            if way == "run":
+                return compiled.run([X])
+            if way == "submit":
+                return compiled.submit(X).result()
+            return asyncio.run(compiled.run_async(X))
+
+        if outcome is not None and not allowed:
+            with pytest.raises(DriverError):
+                call()
+            return
+        outputs = call()
+        (step,) = outputs.receipt.steps
+        assert outputs[0].tobytes() == (X + X).tobytes()
+        assert 0 < step.wall_ns <= outputs.receipt.wall_ns
+        assert step.device == ("device" if outcome is None else "reference")
+        if outcome is None:
+            assert step.driver_ns is None
+        else:
+            assert 0 < (step.driver_ns or 0) <= step.wall_ns
+            assert step.fallback_from == "device"

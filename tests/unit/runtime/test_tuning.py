@@ -13,7 +13,14 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.errors import Cancelled, GeneralFailure, InputError
-from penstock.hal import CancelToken, ExecutionConfig, ExecutionResult, PrepareConfig, Request
+from penstock.hal import (
+    CancelToken,
+    ExecutionConfig,
+    ExecutionResult,
+    PrepareConfig,
+    ProgressEvent,
+    Request,
+)
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
 from penstock.runtime.explain import explain_model
@@ -304,7 +311,12 @@ def test_compile_measures_once_and_remembers(
     with penstock.compile(model, devices=devices, cache=tmp_path) as compiled:
         assert compiled.plan.steps[0].device == "sleepy"
         assert compiled.plan.tuned is None
-    with penstock.compile(model, devices=devices, cache=tmp_path, tune=True) as compiled:
+    events: list[ProgressEvent] = []
+    with penstock.compile(
+        model, devices=devices, cache=tmp_path, tune=True, progress=events.append
+    ) as compiled:
+        told = [(e.subject, e.done, e.total) for e in events if e.stage == "tune"]
+        assert told == [("sleepy", 0, 2), ("brisk", 1, 2)]
         assert compiled.plan.steps[0].device == "brisk"
         assert compiled.plan.tuned is not None
         assert not compiled.plan.tuned.stored
