@@ -68,7 +68,9 @@ def _parameters(arrangement: Arrangement) -> Iterator[Any]:
                     marks: list[pytest.MarkDecorator] = []
                     if kind == "network" and entry["id"] not in HERE:
                         marks.append(pytest.mark.grid)
-                    reason = GAPS.get((entry["id"], "+".join(names), accuracy))
+                    reason = GAPS.get(
+                        (f"{entry['id']}-{cases[0]['group']}", "+".join(names), accuracy)
+                    )
                     if reason is not None:
                         marks.append(pytest.mark.xfail(strict=True, reason=reason))
                     yield pytest.param(entry, cases, names, accuracy, id=name, marks=marks)
