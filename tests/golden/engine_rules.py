@@ -159,7 +159,9 @@ def _real(values: NDArray, entry: Entry, output: int) -> NDArray:
 
 
 def _rms(values: NDArray) -> float:
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+    largest = float(np.abs(values).max(initial=0))
+    # The squares of large float64 values overflow.
+    return largest * float(np.sqrt(np.mean(np.square(values / largest)))) if largest else 0.0
 
 
 def _same_boxes(got: Sequence[NDArray], out: Sequence[NDArray]) -> None:
