@@ -6,7 +6,7 @@ What is imported or found once a process (the loaders, the runtime, the devices)
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -64,14 +64,15 @@ def compile_model(
     cache: bool | Path = True,
     tune: bool = False,
     progress: ProgressCallback | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[CompiledModel, int]:
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*. *cache*, *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
+    *operands*, and for *shapes*, by input name. *cache*, *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
     accuracy class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
-    shapes = shapes_of(operands, arrays)
+    known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
     policy = policy_of(accuracy)
     if cache:
@@ -84,7 +85,7 @@ def compile_model(
             devices=list(devices) if devices else None,
             signature=signature,
             num_threads=threads,
-            shapes=shapes or None,
+            shapes=known or None,
             policy=policy,
             cache=cache,
             tune=tune,

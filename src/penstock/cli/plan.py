@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from penstock.cli import options, writing
-from penstock.cli.failures import Unfinished, UsageError
+from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
-from penstock.errors import PlacementError
+from penstock.cli.shapes import assumed_shapes, in_words
+from penstock.errors import ModelError, PlacementError
 
 NAME_WIDTH: Final = 48
 """Columns of an operation's name in a table; `--json` has all of it."""
@@ -53,8 +54,17 @@ def plan(
     )
     loaded = opening.load(model)
     try:
+        likely = assumed_shapes(loaded.model, signature, None)
+    except ModelError as error:
+        raise FileError(loaded.path, str(error)) from error
+    try:
         compiled, _ = opening.compile_model(
-            loaded.model, loaded.path, devices=device, signature=signature, accuracy=accuracy
+            loaded.model,
+            loaded.path,
+            devices=device,
+            signature=signature,
+            accuracy=accuracy,
+            shapes=likely,
         )
     except PlacementError as error:
         from penstock.cli.refusals import answers
@@ -68,6 +78,8 @@ def plan(
         return
     for line in made.show().splitlines():
         output.line(line)
+    if likely:
+        output.line(f"planned for {in_words(likely)}", "dim")
     output.json({"plan": json.loads(made.to_json())})
     if dot_file is not None:
         _write(dot_file, made.to_dot())

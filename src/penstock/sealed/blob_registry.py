@@ -150,7 +150,7 @@ class BlobRegistry:
             finally:
                 written = cache.terminate()
             if not written:
-                raise Unreadable(f"the registry cannot be used: {cache.problem}")
+                raise Unreadable(f"the registry {self.path} cannot be used: {cache.problem}")
         if changed is not None:
             self._measures.store(changed.key, changed.state.changes)
         return there

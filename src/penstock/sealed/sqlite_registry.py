@@ -371,7 +371,7 @@ class SqliteRegistry:
             yield None
             return
         except OSError as error:
-            raise Unreadable(f"the registry cannot be read: {error.strerror}") from None
+            raise Unreadable(f"the registry {self.path} cannot be read: {error.strerror}") from None
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
             raise SealBroken("the registry is no database")
         with self._database() as database, _transaction(database, "DEFERRED"):
@@ -388,7 +388,7 @@ class SqliteRegistry:
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _SYSTEM_FAILED:
-                raise Unreadable(f"the registry cannot be used: {error}") from None
+                raise Unreadable(f"the registry {self.path} cannot be used: {error}") from None
             raise SealBroken(f"the registry is damaged: {error}") from None
         except (UnicodeError, OverflowError) as error:
             # What a damaged database holds in place of names and numbers.
@@ -401,7 +401,7 @@ class SqliteRegistry:
             with suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as error:
-            raise Unreadable(f"the registry cannot be made: {error.strerror}") from None
+            raise Unreadable(f"the registry {self.path} cannot be made: {error.strerror}") from None
 
     def _make_room(self) -> None:
         """Removes what is no regular file in place of the database or its logs. Raises `OSError`."""

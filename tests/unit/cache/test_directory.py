@@ -17,7 +17,7 @@ import pytest
 
 from penstock import knobs
 from penstock.cache.directory import CacheDirectory
-from penstock.cache.naming import file_names, letters_of
+from penstock.cache.naming import file_names, index_name, letters_of, temporary_name
 from penstock.cache.store import _ends_with_a_seal
 from penstock.errors import (
     CacheError,
@@ -600,3 +600,27 @@ def test_a_read_only_directory_is_read_and_not_written(bench: Bench) -> None:
 )
 def test_an_index_ends_with_its_seal(ending: bytes, whole: bool) -> None:
     assert _ends_with_a_seal(ending) is whole
+
+
+@pytest.mark.parametrize("what", ["files", "index"])
+def test_a_temporary_name_that_is_taken_is_not_written_to(
+    what: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever guessed it may have put a link or a file of his own there."""
+    bench.compile(TOKEN, "old")
+    record = bench.record(TOKEN)
+    monkeypatch.setattr(os, "urandom", bytes)
+    names = [name for kind in file_names(TOKEN, *NEEDED) for name in kind]
+    taken = [bench.path / temporary_name(name) for name in (*names, index_name(TOKEN))]
+    for path in taken:
+        path.write_bytes(b"somebody's")
+    if what == "files":
+        lease = bench.directory.lease(TOKEN)
+        assert lease is not None
+        with lease, pytest.raises(Unreadable, match="File exists"):
+            lease.create(NEEDED)
+    else:
+        with pytest.raises(FileExistsError):
+            bench.directory.store.write_record(TOKEN, record)
+    assert {path.read_bytes() for path in taken if path.exists()} <= {b"somebody's"}
+    assert bench.load(TOKEN, TEXTS) == "old"

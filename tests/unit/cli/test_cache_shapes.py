@@ -141,3 +141,17 @@ def test_a_shape_that_does_not_fit_names_the_option(run: Run, tmp_path: Path) ->
     warmed = run("cache", "prewarm", path, code=3)
     assert warmed["notes"] == [f"{path}: compiled for {taken}"]
     assert run("cache", "explain", path, "--shape", "x=1,3")["notes"] == []
+
+
+def test_plan_takes_unknown_dimensions_as_run_does(model: Path, run: Run) -> None:
+    told = run("plan", str(model), "-d", "reference")
+    assert told["plan"]["steps"][0]["device"] == "reference"
+    result = CliRunner().invoke(app, ["plan", str(model), "-d", "reference"])
+    assert "planned for x=1,3" in result.output
+
+
+def test_plan_says_which_signature_there_is_not(model: Path) -> None:
+    result = CliRunner().invoke(app, ["plan", str(model), "--signature", "none such"])
+    assert result.exit_code != 0
+    assert str(model) in result.output
+    assert "none such" in result.output

@@ -961,3 +961,14 @@ class TestCacheablePaths:
             assert self.hits(device, tmp_path / name) == ["one hit"]
         for name in ("a", "b"):
             assert outcome(device, tmp_path / name)[0] == "hit"
+
+
+def test_a_driver_without_handles_is_given_no_token(tmp_path: Path) -> None:
+    """The directory cannot be made: it compiles, and nothing tells it of a cache."""
+    (tmp_path / "cache").write_bytes(b"in the way")
+    device = CachingDevice()
+    what, _ = outcome(device, info(tmp_path))
+    assert what == "miss"
+    (call,) = device.calls
+    assert call.files == (0, 0)
+    assert (call.token, call.binding) == (NO_TOKEN, NO_TOKEN)

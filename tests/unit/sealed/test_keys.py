@@ -371,3 +371,15 @@ def test_a_question_s_error_reaches_the_asker() -> None:
 
     with pytest.raises(RuntimeError, match="no bus"):
         within(1, broken)
+
+
+def test_a_temporary_name_that_is_taken_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever guessed it would read the key there."""
+    monkeypatch.setattr(os, "urandom", bytes)
+    taken = tmp_path / f"key.{bytes(8).hex()}.tmp"
+    taken.write_bytes(b"somebody's")
+    with pytest.raises(Unreadable, match="File exists"):
+        FileKeyStore(tmp_path / "key").key()
+    assert taken.read_bytes() == b"somebody's"
