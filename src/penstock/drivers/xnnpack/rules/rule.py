@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -25,6 +26,7 @@ def rule(*types: str) -> Callable[[Check], Check]:
     return register
 
 
+@functools.cache
 def types_of(text: str) -> frozenset[DType]:
     """Element types by name, in one string."""
     return frozenset(map(DType, text.split()))
