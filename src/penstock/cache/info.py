@@ -61,7 +61,8 @@ class CacheInfo:
         close them after it: nothing is named, locked, renamed or evicted, no compile goes on in the
         background, and shapes that are compiled later are not cached. Another number than the device needs only means
         that nothing is loaded or saved (NNAPI section 2.4, `setCachingFromFds`), and so does a plan in which
-        several steps cache. Raises `InputError` for a descriptor that is not open, for two of one file, or
+        several steps cache. A descriptor that can only be read serves a load, which needs no more; after a
+        miss the compile is not saved, as the receipt says. Raises `InputError` for a descriptor that is not open, for two of one file, or
         for too many.
         """
         checked = _checked_token(token)

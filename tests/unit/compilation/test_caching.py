@@ -24,6 +24,7 @@ from penstock.cache import Cache
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import derived_token, ingredients_of
+from penstock.compilation import CacheOutcome
 from penstock.errors import (
     Cancelled,
     DeviceUnavailable,
@@ -563,6 +564,27 @@ class TestGivenFiles:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def test_read_only_ones_serve_a_load_and_no_save(self, tmp_path: Path) -> None:
+        model = chain(("ADD", "RELU"))
+
+        def found(mode: int) -> CacheOutcome:
+            fds = [os.open(tmp_path / f"f{i}", mode | os.O_CREAT, 0o600) for i in range(2)]
+            try:
+                given = CacheInfo.from_fds(fds[:1], fds[1:], token=TOKEN)
+                with penstock.compile(model, devices=["sample"], cache=given) as made:
+                    made.run([X] * len(made.inputs))
+                    return made.receipt.steps[0].cache
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+        first = found(os.O_RDONLY)
+        assert (first.outcome, first.saved) == ("miss", False)
+        assert first.not_saved.startswith("Unreadable: model file 0 cannot be written: ")
+        written = found(os.O_RDWR)
+        assert (written.outcome, written.saved) == ("miss", True)
+        assert found(os.O_RDONLY).outcome == "hit"
 
     def test_a_descriptor_that_is_not_open(self) -> None:
         with pytest.raises(InputError, match="not open"):
