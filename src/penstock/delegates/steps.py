@@ -224,6 +224,12 @@ class KernelStep:
         self._changed = {t: (kernel.operands[t], o) for t, o in kernel.updates.items()}
         self.outputs = (*self._written.values(), *kernel.updates.values())
         self._inputs = tuple(t for t in kernel.node.inputs if t >= 0)
+        operands = graph.model.operands
+        self._strings = tuple(
+            o
+            for o in self._written.values()
+            if operands[o].dtype is DType.STRING and static_shape(operands[o].shape) is not None
+        )
 
     def bind(self, fixed: dict[int, NDArray]) -> None:
         """Its kernel reads and writes the memory of tensors wherever that is."""
@@ -234,6 +240,10 @@ class KernelStep:
         delegate, node = kernel.delegate, kernel.node
         changing = {t: np.array(values[before]) for t, (before, _) in self._changed.items()}
         writable = (*self._written, *changing, *node.temporaries)
+        # Strings are new objects in each run, so that nobody's array changes under him.
+        for operand in self._strings:
+            held = self._graph.model.operands[operand]
+            values[operand] = blank(held.dtype, static_shape(held.shape) or ())
         tensors.before_kernel(self._inputs, self._written, delegate)
         tensors.changing = changing
         try:

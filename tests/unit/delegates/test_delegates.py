@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import weakref
 from typing import Any
 
@@ -25,7 +27,7 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.ir import NDArray
 from tests.unit.delegates import graphs
 from tests.unit.delegates.recorder import Recorder
-from tests.unit.loaders.files import accumulator, svdf
+from tests.unit.loaders.files import FileBuilder, accumulator, svdf
 from tests.unit.tflite import models
 
 X = np.array([-1.5, 2], np.float32)
@@ -463,6 +465,27 @@ class TestShapes:
         assert [run(interpreter, X)[0].tolist() for _ in range(2)] == [[1, 1], [2, 2]]
 
 
+class TestStrings:
+    def test_kernels_read_and_write_them(self) -> None:
+        class Upper(Recorder):
+            def _invoke(self, context: DelegateContext, node: Any) -> None:
+                given = context.tensor(node.inputs[0]).data
+                context.tensor(node.outputs[0]).data[...] = [s.upper() for s in given.ravel()]
+
+        file = FileBuilder()
+        x, y, z = (file.tensor(n, [2], "STRING") for n in "xyz")
+        target = file.tensor("shape", [1], "INT32", np.array([2], np.int32))
+        for given, made in ((x, y), (y, z)):
+            file.operator("RESHAPE", [given, target], [made], {"new_shape": [2]})
+        content = file.finish([x], [z])
+        interpreter = opened(content, Upper("RESHAPE"))
+        words = np.array([b"one", b"two"], object)
+        first = run(interpreter, words)[0]
+        assert first.tolist() == [b"ONE", b"TWO"]
+        run(interpreter, np.array([b"", b"x"], object))
+        assert first.tolist() == [b"ONE", b"TWO"]
+
+
 class TestControlFlow:
     A, B = np.array([1, 2], np.float32), np.array([3, 5], np.float32)
 
@@ -570,6 +593,30 @@ class TestEnds:
         del delegate
         gc.collect()
         assert known() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_makes_kernels_of_its_own() -> None:
+    delegate = Recorder("NEG")
+    interpreter = opened(graphs.chain("NEG", "ABS", "NEG"), delegate)
+    run(interpreter, X)
+    delegate.events.clear()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def work() -> None:
+        answer = run(interpreter, X)[0].tolist()
+        queue.put((answer, [e[0] for e in delegate.events]))
+
+    child = context.Process(target=work)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    answer, events = queue.get()
+    assert answer == (-np.abs(X)).tolist()
+    assert events == ["init"] * 2 + ["kernel prepare"] * 2 + ["invoke"] * 2
+    np.testing.assert_array_equal(run(interpreter, X)[0], -np.abs(X))
 
 
 class TestTensor:
