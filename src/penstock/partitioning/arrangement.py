@@ -105,7 +105,7 @@ def arrangements(
 
 
 def _beliefs(table: SupportTable, prices: Prices) -> Iterator[tuple[str, Prices]]:
-    for name, factor in (("fewer steps", 8.0), ("more steps", 0.125)):
+    for name, factor in (("if steps cost more", 8.0), ("if steps cost less", 0.125)):
         yield name, replace(prices, steps=tuple(ns * factor for ns in prices.steps))
     for position, candidate in enumerate(table.candidates):
         for name, factor in (("faster", 0.5), ("slower", 2.0)):
@@ -113,7 +113,7 @@ def _beliefs(table: SupportTable, prices: Prices) -> Iterator[tuple[str, Prices]
                 tuple(ns * factor if k == position else ns for k, ns in enumerate(row))
                 for row in prices.operations
             )
-            yield f"{candidate.name} {name}", replace(prices, operations=rows)
+            yield f"if {candidate.name} were {name}", replace(prices, operations=rows)
 
 
 def _legal(

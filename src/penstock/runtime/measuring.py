@@ -33,6 +33,12 @@ HOPELESS: Final = 1.5
 """A candidate whose median is so many times the best one's after the least rounds is timed no longer."""
 
 
+FAR: Final = 4.0
+"""The same after `FIRST_ROUNDS`."""
+
+FIRST_ROUNDS: Final = 2
+
+
 class Counter(Protocol):
     """Energy consumed so far in microjoules."""
 
@@ -137,11 +143,12 @@ def _warm_up(samples: _Samples, clock: Callable[[], int], sample_ns: int) -> Non
 
 def _racing(every: Sequence[_Samples], turn: int) -> list[_Samples]:
     racing = [samples for samples in every if samples.error is None]
-    if turn < LEAST_ROUNDS or not racing:
+    if turn < FIRST_ROUNDS or not racing:
         return racing
     best = min(samples.median for samples in racing)
-    kept = [samples for samples in racing if samples.median <= HOPELESS * best]
-    return kept if len(kept) > 1 else []
+    most = HOPELESS if turn >= LEAST_ROUNDS else FAR
+    kept = [samples for samples in racing if samples.median <= most * best]
+    return kept if len(kept) > 1 or turn < LEAST_ROUNDS else []
 
 
 def _sample(samples: _Samples, clock: Callable[[], int], energy: Counter | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import Cancelled, GeneralFailure
 from penstock.partitioning.plan import Measured
 from penstock.runtime.measuring import (
+    FIRST_ROUNDS,
     LEAST_ROUNDS,
     MOST_ROUNDS,
     SAMPLE_NS,
@@ -81,11 +82,11 @@ def test_who_is_hopeless_is_timed_no_longer() -> None:
     measured = measure(
         [
             clock.contender(name, ns)
-            for name, ns in (("a", 300_000), ("b", 310_000), ("c", 900_000))
+            for name, ns in (("a", 300_000), ("b", 310_000), ("c", 900_000), ("d", 3_000_000))
         ],
         clock=clock,
     )
-    assert [m.runs for m in measured] == [MOST_ROUNDS, MOST_ROUNDS, LEAST_ROUNDS]
+    assert [m.runs for m in measured] == [MOST_ROUNDS, MOST_ROUNDS, LEAST_ROUNDS, FIRST_ROUNDS]
 
 
 def test_a_failure_puts_a_contender_out() -> None:
