@@ -44,9 +44,10 @@ from penstock.sealed import (
     open_cache_file,
     registry_path,
 )
+from penstock.testing.doubles import QUICK_FILES
 from penstock.testing.lab import LabDevice
 from penstock.testing.lab.prepared import LabPreparedModel
-from tests.support_sealed import BINDING, QUICK_FILES, TOKEN, QuickConnection, quick_connect
+from tests.support_sealed import BINDING, TOKEN, QuickConnection, quick_connect
 
 F32 = DType.FLOAT32
 NEEDED = (2, 1)

@@ -27,7 +27,8 @@ from penstock.sealed import (
     SqliteRegistry,
     registry_path,
 )
-from tests.support_sealed import BINDING, QUICK_FILES, quick_connect
+from penstock.testing.doubles import QUICK_FILES
+from tests.support_sealed import BINDING, quick_connect
 
 NEEDED = (2, 1)
 OWNER = Owner("lab", "1")

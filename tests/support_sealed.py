@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,16 @@ from penstock.sealed import (
     SaveReport,
     Seal,
     SqliteRegistry,
-    SystemFiles,
     open_cache_file,
     registry_path,
 )
 from penstock.sealed.files import StrPath
 from penstock.sealed.sqlite_registry import uri_of
+from penstock.testing.doubles import (
+    QUICK_FILES,
+    crash,
+    failing,
+)
 
 TOKEN = bytes(range(32))
 BINDING = bytes(range(100, 132))
@@ -48,16 +52,6 @@ class Opened:
     """A `Handle`."""
 
     fd: int
-
-
-class QuickFiles(SystemFiles):
-    """The system's files without waiting for the disk, which no test can pull the plug of."""
-
-    def sync(self, fd: int) -> None:
-        os.fstat(fd)
-
-    def sync_directory(self, path: StrPath) -> None:
-        Path(path).stat()
 
 
 class QuickConnection(sqlite3.Connection):
@@ -77,81 +71,6 @@ def quick_connect(path: StrPath) -> sqlite3.Connection:
         isolation_level=None,
         factory=QuickConnection,
     )
-
-
-QUICK_FILES = QuickFiles()
-
-
-class Crash(BaseException):
-    """The process dies here: nothing that catches errors runs any more."""
-
-
-@dataclass
-class FaultyFiles:
-    """A `FileSystem` whose operation number *at* (from 0) does *fault* instead of its work; counts the operations.
-
-    *fault* raises, or returns to let the operation go on. *only* counts operations of these names alone. After
-    a `Crash` nothing works any more but closing, which the system does for a dead process.
-    """
-
-    at: int = -1
-    fault: Callable[[], None] = lambda: None
-    only: Sequence[str] = ()
-    inner: FileSystem = QUICK_FILES
-    log: list[str] = field(default_factory=list)
-    dead: bool = False
-
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(self.inner, name)
-
-        def call(*arguments: object, **named: object) -> object:
-            if self.dead and name != "close":
-                raise Crash
-            if not self.only or name in self.only:
-                self.log.append(name)
-                if len(self.log) == self.at + 1:
-                    if name == "close":  # closes, whatever it says
-                        operation(*arguments, **named)
-                    try:
-                        self.fault()
-                    except Crash:
-                        self.dead = True
-                        raise
-                    if name == "close":
-                        return None
-            return operation(*arguments, **named)
-
-        return call
-
-
-@dataclass
-class SteppedFiles:
-    """A `FileSystem` that calls *before* with the name of each operation, just before it happens."""
-
-    before: Callable[[str], None]
-    inner: FileSystem = QUICK_FILES
-
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(self.inner, name)
-
-        def call(*arguments: object, **named: object) -> object:
-            self.before(name)
-            return operation(*arguments, **named)
-
-        return call
-
-
-def failing(code: int) -> Callable[[], None]:
-    """A fault that raises `OSError(code)`."""
-
-    def fail() -> None:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
-def crash() -> None:
-    raise Crash
 
 
 FAULTS = {

@@ -28,10 +28,10 @@ from penstock.cache import Cache
 from penstock.cache.info import CacheInfo
 from penstock.drivers.openvino import OpenVinoDevice
 from penstock.hal import ProgressEvent
+from penstock.testing.doubles import FaultyFiles
 from penstock.testing.lab import LabDevice
 from tests.support_attacks import LabRig, expected, given, layer
 from tests.support_openvino import cpu
-from tests.support_sealed import FaultyFiles
 
 PROJECT = Path(__file__).resolve().parents[1]
 TOKEN = bytes(range(32))

@@ -15,9 +15,10 @@ import pytest
 from penstock.cache.eviction import collect
 from penstock.errors import CacheError, ForeignEntry, NoEntry, NotYetWritten
 from penstock.sealed.files import StrPath
+from penstock.testing.doubles import Crash, FaultyFiles, QuickFiles
 from tests.conftest import open_descriptors
 from tests.support_cache import Bench, Unsaved, token_of
-from tests.support_sealed import FAULTS, Crash, FaultyFiles, QuickFiles
+from tests.support_sealed import FAULTS
 
 TOKEN, OTHER = token_of(1), token_of(2)
 TEXTS = ("old", "new, and longer", "repaired")

@@ -23,9 +23,10 @@ from penstock.cache.info import CacheInfo
 from penstock.errors import CacheError
 from penstock.hal import PrepareConfig
 from penstock.ir import Model
+from penstock.testing.doubles import Crash, FaultyFiles, crash
 from tests.conftest import open_descriptors
 from tests.support_attacks import LabRig, Turn, config_of, flip_in, layer
-from tests.support_sealed import FAULTS, TOKEN, Crash, FaultyFiles, QuickConnection, crash
+from tests.support_sealed import FAULTS, TOKEN, QuickConnection
 
 OLD, NEW = layer(1), layer(2)
 DAMAGE = {

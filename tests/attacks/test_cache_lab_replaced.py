@@ -17,8 +17,8 @@ import pytest
 
 from penstock import knobs
 from penstock.errors import CacheError, SealBroken
+from penstock.testing.doubles import FaultyFiles
 from tests.support_attacks import PLACES, LabRig, Turn, flip_in, layer
-from tests.support_sealed import FaultyFiles
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

@@ -26,16 +26,8 @@ from penstock.errors import (
     WrongLength,
 )
 from penstock.sealed import HEADER_BYTES, LEAF_BYTES, Header, Seal, open_cache_file
-from tests.support_sealed import (
-    BINDING,
-    PROGRAM,
-    TOKEN,
-    WEIGHTS,
-    FaultyFiles,
-    MemoryRegistry,
-    Opened,
-    Rig,
-)
+from penstock.testing.doubles import FaultyFiles
+from tests.support_sealed import BINDING, PROGRAM, TOKEN, WEIGHTS, MemoryRegistry, Opened, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

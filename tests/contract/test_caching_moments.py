@@ -25,9 +25,10 @@ from penstock.sealed import FileSystem, Seal
 from penstock.testing.contract.caching_security import chain
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.entries import Entry, check_run, load, save
+from penstock.testing.doubles import QUICK_FILES, Crash, FaultyFiles
 from penstock.testing.lab import LabDevice
 from penstock.testing.resources import Resources
-from tests.support_sealed import FAULTS, QUICK_FILES, Crash, FaultyFiles
+from tests.support_sealed import FAULTS
 
 Make = Callable[[FileSystem], Device]
 

@@ -32,10 +32,10 @@ from penstock.errors import (
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.sealed import Owner
+from penstock.testing.doubles import FaultyFiles, failing
 from penstock.threads import allowed_threads
 from tests.support_cache import NEEDED, Bench, token_of
 from tests.support_devices import NumpyDevice
-from tests.support_sealed import FaultyFiles, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

@@ -34,8 +34,8 @@ from penstock.errors import (
 )
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.locks import lock, unlock
+from penstock.testing.doubles import FaultyFiles, failing
 from tests.support_cache import NEEDED, OWNER, Bench, payloads_of, token_of
-from tests.support_sealed import FaultyFiles, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

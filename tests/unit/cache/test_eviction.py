@@ -15,8 +15,8 @@ from penstock.cache.naming import file_names, lease_name, letters_of, lock_name,
 from penstock.errors import NoEntry, NotYetWritten, RolledBack
 from penstock.sealed import Owner
 from penstock.sealed.files import StrPath
+from penstock.testing.doubles import FaultyFiles, QuickFiles, failing
 from tests.support_cache import NEEDED, Bench, token_of
-from tests.support_sealed import FaultyFiles, QuickFiles, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

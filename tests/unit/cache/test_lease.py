@@ -23,8 +23,8 @@ from penstock.errors import Cancelled, NoEntry, NotYetWritten
 from penstock.hal import CancelToken
 from penstock.sealed import LateWriter
 from penstock.sealed.locks import lock
+from penstock.testing.doubles import FaultyFiles, failing
 from tests.support_cache import NEEDED, Bench, payloads_of, token_of
-from tests.support_sealed import FaultyFiles, failing
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

@@ -14,16 +14,8 @@ import pytest
 
 from penstock.errors import CacheError, RegistryMissing, RolledBack, SealBroken, WrongLength
 from penstock.sealed import Registry, SaveReport, SqliteRegistry
-from tests.support_sealed import (
-    BINDING,
-    FAULTS,
-    TOKEN,
-    Crash,
-    FaultyFiles,
-    Rig,
-    crash,
-    quick_connect,
-)
+from penstock.testing.doubles import Crash, FaultyFiles, crash
+from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

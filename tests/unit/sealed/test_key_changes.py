@@ -22,15 +22,8 @@ from penstock.sealed import (
     Seal,
     SqliteRegistry,
 )
-from tests.support_sealed import (
-    BINDING,
-    QUICK_FILES,
-    TOKEN,
-    FaultyFiles,
-    Rig,
-    failing,
-    quick_connect,
-)
+from penstock.testing.doubles import QUICK_FILES, FaultyFiles, failing
+from tests.support_sealed import BINDING, TOKEN, Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

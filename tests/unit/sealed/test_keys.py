@@ -19,7 +19,8 @@ from penstock.errors import Unreadable
 from penstock.sealed import FileKeyStore, FileStatus, MemoryKeyStore, SystemFiles, keyring_store
 from penstock.sealed.keyring_store import KeyringStore, quiet_backend, system_key_store, within
 from penstock.sealed.keys import default_key_store
-from tests.support_sealed import FAULTS, Crash, FaultyFiles
+from penstock.testing.doubles import Crash, FaultyFiles
+from tests.support_sealed import FAULTS
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

@@ -24,18 +24,8 @@ from penstock.errors import (
 from penstock.hal import CacheHandle, PrepareConfig
 from penstock.sealed import LateWriter, SaveReport, SqliteRegistry, SystemFiles
 from penstock.sealed.locks import lock, locked, unlock
-from tests.support_sealed import (
-    BINDING,
-    FAULTS,
-    TOKEN,
-    Crash,
-    FaultyFiles,
-    QuickFiles,
-    Rig,
-    SteppedFiles,
-    failing,
-    quick_connect,
-)
+from penstock.testing.doubles import Crash, FaultyFiles, QuickFiles, SteppedFiles, failing
+from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

@@ -28,7 +28,8 @@ CHILD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.support_sealed import Rig, SteppedFiles
+from penstock.testing.doubles import SteppedFiles
+from tests.support_sealed import Rig
 from tests.unit.sealed.test_late_processes import THEIRS
 
 def before(name):

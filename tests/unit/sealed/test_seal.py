@@ -26,7 +26,8 @@ from penstock.sealed import (
     read_header,
     state_directory,
 )
-from tests.support_sealed import BINDING, PROGRAM, TOKEN, FaultyFiles, Opened, Rig, failing
+from penstock.testing.doubles import FaultyFiles, failing
+from tests.support_sealed import BINDING, PROGRAM, TOKEN, Opened, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 

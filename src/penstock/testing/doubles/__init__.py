@@ -1,11 +1,24 @@
-"""Devices around devices: faulty, slow, recording, lying, scribbling, and ones that support less.
+"""Stand-ins that misbehave on purpose: devices around devices, the device `lab`, and files.
 
-Each is a `Device` and holds another, so that they stack: `RecordingDevice(FaultyDevice(mine, {"execute": 3}))` sees
+`FaultyDevice`, `SlowDevice`, `RecordingDevice`, `LyingDevice`, `ScribblingDevice` and `SubsetDevice` are each a
+`Device` and hold another, so that they stack: `RecordingDevice(FaultyDevice(mine, {"execute": 3}))` sees
 what the faulty one answers. One of your own is an `InterceptingDevice` with another `intercept`. Counting and
 scripting are deterministic: nothing depends on time but `SlowDevice`, whose clock and sleep are given to it.
+
+`LabDevice` is a device with every optional feature of the contract, `FaultyFiles` and `SteppedFiles` stand for the
+operating system's files.
 """
 
 from penstock.testing.doubles.faulty import FaultyDevice, When
+from penstock.testing.doubles.files import (
+    QUICK_FILES,
+    Crash,
+    FaultyFiles,
+    QuickFiles,
+    SteppedFiles,
+    crash,
+    failing,
+)
 from penstock.testing.doubles.intercepting import (
     METHODS,
     InterceptedBurst,
@@ -18,22 +31,31 @@ from penstock.testing.doubles.recording import Call, RecordingDevice
 from penstock.testing.doubles.scribbling import ScribblingDevice, Where
 from penstock.testing.doubles.slow import SlowDevice
 from penstock.testing.doubles.subset import SubsetDevice
+from penstock.testing.lab import LabDevice
 
 __all__ = [
     "LIES",
     "METHODS",
+    "QUICK_FILES",
     "Call",
+    "Crash",
     "FaultyDevice",
+    "FaultyFiles",
     "InterceptedBurst",
     "InterceptedExecution",
     "InterceptedModel",
     "InterceptingDevice",
+    "LabDevice",
     "Lie",
     "LyingDevice",
+    "QuickFiles",
     "RecordingDevice",
     "ScribblingDevice",
     "SlowDevice",
+    "SteppedFiles",
     "SubsetDevice",
     "When",
     "Where",
+    "crash",
+    "failing",
 ]
