@@ -101,7 +101,7 @@ def _publish(
         return str(Unreadable(f"a cache file went while its driver had it: {error.strerror}"))
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
-        return report.reason or f"device {entry.device.name} wrote nothing"
+        return _placed(report.reason, entry) or f"device {entry.device.name} wrote nothing"
     try:
         lease.publish(
             files,
@@ -120,3 +120,9 @@ def _compile_without_saving(entry: Entry, reason: str, why: str) -> Obtained:
     bare = replace(entry.config, token=NO_TOKEN, binding=NO_TOKEN)
     outcome = CacheOutcome("miss", reason, not_saved=why)
     return compiled(entry.device, entry.step, bare, outcome, entry.recorder)
+
+
+def _placed(reason: str, entry: Entry) -> str:
+    """*reason* with the directory, which drivers do not know, where the system failed with one of its files."""
+    failed = reason.startswith(f"{Unreadable.__name__}: ")
+    return f"{reason} (in {entry.directory.path})" if failed else reason

@@ -461,8 +461,9 @@ class TestSaving:
         device = CachingDevice(report=CacheReport("failed", "Unreadable: no space left"))
         with compiled(device, tmp_path / "c") as made:
             found = made.receipt.steps[0].cache
-        assert (found.saved, found.not_saved) == (False, "Unreadable: no space left")
-        assert str(found).endswith("not saved: Unreadable: no space left")
+        assert not found.saved
+        assert found.not_saved == f"Unreadable: no space left (in {tmp_path / 'c'})"
+        assert str(found).endswith(f"not saved: {found.not_saved}")
         assert outcome(device, tmp_path / "c")[0] == "miss"
 
     def test_a_compile_that_fails_leaves_nothing(self, tmp_path: Path) -> None:
