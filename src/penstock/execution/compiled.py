@@ -19,11 +19,11 @@ from penstock.execution.inputs import (
     as_array,
     dequantize,
     in_order,
-    ready_inputs,
     to_stored,
 )
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
+from penstock.execution.ready import ready_inputs
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant, deadline_of
 from penstock.execution.variants import Specialize, Variants
