@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -13,7 +14,13 @@ from penstock.delegates.failures import call, name_of
 from penstock.delegates.graph import DelegatedGraph, Kernel, Subgraphs
 from penstock.delegates.nodes import Node
 from penstock.delegates.tensors import blank
-from penstock.errors import DelegateError, MissedDeadlinePersistent, StateError
+from penstock.errors import (
+    DelegateError,
+    MissedDeadlinePersistent,
+    ModelError,
+    PlacementError,
+    StateError,
+)
 from penstock.execution import CompiledModel, State
 from penstock.execution.bound import BoundRun
 from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
@@ -21,6 +28,9 @@ from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.limits import check_bytes
 from penstock.partitioning.split import Cut
+
+PLACE: Final = re.compile(r"\bsubgraph 0, operation (\d+)\b")
+"""Where an error about the main subgraph of a part says that it is."""
 
 Compile: TypeAlias = "Callable[[Model], CompiledModel]"
 """How the runtime compiles a part; it may give more outputs than the part has, for tensors of the file."""
@@ -65,8 +75,29 @@ class DelegatedModel:
         if not operations:
             return
         cut = self.graph.cut(operations)
-        if cut.outputs:
-            self.steps.append(HostStep(self.graph, cut, compile_part(cut.model)))
+        if not cut.outputs:
+            return
+        try:
+            compiled = compile_part(cut.model)
+        except (ModelError, PlacementError) as error:
+            raise _of_the_whole(error, cut, self.graph.model.main) from error
+        self.steps.append(HostStep(self.graph, cut, compiled))
+
+
+def _of_the_whole(
+    error: ModelError | PlacementError, cut: Cut, subgraph: int
+) -> ModelError | PlacementError:
+    """An error about an operation of a part, about that operation of the whole model."""
+
+    def renumbered(found: re.Match[str]) -> str:
+        at = int(found[1])
+        known = cut.operations[at] if at < len(cut.operations) else at
+        return f"subgraph {subgraph}, operation {known}"
+
+    if isinstance(error, ModelError):
+        where = None if error.where is None else PLACE.sub(renumbered, error.where)
+        return type(error)(error.message, where=where, offset=error.offset)
+    return PlacementError(PLACE.sub(renumbered, error.message), error.reasons)
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:

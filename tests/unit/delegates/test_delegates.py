@@ -25,6 +25,7 @@ from penstock.delegates import (
 from penstock.errors import DelegateError, InputError, StateError
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import NDArray
+from penstock.partitioning.policy import Policy
 from tests.unit.delegates import graphs
 from tests.unit.delegates.recorder import Recorder
 from tests.unit.loaders.files import FileBuilder, accumulator, svdf
@@ -370,6 +371,18 @@ class TestFailures:
         interpreter.allocate_tensors()
         np.testing.assert_array_equal(run(interpreter, np.ones(3, np.float32))[0], [1, 1, 1])
         assert delegate.names("invoke") == []
+
+    def test_an_error_about_what_is_left_names_the_files_operator(self) -> None:
+        policy = Policy(forbid={"NEG": "reference"})
+        interpreter = tflite.Interpreter(
+            model_content=graphs.chain("ABS", "RELU", "NEG"),
+            experimental_delegates=[Recorder("ABS")],
+            devices=["reference"],
+            policy=policy,
+        )
+        with pytest.raises(RuntimeError, match=r"Node number 2 \(NEG\)") as caught:
+            interpreter.invoke()
+        assert "subgraph 0, operation 2 (NEG" in str(caught.value)
 
     def test_a_kernel_writes_its_outputs_alone(self) -> None:
         class Reaching(Recorder):
