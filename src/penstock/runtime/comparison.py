@@ -61,6 +61,8 @@ class Departure(Struct, frozen=True):
     def show(self) -> str:
         """The departure in words, without a line end."""
         first = f"operation {self.operations[0]} ({self.type}, {self.name!r})"
+        if len(self.case.model.subgraphs) > 1:
+            first += ", with all that its subgraphs do,"
         if len(self.operations) > 1:
             first += f" to {self.operations[-1]}, only when compiled together,"
         what = self.error if self.distance is None else self.distance.show()

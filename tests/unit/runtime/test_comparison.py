@@ -265,6 +265,10 @@ def test_control_flow_and_state_are_compared() -> None:
     case = branch()
     found = compare(case.model, case.inputs, InterceptingDevice(reference(), "again"))
     assert (found.departs, found.supported) == (False, 1)
+    found = compare(case.model, case.inputs, LyingDevice(reference(), "values", name="liar"))
+    assert found.show().startswith(
+        "operation 0 (IF, 'IF_0'), with all that its subgraphs do, departs"
+    )
     case = state()
     found = compare(case.model, case.inputs[:1], LyingDevice(sample(), "values", name="liar"))
     assert found.departure is not None

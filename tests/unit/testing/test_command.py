@@ -143,7 +143,7 @@ def test_every_check_has_its_rule_in_a_sentence() -> None:
     for check in CHECKS:
         rule = rule_of(check)
         assert rule.endswith((".", ".)")), rule
-        assert rule[0].isupper() or rule[0] == "`", rule
+        assert rule[0].isupper(), rule
 
 
 @pytest.mark.usefixtures("drivers")

@@ -33,9 +33,10 @@ def needs_values(check: C) -> C:
 
 
 def rule_of(check: Check) -> str:
-    """The promise that *check* tries, as a sentence: its docstring, else its name in words."""
+    """The promise that *check* tries: its name in words, and its docstring where it has one."""
+    name = check.__name__.removeprefix("check_").replace("_", " ").capitalize()
     said = " ".join((check.__doc__ or "").split())
-    return said or check.__name__.removeprefix("check_").replace("_", " ").capitalize() + "."
+    return f"{name}: {said}" if said else f"{name}."
 
 
 def require(condition: object, complaint: str) -> None:
