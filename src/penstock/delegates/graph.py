@@ -134,8 +134,6 @@ class DelegatedGraph:
             return "another delegate has it"
         return found.kept
 
-    # -- partitions -------------------------------------------------------------------------------------------
-
     def preview(self, nodes: Iterable[int]) -> list[DelegateParams]:
         """The subsets that *nodes* would be replaced by."""
         subsets = self._subsets(self._wanted(nodes))
@@ -166,8 +164,6 @@ class DelegatedGraph:
         if self._cutter is None:
             self._cutter = Cutter(self._model)
         return self._cutter.cut(sorted(operations))
-
-    # -- delegates --------------------------------------------------------------------------------------------
 
     def add(self, delegate: Delegate) -> None:
         """Adds *delegate*: its `prepare`, `init` of each kernel, then `prepare` of each.
@@ -252,8 +248,6 @@ class DelegatedGraph:
         self.tensors.let_go(self.delegates, lent_too=True)
         self.delegates = ()
         self.subgraphs = None
-
-    # -- inside -----------------------------------------------------------------------------------------------
 
     def _raise_failure(self, delegate: Delegate) -> None:
         """What went wrong in `replace`, where the delegate's `prepare` passed over it."""

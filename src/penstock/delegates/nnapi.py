@@ -38,7 +38,9 @@ class NnapiDelegate(DriverDelegate):
     them. *cache_dir* is where compiled subsets are kept, under *model_token* (text, or bytes) where one is given, under
     what they depend on otherwise; without *cache_dir* nothing is kept. *execution_preference* "undefined" is
     "fast_single_answer". At most *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes
-    all. *disallow_nnapi_cpu* leaves out the reference device, which stands for NNAPI's own CPU path, unless it is named.
+    all. *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes what is left either way)
+    leaves out that device, which stands for NNAPI's own CPU path, unless it is named; `DeviceUnavailable` where it is the
+    only one. It also turns fall-back off.
     *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
     """
 
@@ -49,7 +51,7 @@ class NnapiDelegate(DriverDelegate):
         model_token: str | bytes | None = None,
         execution_preference: ExecutionPreference = "undefined",
         max_number_delegated_partitions: int = DEFAULT_PARTITIONS,
-        disallow_nnapi_cpu: bool = True,
+        disallow_nnapi_cpu: bool = False,
         allow_fp16: bool = False,
         num_threads: int | None = None,
     ) -> None:

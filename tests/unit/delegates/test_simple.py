@@ -267,14 +267,14 @@ class TestNnapiDelegate:
             assert len(delegate.plans) == expected
 
     def test_the_cpu_is_left_out_unless_it_may_be_used(self) -> None:
-        allowed = NnapiDelegate(disallow_nnapi_cpu=False)
+        allowed = NnapiDelegate()
         assert "reference" in [d.name for d in allowed.devices]
         others = [d.name for d in allowed.devices if d.name != "reference"]
         if others:
-            assert [d.name for d in NnapiDelegate().devices] == others
+            assert [d.name for d in NnapiDelegate(disallow_nnapi_cpu=True).devices] == others
         else:
             with pytest.raises(DeviceUnavailable, match="disallow_nnapi_cpu"):
-                NnapiDelegate()
+                NnapiDelegate(disallow_nnapi_cpu=True)
 
     def test_wrong_options(self) -> None:
         with pytest.raises(DeviceUnavailable, match=r"no usable accelerator 'nothing'.*reference"):
