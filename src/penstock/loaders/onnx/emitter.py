@@ -100,7 +100,7 @@ class Emitter:
     ) -> Value:
         """The value that *operand* is in *layout*."""
         item = self.operands[operand]
-        order = identity(0 if item.shape is None else len(item.shape)) if layout is None else layout
+        order = identity(len(item.shape or ())) if layout is None or item.shape is None else layout
         shape = logical(item.shape, order)
         found = Value(item.dtype, shape, home=self, forms={order: operand}, known=known)
         array = self.arrays.get(operand)

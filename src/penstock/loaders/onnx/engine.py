@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import NotAModel, NotAvailable
+from penstock.ir.types import Shape
 
 MISSING = "loading an ONNX file needs the onnx package: install it by 'pip install penstock[onnx]'"
 MAX_MESSAGE = 200
@@ -28,3 +30,42 @@ def parse(content: bytes) -> Any:
         said = str(error).strip().splitlines()
         reason = said[0][:MAX_MESSAGE] if said else type(error).__name__
         raise NotAModel(f"the file is no ONNX model: {reason}") from None
+
+
+def definition(
+    proto: Any,
+    version: int,
+    attributes: Mapping[str, Any],
+    types: Sequence[tuple[int, Shape] | None],
+) -> Any:
+    """The `FunctionProto` by which ONNX defines the operator of a node, given the values of its attributes, and
+    the element types (numbers of the format) and shapes of its inputs; and the attributes' defaults. None where
+    ONNX defines it by words only.
+    """
+    package = onnx()
+    try:
+        schema = package.defs.get_schema(proto.op_type, version, proto.domain)
+        defaults = [a.default_value for a in schema.attributes.values() if a.default_value.name]
+        if schema.has_function:
+            return schema.function_body, defaults
+        if not schema.has_context_dependent_function:
+            return None
+        given = [
+            package.TypeProto() if t is None else package.helper.make_tensor_type_proto(*t)
+            for t in types
+        ]
+        whole = package.NodeProto()
+        whole.CopyFrom(proto)
+        passed = [a.name for a in proto.attribute if a.ref_attr_name and a.name in attributes]
+        del whole.attribute[:]
+        whole.attribute.extend(a for a in proto.attribute if not a.ref_attr_name)
+        whole.attribute.extend(package.helper.make_attribute(n, attributes[n]) for n in passed)
+        known = {a.name for a in whole.attribute}
+        whole.attribute.extend(d for d in defaults if d.name not in known)
+        made = schema.get_context_dependent_function(
+            whole.SerializeToString(), [t.SerializeToString() for t in given]
+        )
+        body = package.FunctionProto.FromString(made)
+    except Exception:  # noqa: BLE001  # whatever the package raises: there is no definition for this node
+        return None
+    return body, defaults

@@ -49,6 +49,8 @@ class Node(Struct):
     version: int
     where: str
     index: int
+    proto: Any = None
+    """The message that the node was read from."""
 
     @property
     def key(self) -> str:
@@ -207,7 +209,7 @@ class GraphReader:
             attributes[attribute.name] = self.attribute(attribute, where)
         return Node(
             proto.op_type, domain, proto.name, tuple(proto.input), tuple(proto.output),
-            attributes, version, where, index,
+            attributes, version, where, index, proto,
         )  # fmt: skip
 
     def attribute(self, proto: Any, where: str) -> Attribute:

@@ -23,9 +23,10 @@ from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.types import DType, NDArray, dtype_of
 from penstock.loaders.onnx.calls import OPERATORS, Call, located
 from penstock.loaders.onnx.emitter import Emitter, Shared
+from penstock.loaders.onnx.engine import definition
 from penstock.loaders.onnx.folding import fold
-from penstock.loaders.onnx.graph import MAX_NODES, Function, Graph, GraphReader, Node
-from penstock.loaders.onnx.tensors import Budget
+from penstock.loaders.onnx.graph import DOMAINS, MAX_NODES, Function, Graph, GraphReader, Node
+from penstock.loaders.onnx.tensors import TYPES, Budget
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_TRIALS: Final = 64
@@ -172,6 +173,9 @@ class Body:
             if function is not None:
                 return self._call(node, function, inputs)
             lower = OPERATORS.get(node.key)
+            defined = self._defined(node, inputs) if lower is None else None
+            if defined is not None:
+                return self._call(node, defined, inputs)
             if lower is None:
                 raise UnknownOperator(
                     f"the operator {node.op!r} of {node.domain or 'ai.onnx'} is not known here",
@@ -189,6 +193,26 @@ class Body:
         return values
 
     # Functions
+
+    def _defined(self, node: Node, inputs: Sequence[Value | None]) -> Function | None:
+        """The function by which ONNX defines an operator that has no lowering of its own."""
+        if node.domain or any(v is not None and v.items is not None for v in inputs):
+            return None
+        numbers = {dtype: number for number, dtype in TYPES.items()}
+        types = [None if v is None else (numbers[v.dtype], v.shape) for v in inputs]
+        found = definition(node.proto, node.version, node.attributes, types)
+        if found is None:
+            return None
+        body, defaults = found
+        reader = self.lowering.reader
+        opsets = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in body.opset_import}
+        return Function(
+            tuple(body.input),
+            tuple(body.output),
+            body,
+            {**reader.opsets, **opsets},
+            {d.name: reader.attribute(d, node.where) for d in defaults},
+        )
 
     def _call(self, node: Node, function: Function, inputs: list[Value | None]) -> Sequence[Value]:
         reader = GraphReader(function.opsets, self.lowering.budget)
@@ -211,7 +235,9 @@ class Body:
             if missing:
                 given.inputs = tuple("" if n in missing else n for n in given.inputs)
         inner.run()
-        return [inner.find(name, None) for name in function.outputs]
+        unused = Value(DType.FLOAT32, ())
+        wanted = zip(function.outputs, node.outputs, strict=False)
+        return [inner.find(name, None) if given else unused for name, given in wanted]
 
     # Branches
 

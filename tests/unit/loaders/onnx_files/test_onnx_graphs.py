@@ -328,3 +328,22 @@ def test_maps_of_classes_are_given_as_a_matrix() -> None:
     (got,) = ours(model_of(nodes, {"x": x}, ["y"]), {"x": x})
     (want,) = judged(model_of(nodes[:1], {"x": x}, ["p"]), {"x": x})
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_operators_that_onnx_defines_by_others() -> None:
+    q, k, v = (f(1, 2, 4, 8) for _ in range(3))
+    attention = helper.make_node("Attention", ["q", "k", "v"], ["y"], name="attend", is_causal=1)
+    model = model_of([attention], {"q": q, "k": k, "v": v}, ["y"], opset=23)
+    (got,) = ours(model, {"q": q, "k": k, "v": v})
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(8)
+    scores = np.where(np.tril(np.ones((4, 4), bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(got, weights / weights.sum(-1, keepdims=True) @ v, rtol=1e-4)
+
+
+def test_a_loss_that_onnx_defines_by_another() -> None:
+    x, labels = f(3, 5), np.array([0, 4, 2])
+    loss = node("SoftmaxCrossEntropyLoss", ["x", "t"], ["y"], reduction="none")
+    (got,) = ours(model_of([loss], {"x": x, "t": labels}, ["y"]), {"x": x, "t": labels})
+    chances = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    np.testing.assert_allclose(got, -np.log(chances[np.arange(3), labels]), rtol=1e-4)

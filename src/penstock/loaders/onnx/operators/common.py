@@ -52,6 +52,8 @@ DIRECTIONS: Final = {
 def common_layout(call: Call, values: Sequence[Value]) -> Layout:
     """The layout to compute a broadcast operation of *values* in."""
     rank = max((v.rank or 0 for v in values), default=0)
+    if any(v.shape is None for v in values):
+        return identity(rank)
     return call.emitter.layout_of(values, rank)
 
 

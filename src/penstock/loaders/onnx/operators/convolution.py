@@ -14,6 +14,7 @@ from penstock.loaders.onnx.operators.common import (
     cast,
     concatenate,
     expand,
+    pad,
     pair,
     sizes,
     slice_axis,
@@ -243,9 +244,15 @@ def transpose_convolution(call: Call) -> Value:
     flat = planar(windows) if axes < 3 else windows
     for at, window in enumerate(flat, 1):
         full = (call.shape(made) or ())[at] or 0
-        if window.before or window.after:
-            end = full - window.after
+        if window.before or window.after > 0:
+            end = full - max(window.after, 0)
             made = slice_axis(call, made, at, window.before, end)
+        if window.after < 0:
+            pads = [
+                (0, -window.after) if i == at else (0, 0)
+                for i in range(len(call.shape(made) or ()))
+            ]
+            made = pad(call, made, pads)
     found = from_image(call, made, axes)
     return found if bias is None else pair(call, "ADD", found, per_channel(call, bias, axes))
 
@@ -276,7 +283,11 @@ def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Wi
             found.append(window)
             continue
         full = ((window.size or 0) - 1) * window.stride + window.reach + more
-        total = max(full - target, 0)
+        total = full - target
+        if total < 0:
+            # More is wanted than there is: nothing but the bias reaches what is added behind.
+            found.append(replace(window, before=0, after=total))
+            continue
         small = total // 2
         before = small if mode == "SAME_UPPER" else total - small
         found.append(replace(window, before=before, after=total - before))

@@ -43,7 +43,7 @@ def suppression(call: Call) -> Value:
         else:
             given = reshape(call, cast(call, call.get(2), DType.INT32), [])
             most = arithmetic(call, "MINIMUM", given, call.scalar(count, DType.INT32))
-    overlap = _limit(call, 3, 0.0)
+    overlap = _limit(call, 3, 0.0, above=True)
     least = _limit(call, 4, float(np.finfo(np.float32).min))
     every, levels = call.get(boxes), call.get(scores)
     rows = []
@@ -69,10 +69,19 @@ def suppression(call: Call) -> Value:
     return call.wrap(concatenate(call, rows, 0))
 
 
-def _limit(call: Call, index: int, default: float) -> int:
-    if not call.has(index):
-        return number(call, default, DType.FLOAT32)
-    return reshape(call, call.get(index), [])
+def _limit(call: Call, index: int, default: float, *, above: bool = False) -> int:
+    """A threshold; *above*: what is equal to it does not reach it (ONNX), where TFLite's kernel counts it."""
+    array = call.array(index)
+    if array is not None or not call.has(index):
+        value = np.float32(default if array is None else array.reshape(-1)[0])
+        return number(
+            call, float(np.nextafter(value, np.float32(np.inf)) if above else value), DType.FLOAT32
+        )
+    given = reshape(call, call.get(index), [])
+    if not above:
+        return given
+    next_to_one = float(np.nextafter(np.float32(1), np.float32(2)))
+    return arithmetic(call, "MUL", given, number(call, next_to_one, DType.FLOAT32))
 
 
 def _corners(call: Call, boxes: int) -> int:

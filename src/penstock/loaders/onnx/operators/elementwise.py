@@ -89,13 +89,13 @@ def modulo(call: Call) -> Value:
     operands, layout = aligned(call, [a, b])
     if call.node.integer("fmod", 0):
         found = call.emit("STABLEHLO_REMAINDER", broadcast_all(call, operands), a.dtype)
-    elif a.dtype in {DType.INT32, DType.INT64}:
+    elif a.dtype in {DType.INT32, DType.INT64, DType.FLOAT32}:
         found = call.emit("FLOOR_MOD", operands, a.dtype)
     elif a.dtype.is_integer:
         wide = [cast(call, o, DType.INT64) for o in operands]
         found = cast(call, call.emit("FLOOR_MOD", wide, DType.INT64), a.dtype)
     else:
-        raise call.refuse("the modulus of floats needs fmod=1")
+        raise call.refuse(f"the modulus of {a.dtype.value} needs fmod=1")
     return call.wrap(found, layout)
 
 

@@ -427,6 +427,8 @@ def space_to_depth(call: Call) -> Value:
     x = call.tensor(0)
     if x.rank != 4:
         raise call.mismatch(f"an image of shape {x.shape}")
+    if call.node.text("mode", "DCR") != "DCR":
+        raise call.refuse(f"the mode {call.node.text('mode')!r}")
     attributes = {"block_size": call.node.integer("blocksize")}
     made = call.emit("SPACE_TO_DEPTH", [call.get(x, (0, 2, 3, 1))], x.dtype, attributes)
     return call.wrap(made, (0, 2, 3, 1))
