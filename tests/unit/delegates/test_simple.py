@@ -288,3 +288,19 @@ class TestNnapiDelegate:
 
     def test_flags(self) -> None:
         assert NnapiDelegate("reference").flags is DelegateFlags.ALLOW_DYNAMIC_TENSORS
+
+    def test_subsets_are_cached_under_the_token(self, tmp_path: Path) -> None:
+        content = graphs.chain("RELU", "ABS", "RELU")
+
+        class Relu(NnapiDelegate):
+            def refusals(self, model: Any) -> list[str]:
+                return ["" if o.type == "RELU" else "not that" for o in model.operations]
+
+        found = []
+        for token in ("net", "net", "another"):
+            delegate = Relu("lab", tmp_path, token)
+            interpreter = opened(content, delegate)
+            run(interpreter, X)
+            found.append([r.steps[0].cache.outcome for r in delegate.receipts])
+            interpreter.close()
+        assert found == [["miss", "miss"], ["hit", "hit"], ["miss", "miss"]]
