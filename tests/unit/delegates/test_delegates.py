@@ -653,3 +653,18 @@ class TestTensor:
         )
         with pytest.raises(StateError, match="only the delegate"):
             tensor.data_is_stale = True
+
+
+def test_everything_is_preserved_but_what_is_inside_kernels() -> None:
+    content = graphs.chain("NEG", "NEG", "ABS", "RELU", "NEG")
+    options = {
+        "experimental_preserve_all_tensors": True,
+        "experimental_op_resolver_type": tflite.OpResolverType.BUILTIN_REF,
+    }
+    plain, delegated = opened(content, **options), opened(content, Recorder("NEG"), **options)
+    for interpreter in (plain, delegated):
+        run(interpreter, X)
+    for index in (0, 2, 3, 4, 5):
+        np.testing.assert_array_equal(delegated.get_tensor(index), plain.get_tensor(index))
+    with pytest.raises(ValueError, match="Tensor data is null"):
+        delegated.get_tensor(1)
