@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.ir.types import DType
+from penstock.ir.types import PACKED, DType
 from penstock.loaders.onnx.calls import Call, Lower, operator
 from penstock.loaders.onnx.constants import reshaped
 from penstock.loaders.onnx.operators.common import (
@@ -247,9 +247,14 @@ def convert_like(call: Call) -> Value:
     return _cast_to(call, call.value(0), call.value(1).dtype)
 
 
+NARROW: Final = PACKED | {DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2}
+
+
 def _cast_to(call: Call, x: Value, dtype: DType) -> Value:
     if DType.STRING in {x.dtype, dtype} and x.dtype is not dtype:
         raise call.refuse("conversions from and to strings")
+    if dtype in NARROW and x.dtype is not dtype:
+        raise call.refuse(f"a conversion to {dtype.value}, which holds values to its range")
     return cast_value(call, x, dtype)
 
 
