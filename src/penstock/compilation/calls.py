@@ -53,6 +53,15 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
     return prepared  # type: ignore[no-any-return]  # as far as can be known of a driver's object
 
 
+def is_simulated(device: Device) -> bool:
+    """Whether *device* says that it only stands for hardware; a driver's object may say anything, or nothing."""
+    try:
+        return getattr(device.capabilities, "simulated", False) is True
+    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        log.warning("device %s failed in capabilities: %r", device.name, error)
+        return False
+
+
 def report_of(prepared: PreparedModel) -> CacheReport:
     """What the driver says of its cache files; a driver written without the member says nothing."""
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, check_interrupts
+from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
 from penstock.compilation.receipt import CacheOutcome, Receipt, StepReceipt
 from penstock.compilation.spans import Recorder
 from penstock.errors import Cancelled, DriverError, MissedDeadline, NotYetWritten
@@ -225,6 +225,7 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
         cache=outcome,
         step=step.index,
         start_ns=began,
+        simulated=is_simulated(device),
     )
 
 

@@ -88,6 +88,8 @@ class StepReceipt(msgspec.Struct, frozen=True):
     added up over *runs*."""
     part: str = ""
     runs: int = 1
+    simulated: bool = False
+    """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a simulator computed this."""
 
 
 copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, describe
+from penstock.compilation.calls import call_driver, describe, is_simulated
 from penstock.compilation.receipt import CacheOutcome, Failure, StepReceipt
 from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, PrepareConfig, Support
@@ -89,6 +89,7 @@ def compile_elsewhere(
             failures=tuple(failures),
             step=step.index,
             start_ns=began,
+            simulated=is_simulated(device),
         )
         return PreparedStep(moved, device, prepared, receipt), len(failures) + 1
     for failure in failures[1:]:

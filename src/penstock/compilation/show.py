@@ -28,7 +28,8 @@ def _step(place: int, step: StepReceipt) -> str:
     name = f"step {place if step.step is None else step.step}"
     if step.step is None and step.failures:
         name = "the whole model"
-    line = f"  {name} on {step.device}: {len(step.operations)} operations"
+    where = f"{step.device} (simulated: no such hardware ran)" if step.simulated else step.device
+    line = f"  {name} on {where}: {len(step.operations)} operations"
     runs = f" in {step.runs} runs" if step.runs > 1 else ""
     line += f", {step.wall_ns / 1e6:.3f} ms{runs}, cache {step.cache}"
     if step.fallback_from is not None and not step.failures:

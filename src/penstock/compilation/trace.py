@@ -72,6 +72,7 @@ class _Writer:
         place = "the whole model" if step.step is None else f"step {step.step}"
         arguments = {
             "device": step.device,
+            "simulated": step.simulated,
             "operations": [self._operation(i) for i in step.operations],
             "driver_ns": step.driver_ns,
             "cache": str(step.cache),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, describe
+from penstock.compilation.calls import call_driver, describe, is_simulated
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import Failure, Span, StepReceipt
 from penstock.compilation.repeating import NOT_CACHED, able_devices
@@ -93,7 +93,13 @@ class Fallbacks:
                 made = call_driver(device, step, own)
                 spent = time.perf_counter_ns() - began
                 trace.spans += (Span("compile", "fall-back", device.name, began, spent),)
-                receipt = StepReceipt(device.name, step.operations, spent, cache=NOT_CACHED)
+                receipt = StepReceipt(
+                    device.name,
+                    step.operations,
+                    spent,
+                    cache=NOT_CACHED,
+                    simulated=is_simulated(device),
+                )
                 self._prepared[device.name] = PreparedStep(step, device, made, receipt)
             return self._prepared[device.name]
 

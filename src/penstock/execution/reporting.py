@@ -53,6 +53,7 @@ def _step_receipt(run: StepTrace) -> StepReceipt:
             )
             for inner in run.inner
         ),
+        simulated=run.prepared.receipt.simulated,
     )
 
 

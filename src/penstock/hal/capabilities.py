@@ -65,6 +65,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     families: tuple[str, ...] = ()
     """Names of the hardware and engine families the device belongs to ("cuda", "hexagon", "neural_engine"), for who
     looks for one of a kind rather than for one by name."""
+    simulated: bool = False
+    """Whether something else computes in the place of the hardware that the device speaks for: a test double, or a
+    simulator. Receipts say so of each step that ran on it, and whoever looks for a kind of device takes it last."""
 
     def performance_of(self, dtype: str) -> PerformanceInfo | None:
         """The cost of operations whose first input has this element type."""
