@@ -100,8 +100,6 @@ class Call:
     def mismatch(self, reason: str) -> ShapeMismatch:
         return ShapeMismatch(reason, where=self.node.where)
 
-    # Emission
-
     def get(self, value: Value | int, layout: Layout | None = None) -> int:
         """The operand of a value or of input number *value*."""
         found = self.value(value) if isinstance(value, int) else value

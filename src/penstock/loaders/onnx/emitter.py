@@ -63,8 +63,6 @@ class Emitter:
         self.named: set[int] = set()
         self._omitted: int | None = None
 
-    # Operands
-
     def add(self, operand: Operand) -> int:
         self.operands.append(operand)
         return len(self.operands) - 1
@@ -92,8 +90,6 @@ class Emitter:
         if self._omitted is None:
             self._omitted = self.add(OMITTED)
         return self._omitted
-
-    # Values
 
     def value(
         self, operand: int, layout: Layout | None = None, *, known: NDArray | None = None
@@ -201,8 +197,6 @@ class Emitter:
             )[0]
         return self.value(operand)
 
-    # Operations
-
     def emit(
         self,
         kind: str,
@@ -273,8 +267,6 @@ class Emitter:
     def dtype(self, operand: int) -> DType:
         return self.operands[operand].dtype
 
-    # Trials
-
     def mark(self) -> tuple[int, int, int, int, int]:
         return (
             len(self.operands), len(self.operations), len(self.values), len(self.captured),
@@ -293,8 +285,6 @@ class Emitter:
         self.arrays = {i: a for i, a in self.arrays.items() if i < operands}
         if self._omitted is not None and self._omitted >= operands:
             self._omitted = None
-
-    # The end
 
     def finish(self, outputs: Sequence[int], inputs: Sequence[int] | None = None) -> Subgraph:
         """The subgraph with these outputs, without what none of them needs, layers put together."""

@@ -192,8 +192,6 @@ class Body:
                 value.known = known
         return values
 
-    # Functions
-
     def _defined(self, node: Node, inputs: Sequence[Value | None]) -> Function | None:
         """The function by which ONNX defines an operator that has no lowering of its own."""
         if node.domain or any(v is not None and v.items is not None for v in inputs):
@@ -238,8 +236,6 @@ class Body:
         unused = Value(DType.FLOAT32, ())
         wanted = zip(function.outputs, node.outputs, strict=False)
         return [inner.find(name, None) if given else unused for name, given in wanted]
-
-    # Branches
 
     def _if(self, node: Node, inputs: list[Value | None], position: int) -> list[Value] | None:
         """Binds the outputs of an If. Where its branches disagree about ranks, everything behind it becomes

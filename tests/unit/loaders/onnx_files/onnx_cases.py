@@ -475,3 +475,5 @@ add(
     {"center_point_box": 1},
 )
 add("NonMaxSuppression", [corners, RNG.uniform(0, 1, (2, 2, 9)).astype(F)])
+for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp"):
+    add(op, [p(2, 3, 4).astype(np.float64)], {"axes": [0, 2]}, opset=11)

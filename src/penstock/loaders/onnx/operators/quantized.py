@@ -304,9 +304,6 @@ def convolution_integer(call: Call) -> Value:
     return call.wrap(cast(call, operand, DType.INT32), layout)
 
 
-# Integer operations
-
-
 def has_ties(scales: NDArray, target: float) -> bool:
     """Whether integer sums times a ratio of scales fall on halves, where rounding rules part."""
     for scale in scales.tolist():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
 from penstock.ir.types import DType
 from penstock.loaders.onnx.calls import Call, Lower, operator
+from penstock.loaders.onnx.emitter import Emitter
 from penstock.loaders.onnx.folding import axes_of
 from penstock.loaders.onnx.operators.common import arithmetic, axis_in, expand
 from penstock.loaders.onnx.values import Layout, Value
@@ -26,12 +29,50 @@ def axes_input(call: Call) -> tuple[int, ...] | None:
     return call.axes(found, rank)
 
 
+REGIONS: Final = {
+    "SUM": ("STABLEHLO_ADD", 0.0),
+    "REDUCE_PROD": ("STABLEHLO_MULTIPLY", 1.0),
+    "REDUCE_MAX": ("STABLEHLO_MAXIMUM", -math.inf),
+    "REDUCE_MIN": ("STABLEHLO_MINIMUM", math.inf),
+}
+BY_REGIONS: Final = frozenset({DType.FLOAT64, DType.BFLOAT16})
+"""Types that TFLite's reductions lack, and StableHLO's have."""
+
+
+def along(call: Call, kind: str, operand: int, places: Sequence[int], *, keep: bool) -> int:
+    """A reduction of an operand along its dimensions *places*."""
+    dtype = call.emitter.dtype(operand)
+    if dtype not in BY_REGIONS:
+        given = [operand, call.emitter.integers(places)]
+        return call.emit(kind, given, dtype, {"keep_dims": keep})
+    dims = call.shape(operand) or ()
+    if kind == "MEAN":
+        count = math.prod(dims[p] or 0 for p in places)
+        if not count:
+            raise call.refuse("the mean over a dimension of unknown size, of this type")
+        total = along(call, "SUM", operand, places, keep=keep)
+        return arithmetic(call, "MUL", total, call.scalar(1 / count, dtype))
+    function, initial = REGIONS[kind]
+    region = Emitter(call.emitter.shared)
+    a, b = (region.get(region.input(dtype, ())) for _ in range(2))
+    body = call.emitter.shared.add(region.finish([region.one(function, [a, b], dtype)]))
+    given = [operand, call.scalar(initial, dtype)]
+    attributes: dict[str, int | tuple[int, ...]] = {
+        "dimensions": tuple(places),
+        "body_subgraph_index": body,
+    }
+    made = call.emit("STABLEHLO_REDUCE", given, dtype, attributes)
+    if keep:
+        for place in places:
+            made = expand(call, made, place)
+    return made
+
+
 def reduced(call: Call, kind: str, operand: int, layout: Layout, axes: tuple[int, ...]) -> Value:
     """A reduction of an operand that stands in *layout* along logical *axes*."""
     keep = bool(call.node.integer("keepdims", 1))
     places = sorted(axis_in(layout, a) for a in axes)
-    dtype = call.emitter.dtype(operand)
-    made = call.emit(kind, [operand, call.emitter.integers(places)], dtype, {"keep_dims": keep})
+    made = along(call, kind, operand, places, keep=keep)
     if keep:
         return call.wrap(made, layout)
     kept = [a for a in layout if a not in axes]
@@ -86,11 +127,14 @@ def log_sum_exp(call: Call) -> Value:
     operand = call.get(x, layout)
     if not axes:
         return call.wrap(operand, layout)
-    places = call.emitter.integers(sorted(axis_in(layout, a) for a in axes))
-    most = call.emit("REDUCE_MAX", [operand, places], x.dtype, {"keep_dims": True})
-    powers = call.emit("EXP", [arithmetic(call, "SUB", operand, most)], x.dtype)
-    total = call.emit("SUM", [powers, places], x.dtype, {"keep_dims": True})
-    whole = arithmetic(call, "ADD", call.emit("LOG", [total], x.dtype), most)
+    places = sorted(axis_in(layout, a) for a in axes)
+    wide = x.dtype in BY_REGIONS
+    most = along(call, "REDUCE_MAX", operand, places, keep=True)
+    rest = arithmetic(call, "SUB", operand, most)
+    powers = call.emit("STABLEHLO_EXPONENTIAL" if wide else "EXP", [rest], x.dtype)
+    total = along(call, "SUM", powers, places, keep=True)
+    logarithm = call.emit("STABLEHLO_LOG" if wide else "LOG", [total], x.dtype)
+    whole = arithmetic(call, "ADD", logarithm, most)
     if call.node.integer("keepdims", 1):
         return call.wrap(whole, layout)
     return reduced(call, "REDUCE_MAX", whole, layout, axes)
