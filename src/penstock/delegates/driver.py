@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.delegates.api import DelegateFlags, DelegateNode, DelegateParams, Registration
 from penstock.delegates.simple import DelegateKernel, SimpleDelegate
 from penstock.hal import Device, Preference, Priority
-from penstock.ir import Model
+from penstock.ir import DType, Model
 from penstock.ir.types import static_shape
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
@@ -168,7 +168,7 @@ class DriverKernel(DelegateKernel):
         self._part = part
         self._static = tuple(
             static_shape(operand.shape) is not None
-            and operand.dtype != "string"
+            and operand.dtype is not DType.STRING
             and not context.tensor(tensor).is_variable
             for tensor, operand in zip(part.outputs, part.model.outputs, strict=True)
         )

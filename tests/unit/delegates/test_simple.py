@@ -170,6 +170,7 @@ FILES = {
     "loop": (models.doubling(), [np.array([3], np.int32)]),
     "counting": (counting_loop().encode(), None),
     "recurrent": (svdf().encode(), None),
+    "strings": (models.typed("STRING", (2,)), [np.array([b"one", b"two"], object)]),
     "run-time shapes": (graphs.where_then("NEG"), [np.array([1, 0, 1, 0], bool)]),
 }
 
