@@ -8,7 +8,7 @@ taken, so that no plan is predicted to cost more than that of the best single de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -38,6 +38,12 @@ MOST_VISITS: Final = 50_000
 BIASES: Final = (4.0, 16.0, 64.0)
 """What the reference's time counts, step by step, where a plan leaves it more than `min_coverage` allows."""
 
+MOST_WAYS: Final = 2_000_000
+"""Transitions of dynamic programming that counts steps, at most."""
+
+DEARER: Final = tuple(2.0**power for power in range(1, 17, 2))
+"""What a step costs, times its price, in further plans where a plan has too many steps or too small ones."""
+
 
 class Proposal(Struct, frozen=True):
     """An assignment (operation -> candidate), its partitions, and what the judge says they cost."""
@@ -53,18 +59,14 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
     Raises `PlacementError` where an operation has no device, or the limits cannot be met.
     """
     require_homes(table)
-    found = _within_limits(table, judge, policy, 1.0)
-    if coverage_of(found) >= policy.min_coverage:
+    if (found := _within_limits(table, judge, policy)) is not None:
         return found
-    for bias in BIASES:
-        other = _within_limits(table, judge, policy, bias)
-        if coverage_of(other) >= policy.min_coverage:
-            return other
     covered = _off_reference(table, f"min_coverage={policy.min_coverage:g} keeps it elsewhere")
     try:
-        return _within_limits(covered, judge, policy, 1.0)
+        found = _within_limits(covered, judge, policy)
     except PlacementError:
-        return found
+        found = None
+    return found or _least(covered, table, judge, replace(policy, min_coverage=0.0))
 
 
 def arrange_as(
@@ -128,8 +130,12 @@ def _legal(
 
 def coverage_of(arrangement: Arrangement) -> float:
     """The share of operations that are not on the reference."""
-    candidates, assignment = arrangement.table.candidates, arrangement.assignment
-    return sum(not candidates[position].is_reference for position in assignment) / len(assignment)
+    return _coverage(arrangement.table, arrangement.assignment)
+
+
+def _coverage(table: SupportTable, assignment: Sequence[int]) -> float:
+    guests = [not candidate.is_reference for candidate in table.candidates]
+    return sum(guests[position] for position in assignment) / len(assignment)
 
 
 def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
@@ -142,58 +148,108 @@ def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
     return _judged(table, judge, assignment)
 
 
-def _within_limits(
-    table: SupportTable, judge: Judge, policy: Policy, reference_bias: float
-) -> Arrangement:
-    """As NNAPI's rule is kept to them: what breaks a limit is refused where it is, and asked for again."""
+def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
+    """The arrangement that leaves the reference as little as can be: who checks the coverage says what is missing."""
+    try:
+        found = _within_limits(covered, judge, policy)
+    except PlacementError:
+        found = _within_limits(table, judge, policy)
+    return found or on_one_device(table, judge.prices.operations, policy, "", "")
+
+
+def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement | None:
+    """The cheapest arrangement that the policy allows; None where no proposal has its coverage.
+
+    Where the cheapest breaks a limit, plans are proposed for which steps cost more; then, as NNAPI's rule is kept to the
+    limits, what breaks one is refused where it is, and all is asked for again.
+    """
     asked = table
     best: tuple[float, Arrangement | None] = (math.inf, None)
     complaint = reason = ""
     while True:
-        proposals = sorted(_propose(table, judge, reference_bias), key=lambda p: p.cost)
-        legal = next(
-            (p for p in proposals if not complaint_of(table, p.partitions, policy)[0]), None
-        )
-        if legal is not None and legal.cost < best[0]:
-            best = legal.cost, Arrangement(table, legal.assignment, legal.partitions)
-        if legal is proposals[0]:
+        proposals = _covered(table, _propose(table, judge, policy), policy)
+        if not proposals:
             break
         complaint, reason, victims = complaint_of(table, proposals[0].partitions, policy)
+        if complaint and table is asked:
+            more = _with_fewer_steps(table, judge, policy)
+            proposals = [proposals[0], *_covered(table, [*proposals[1:], *more], policy)]
+        for proposal in proposals:
+            if proposal.cost >= best[0]:
+                break
+            if not complaint_of(table, proposal.partitions, policy)[0]:
+                arrangement = Arrangement(table, proposal.assignment, proposal.partitions)
+                best = proposal.cost, arrangement
         if not victims:
             break
         for victim in victims:
             table = table.refuse(victim.operations, victim.device, reason)
-    if best[1] is not None:
+    if best[1] is not None or not complaint:
         return best[1]
     return on_one_device(asked, judge.prices.operations, policy, complaint, reason)
 
 
-def _propose(table: SupportTable, judge: Judge, reference_bias: float) -> list[Proposal]:
+def _covered(table: SupportTable, proposals: Iterable[Proposal], policy: Policy) -> list[Proposal]:
+    """Those with the policy's coverage, the cheapest first."""
+    kept = [p for p in proposals if _coverage(table, p.assignment) >= policy.min_coverage]
+    return sorted(kept, key=lambda p: p.cost)
+
+
+def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal]:
     """Proposals in order of preference among equals; each assignment once."""
     model = table.model
     if len(table.candidates) == 1:
         return [_judged(table, judge, [0] * len(model.operations))]
-    order = range(len(model.operations))
-    best = _judged(table, judge, cheapest(table, judge, order, reference_bias))
+    order, chain = range(len(model.operations)), is_chain(model)
+    best = _along(table, judge, order)
     found = {best.assignment: best}
-    if not is_chain(model):
-        for _ in range(ROUNDS):
-            again = [index for p in best.partitions for index in p.operations]
-            other = _judged(table, judge, cheapest(table, judge, again, reference_bias))
-            found.setdefault(other.assignment, other)
-            if other.cost >= best.cost:
-                break
-            best = other
-    for proposal in (
-        _judged(table, judge, [_cheapest_alone(table, judge, index) for index in order]),
-        *(single_device(table, judge, position) for position in range(len(table.candidates))),
-    ):
-        found.setdefault(proposal.assignment, proposal)
-    if not is_chain(model) and reference_bias == 1.0:
-        best = min(found.values(), key=lambda p: p.cost)
-        improved = _improve(table, judge, best)
-        found.setdefault(improved.assignment, improved)
+
+    def add(proposal: Proposal) -> Proposal:
+        return found.setdefault(proposal.assignment, proposal)
+
+    for _ in range(0 if chain else ROUNDS):
+        again = [index for p in best.partitions for index in p.operations]
+        other = add(_along(table, judge, again))
+        if other.cost >= best.cost:
+            break
+        best = other
+    add(_judged(table, judge, [_cheapest_alone(table, judge, index) for index in order]))
+    for position in range(len(table.candidates)):
+        add(single_device(table, judge, position))
+    if not chain:
+        add(_improve(table, judge, min(found.values(), key=lambda p: p.cost)))
+    if _coverage(table, best.assignment) < policy.min_coverage:
+        for bias in BIASES:
+            add(_along(table, judge, order, reference_bias=bias))
     return list(found.values())
+
+
+def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iterator[Proposal]:
+    """Plans of fewer steps: the cheapest along the model's order with as many as the policy allows, where that
+    is not too many ways to look at, and those for which steps cost ever more.
+    """
+    order = range(len(table.model.operations))
+    most = policy.max_partitions
+    if most is not None and len(order) * len(table.candidates) ** 2 * most <= MOST_WAYS:
+        assignment = cheapest(table, judge, order, most_steps=most)
+        if assignment is not None:
+            yield _judged(table, judge, assignment)
+    for factor in DEARER:
+        steps = tuple(ns * factor for ns in judge.prices.steps)
+        believed = Judge(table.model, replace(judge.prices, steps=steps), judge.apart)
+        assignment = cheapest(table, believed, order)
+        if assignment is not None:
+            yield _judged(table, judge, assignment)
+
+
+def _along(
+    table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float = 1.0
+) -> Proposal:
+    """What dynamic programming along *order* proposes. Every operation has a device, so there is a way."""
+    assignment = cheapest(table, judge, order, reference_bias=reference_bias)
+    if assignment is None:
+        raise PlacementError("an operation has no device", {})
+    return _judged(table, judge, assignment)
 
 
 def _judged(table: SupportTable, judge: Judge, assignment: Sequence[int]) -> Proposal:

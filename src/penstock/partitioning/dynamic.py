@@ -22,6 +22,9 @@ LONGEST_LOOK_BACK: Final = 256
 Path: TypeAlias = "tuple[int, Path | None]"
 """The device of the last operation, and the path before it."""
 
+_Front: TypeAlias = "dict[tuple[int, int], tuple[float, Path | None]]"
+"""The cheapest cost and path by the device of the last operation and the steps so far (0: not counted)."""
+
 
 def is_chain(model: Model) -> bool:
     """Whether every operation reads only constants, entry inputs, and what the one before it wrote."""
@@ -43,21 +46,30 @@ def is_chain(model: Model) -> bool:
 
 
 def cheapest(
-    table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float = 1.0
-) -> list[int]:
+    table: SupportTable,
+    judge: Judge,
+    order: Sequence[int],
+    *,
+    reference_bias: float = 1.0,
+    most_steps: int | None = None,
+) -> list[int] | None:
     """The candidate of each operation along *order*, which must be one in which they can run.
 
     Each operation has a candidate that may run it. What the reference takes counts *reference_bias* times. Of
-    equal costs the reference goes first, then the first candidate.
+    equal costs the reference goes first, then the first candidate. With *most_steps* the way opens no more steps
+    than these, each counted with the device before; None where there is none.
     """
-    search = _Search(table, judge, order, reference_bias)
-    front: dict[int, tuple[float, Path | None]] = {}
+    search = _Search(table, judge, order, reference_bias, most_steps)
+    front: _Front = {}
     for at in range(len(order)):
         front = search.extend(front, at)
+        if not front:
+            return None
     best: tuple[float, Path | None] = (math.inf, None)
-    for device in search.preferred:
-        if device in front and front[device][0] < best[0]:
-            best = front[device]
+    rank = {device: at for at, device in enumerate(search.preferred)}
+    for state in sorted(front, key=lambda state: (rank[state[0]], state[1])):
+        if front[state][0] < best[0]:
+            best = front[state]
     path, assignment = best[1], [0] * len(order)
     for index in reversed(order):
         if path is not None:
@@ -67,8 +79,14 @@ def cheapest(
 
 class _Search:
     def __init__(
-        self, table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float
+        self,
+        table: SupportTable,
+        judge: Judge,
+        order: Sequence[int],
+        reference_bias: float,
+        most_steps: int | None,
     ) -> None:
+        self._most = most_steps
         self.model, self.prices, self.order = table.model, judge.prices, order
         self._judge = judge
         entry = self.model.entry
@@ -83,32 +101,36 @@ class _Search:
             o: i for i, operation in enumerate(entry.operations) for o in operation.outputs
         }
 
-    def extend(
-        self, front: dict[int, tuple[float, Path | None]], at: int
-    ) -> dict[int, tuple[float, Path | None]]:
-        """The cheapest way to every device for the operation at position *at*."""
+    def extend(self, front: _Front, at: int) -> _Front:
+        """The cheapest way to every device for the operation at position *at*, for each number of steps where
+        that is bounded.
+        """
         index = self.order[at]
         row, opening = self.prices.operations[index], self.prices.steps
-        reached: dict[int, tuple[float, Path | None]] = {}
+        reached: _Front = {}
         for device in self.preferred:
             if not self._answers[device][index].supported:
                 continue
             own = row[device] * self._bias[device]
             if self._private:
                 own += self._leaving(index, device)
-            if not front:
+            if at == 0:
                 entering = self._entering(index, device, None, at) if self._private else 0.0
-                reached[device] = own + opening[device] + entering, (device, None)
+                cost = own + opening[device] + entering
+                reached[device, 0 if self._most is None else 1] = cost, (device, None)
                 continue
-            best, chosen = math.inf, -1
-            for before, (cost, path) in front.items():
-                joins = before == device and not self._is_between(at, device)
-                total = cost if joins else cost + opening[device]
+            between = self._is_between(at, device)
+            for (before, steps), (cost, path) in front.items():
+                joins = before == device and not between
+                total = own + (cost if joins else cost + opening[device])
                 if self._private:
                     total += self._entering(index, device, path, at)
-                if total < best or (total == best and before == device):
-                    best, chosen = total, before
-            reached[device] = best + own, (device, front[chosen][1])
+                count = steps if joins or self._most is None else steps + 1
+                if self._most is not None and count > self._most:
+                    continue
+                known = reached.get((device, count))
+                if known is None or total < known[0] or (total == known[0] and before == device):
+                    reached[device, count] = total, (device, path)
         return reached
 
     def _is_between(self, at: int, device: int) -> bool:

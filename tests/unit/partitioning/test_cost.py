@@ -103,6 +103,22 @@ def test_on_chains_no_assignment_is_cheaper(
     assert predicted(plan, devices, judge) == pytest.approx(least(model, devices, judge), rel=1e-12)
 
 
+@settings(max_examples=60, deadline=None)
+@given(chains(), st.integers(1, 4))
+def test_on_chains_no_assignment_of_so_few_partitions_is_cheaper(
+    case: tuple[Model, list[NumpyDevice]], most: int
+) -> None:
+    model, devices = case
+    judge = cost_of(model, devices)
+    plan = place(model, devices, Policy(max_partitions=most))
+    assert len(plan.steps) <= most
+    table = collect_support(model, devices, Policy())
+    takers = [table.takers(index) for index in range(len(model.operations))]
+    drawn = (partitions_of(model, chosen, 3) for chosen in itertools.product(*takers))
+    least_cost = min(judge.plan(partitions) for partitions in drawn if len(partitions) <= most)
+    assert predicted(plan, devices, judge) == pytest.approx(least_cost, rel=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_on_a_chain_of_twelve_operations_and_three_devices(seed: int) -> None:
     """All 3^12 assignments, priced without the partitioner: on a chain a step is a run of one device."""
@@ -328,6 +344,31 @@ def test_limits_are_kept_at_the_least_cost_found(most: int) -> None:
     assert len(plan.steps) <= most
     alone = min(o.predicted_ns or 0 for o in plan.alternatives if o.steps <= most)
     assert (plan.predicted_ns or 0) <= alone
+
+
+def test_a_limit_is_used_up_where_that_pays() -> None:
+    """Three islands of long chains: with three steps the largest gain is kept, and not everything given up."""
+    kinds = ["ADD"] * 30 + ["RELU"] * 3 + ["ADD"] * 10 + ["RELU"] * 30 + ["ADD"] * 5
+    devices = [NumpyDevice("adder", {"ADD"}, other=(0.01, 1.0)), NumpyDevice("reference")]
+    model = chain(kinds)
+    free = place(model, devices)
+    assert [(s.device, len(s.operations)) for s in free.steps] == [
+        ("adder", 30),
+        ("reference", 3),
+        ("adder", 10),
+        ("reference", 30),
+        ("adder", 5),
+    ]
+    costs = [place(model, devices, Policy(max_partitions=most)) for most in (1, 2, 3, 4, 5)]
+    assert [len(plan.steps) for plan in costs] == [1, 2, 4 - 1, 4, 5]
+    predicted_ns = [plan.predicted_ns or 0 for plan in costs]
+    assert predicted_ns == sorted(predicted_ns, reverse=True)
+    assert predicted_ns[-1] == free.predicted_ns
+    larger = place(model, devices, Policy(min_partition_size=20))
+    assert [(s.device, len(s.operations)) for s in larger.steps] == [
+        ("adder", 30),
+        ("reference", 48),
+    ]
 
 
 def test_limits_that_no_plan_meets() -> None:
