@@ -16,10 +16,9 @@ def chain(*kinds: str) -> Model:
     x = b.input(F32, SHAPE, "x")
     for kind in kinds:
         if kind == "QUANTIZE":
-            made = (DType.INT8, SHAPE, Quantization((0.1,), (0,)))
+            (x,) = b.operation(kind, [x], [(DType.INT8, SHAPE, Quantization((0.1,), (0,)))])
         else:
-            made = (F32, SHAPE)
-        (x,) = b.operation(kind, [x], [made])  # type: ignore[list-item]  # with and without quantisation
+            (x,) = b.operation(kind, [x], [(F32, SHAPE)])
     return b.build([x])
 
 

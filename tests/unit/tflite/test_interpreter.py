@@ -20,6 +20,7 @@ from penstock.errors import (
     PlacementError,
     StateError,
 )
+from penstock.execution import CompiledModel
 from penstock.ir import NDArray
 from penstock.partitioning.policy import Policy
 from tests.support_caching import CachingDevice
@@ -258,7 +259,7 @@ class TestShapes:
             interpreter.resize_tensor_input(0, [batch, 2])
             interpreter.allocate_tensors()
         with pytest.raises(ClosedError):
-            first.new_state()
+            first.run([np.ones((2, 2), np.float32)])
         assert run(interpreter, np.ones((8, 2), np.float32))[0].shape == (8, 2)
 
     def test_an_output_known_at_run_time_only(self) -> None:
@@ -394,6 +395,7 @@ class TestPlacement:
             interpreter = opened(models.chain(), experimental_op_resolver_type=resolver)
             program = interpreter._core._main._program
             assert program is not None
+            assert isinstance(program.compiled, CompiledModel)
             names.append({p.device for p in program.compiled.plan.operations})
         assert names[2] == {"reference"}
 
@@ -402,6 +404,7 @@ class TestPlacement:
         interpreter = opened(relu().encode(), devices=[device])
         program = interpreter._core._main._program
         assert program is not None
+        assert isinstance(program.compiled, CompiledModel)
         assert program.compiled.plan.operations[0].device == device.name
         with pytest.raises(RuntimeError) as caught:
             opened(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -72,7 +72,7 @@ def plain(
     return OneOperation(name, b.build(made))
 
 
-STEPS: Final = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+STEPS: Final[dict[str, Any]] = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
 POOL: Final = {**STEPS, "filter_height": 3, "filter_width": 3}
 PADS: Final = np.array([[0, 0], [1, 2], [0, 1], [0, 0]], np.int32)
 
