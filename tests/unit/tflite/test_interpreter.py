@@ -255,11 +255,12 @@ class TestShapes:
     def test_old_shapes_are_closed(self) -> None:
         interpreter = opened(models.chain())
         first = next(iter(interpreter._core._main._programs.values())).compiled
+        assert isinstance(first, CompiledModel)
         for batch in range(2, 9):
             interpreter.resize_tensor_input(0, [batch, 2])
             interpreter.allocate_tensors()
         with pytest.raises(ClosedError):
-            first.run([np.ones((2, 2), np.float32)])
+            first.new_state()
         assert run(interpreter, np.ones((8, 2), np.float32))[0].shape == (8, 2)
 
     def test_an_output_known_at_run_time_only(self) -> None:
