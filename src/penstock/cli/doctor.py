@@ -72,6 +72,18 @@ def doctor(
         ("device", "type", "version", "feature level", "usable"),
         [(d.name, d.type, shortened(d.version), d.feature_level, usable(d)) for d in found],
     )
+    output.table(
+        ("delegate", "device", "fits", "why"),
+        [
+            (d["name"], d["device"] or "none", "yes" if d["fits"] else "no", d["why"])
+            for d in data["delegates"]
+        ],
+    )
+    if (best := data["delegate"]) is not None:
+        why = next(d["why"] for d in data["delegates"] if d["name"] == best)
+        output.line(f"the delegate for this machine: {best}, because {why}")
+    else:
+        output.line("no built-in delegate fits this machine: an interpreter without one does all")
     limits = data["limits"]
     memory = limits["cgroup_memory_bytes"]
     output.table(
@@ -113,6 +125,7 @@ def examine() -> dict[str, Any]:
     """Everything that `--json` prints."""
     every = [describe_knob(name) for name in knobs.KNOBS]
     found = penstock.devices()
+    delegates = fits()
     return {
         "system": {
             "python": platform.python_version(),
@@ -123,6 +136,8 @@ def examine() -> dict[str, Any]:
         },
         "packages": {name: installed(name) for name in (*PACKAGES, *ENGINES)},
         "devices": [describe(d) for d in found],
+        "delegates": delegates,
+        "delegate": next((d["name"] for d in delegates if d["fits"]), None),
         "limits": limits(),
         "places": places(),
         "knobs": [k for k in every if k["source"] != "default"],
@@ -130,6 +145,15 @@ def examine() -> dict[str, Any]:
         "problems": problems(every) + unknown_devices([d.name for d in found]),
         "notes": unknown_names(),
     }
+
+
+def fits() -> list[dict[str, Any]]:
+    """Each built-in delegate, its device, whether it fits this machine, and why; the first that fits is the best."""
+    from penstock.delegates.fitting import fitting
+
+    return [
+        {"name": f.delegate, "device": f.device, "fits": f.fits, "why": f.why} for f in fitting()
+    ]
 
 
 def installed(package: str) -> str | None:

@@ -20,7 +20,10 @@ from penstock.delegates.api import (
 )
 from penstock.delegates.codes import BuiltinOperator
 from penstock.delegates.context import DelegateContext, PartitionModel
+from penstock.delegates.coreml import CoreMLDelegate
 from penstock.delegates.driver import DriverDelegate
+from penstock.delegates.gpu import GpuDelegate, GpuExperimentalFlags
+from penstock.delegates.hexagon import HexagonDelegate
 from penstock.delegates.nnapi import NnapiDelegate
 from penstock.delegates.simple import DelegateKernel, SimpleDelegate
 from penstock.delegates.tensor import DelegateTensor
@@ -28,6 +31,7 @@ from penstock.delegates.tensor import DelegateTensor
 __all__ = [
     "NULL_BUFFER_HANDLE",
     "BuiltinOperator",
+    "CoreMLDelegate",
     "Delegate",
     "DelegateContext",
     "DelegateFlags",
@@ -37,6 +41,9 @@ __all__ = [
     "DelegateRegistration",
     "DelegateTensor",
     "DriverDelegate",
+    "GpuDelegate",
+    "GpuExperimentalFlags",
+    "HexagonDelegate",
     "NnapiDelegate",
     "PartitionModel",
     "Registration",

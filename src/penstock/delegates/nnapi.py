@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.delegates.driver import DriverDelegate
+from penstock.delegates.kept import Kept
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference
 from penstock.partitioning.policy import Policy
@@ -74,32 +74,11 @@ class NnapiDelegate(DriverDelegate):
             num_threads=num_threads,
             max_delegated_partitions=most if most > 0 else None,
         )
-        self._directory, self._token = cache_dir, _token(model_token)
-        if cache_dir is None and model_token is not None:
-            raise InputError("model_token names entries in cache_dir, which is not given")
+        self._kept = Kept(cache_dir, model_token, ("cache_dir", "model_token"))
 
     def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
         """An entry of its own for each subset, in the caller's directory."""
-        from penstock.cache.info import CacheInfo
-
-        if self._directory is None:
-            return False
-        if self._token is None:
-            return CacheInfo(self._directory)
-        nodes = ",".join(map(str, part.nodes))
-        return CacheInfo(
-            self._directory, hashlib.sha256(self._token + nodes.encode("ascii")).digest()
-        )
-
-
-def _token(given: str | bytes | None) -> bytes | None:
-    """The caller's token as 32 bytes, whatever its length."""
-    if given is None:
-        return None
-    text = given.encode("utf-8") if isinstance(given, str) else bytes(given)
-    if not text:
-        raise InputError("model_token is empty")
-    return hashlib.sha256(text).digest()
+        return self._kept.entry_of(part)
 
 
 def _devices(name: str | None, without_cpu: bool) -> list[Device]:

@@ -301,6 +301,17 @@ def test_doctor_lists_packages_devices_limits_and_changed_knobs(
     assert "allow_fallback" in text
 
 
+def test_doctor_names_the_delegate_that_fits_and_why_others_do_not(run: Run) -> None:
+    data = parsed(run("doctor", "--json"))
+    told = {d["name"]: d for d in data["delegates"]}
+    assert list(told) == ["CoreMLDelegate", "GpuDelegate", "HexagonDelegate", "NnapiDelegate"]
+    assert all(d["why"] for d in told.values())
+    assert data["delegate"] == next((n for n, d in told.items() if d["fits"]), None)
+    text = " ".join(run("doctor").stdout.split())
+    best = data["delegate"]
+    assert (f"delegate for this machine: {best}" if best else "no built-in delegate fits") in text
+
+
 def test_doctor_says_where_the_cache_its_registries_and_its_key_are(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ class OnnxRuntimeDevice(DeviceBase):
             only_when_named=not self.measured,
             dispatch_ns=DISPATCH_NS,
             families=provider.families,
+            simulated=provider.simulated,
         )
         self._lock = threading.Lock()
         self._compiles = self._loads = 0

@@ -49,6 +49,11 @@ class Provider(msgspec.Struct, frozen=True):
     def device_name(self) -> str:
         return f"{PACKAGE}-{self.suffix}"
 
+    @property
+    def simulated(self) -> bool:
+        """Whether it computes on this processor what it does on its hardware elsewhere: Qualcomm's library for x86."""
+        return "hexagon" in self.families and platform.machine().lower() in {"x86_64", "amd64"}
+
 
 CPU: Final = Provider("CPUExecutionProvider", "cpu", DeviceType.CPU)
 

@@ -31,6 +31,7 @@ USES: Final = 32
 """Runs of a baseline after which it is worth to be compiled again."""
 
 TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
+FAMILIES: Final = {"CPU": ("openvino",), "GPU": ("openvino", "opencl"), "NPU": ("openvino", "npu")}
 FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
 
 
@@ -58,6 +59,7 @@ class OpenVinoDevice(DeviceBase):
             default_performance=None,
             dynamic_outputs=False,
             only_when_named=plugin.name != "CPU",
+            families=FAMILIES[plugin.name],
         )
         self._lock = threading.Lock()
         self._compiles = self._imports = 0

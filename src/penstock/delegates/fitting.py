@@ -1,0 +1,92 @@
+"""Which of the built-in delegates fit this machine, and why. Experimental until 1.0."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from penstock.delegates.apple import this_host
+from penstock.delegates.coreml import COREML, missing
+from penstock.delegates.gpu import GPU
+from penstock.delegates.hexagon import HEXAGON
+from penstock.delegates.kinds import Kind, find_device
+from penstock.errors import DeviceUnavailable
+from penstock.hal import Device
+from penstock.ir import DType, ModelBuilder, Quantization
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import REFERENCE_DEVICE, collect_support
+from penstock.runtime.discovery import DeviceInfo, manager
+
+
+class Fit(Struct, frozen=True):
+    """A built-in delegate: the *device* it would use ("" where there is none), whether it *fits*, and *why*."""
+
+    delegate: str
+    device: str
+    fits: bool
+    why: str
+
+
+def fitting() -> list[Fit]:
+    """Every built-in delegate. The first that fits is the one for this machine."""
+    return [
+        _of_kind("CoreMLDelegate", COREML),
+        _of_kind("GpuDelegate", GPU),
+        _of_kind("HexagonDelegate", HEXAGON),
+        _runtime(),
+    ]
+
+
+def _of_kind(delegate: str, kind: Kind) -> Fit:
+    try:
+        device, info = find_device(kind)
+    except DeviceUnavailable:
+        return Fit(delegate, "", False, _nothing(kind))
+    if kind is COREML and (reason := missing(info, "neural_engine", 0, this_host())):
+        return Fit(delegate, info.name, False, reason)
+    if info.capabilities.simulated:
+        return Fit(delegate, info.name, False, f"{info.name} only stands for such hardware")
+    why = f"{info.name} ({info.driver}) is such a device"
+    if _is_relaxed(device, info):
+        why += (
+            "; it computes in the accuracy class relaxed alone: give is_precision_loss_allowed=True"
+        )
+    return Fit(delegate, info.name, True, why)
+
+
+def _nothing(kind: Kind) -> str:
+    """Why no device of *kind* is usable."""
+    known = [i for i in manager.infos() if not kind.mismatch(i)]
+    if known:
+        return "; ".join(f"{i.name} cannot be used: {i.reason}" for i in known)
+    return "no installed driver has a device of this kind"
+
+
+def _is_relaxed(device: Device, info: DeviceInfo) -> bool:
+    """Whether the device takes a plain operation in the class `relaxed` and in no better one."""
+    dtype, quantization = DType.FLOAT32, None
+    if info.capabilities.performance_of("float32") is None:
+        dtype, quantization = DType.INT8, Quantization((0.5,), (0,))
+    builder = ModelBuilder()
+    x = builder.input(dtype, (1, 4), "x", quantization)
+    model = builder.build(builder.operation("RELU", [x], [(dtype, (1, 4), quantization)]))
+
+    def takes(policy: Policy) -> bool:
+        return bool(collect_support(model, [device], policy).takers(0))
+
+    return takes(Policy(accuracy="relaxed")) and not takes(Policy())
+
+
+def _runtime() -> Fit:
+    names = [
+        i.name
+        for i in manager.infos()
+        if i.usable and not i.only_when_named and i.name != REFERENCE_DEVICE
+    ]
+    if not names:
+        why = "no device but the reference one is usable without being named"
+        return Fit("NnapiDelegate", "", False, why)
+    why = (
+        f"it gives the whole runtime ({', '.join(names)}) what these support; an interpreter without any delegate "
+        "uses them too"
+    )
+    return Fit("NnapiDelegate", ", ".join(names), True, why)

@@ -1,0 +1,157 @@
+"""`GpuDelegate`: TensorFlow Lite's GPU delegate over whichever driver has a GPU. Experimental until 1.0."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+from penstock.delegates.driver import AnyDevice
+from penstock.delegates.kept import Kept
+from penstock.delegates.kinds import (
+    FLOATS,
+    Kind,
+    KindDelegate,
+    checked_choice,
+    checked_count,
+    is_quantised,
+    shown_type,
+)
+from penstock.errors import InputError
+from penstock.hal import Preference
+from penstock.ir import Operand
+
+if TYPE_CHECKING:
+    from penstock.cache.info import CacheInfo
+    from penstock.delegates.context import PartitionModel
+
+InferencePreference = Literal["fast_single_answer", "sustained_speed", "balanced"]
+InferencePriority = Literal["auto", "max_precision", "min_latency", "min_memory_usage"]
+
+PREFERENCES: Final[Mapping[str, Preference]] = {
+    "fast_single_answer": "fast_single_answer",
+    "sustained_speed": "sustained_speed",
+    "balanced": "fast_single_answer",
+}
+PRIORITIES: Final = ("auto", "max_precision", "min_latency", "min_memory_usage")
+
+
+class GpuExperimentalFlags(enum.IntFlag):
+    """TFLite's flags. ENABLE_QUANT takes quantised nodes; CL_ONLY and GL_ONLY take a GPU of the family "opencl" or "opengl"
+    alone; ENABLE_SERIALIZATION keeps what was compiled in *serialization_dir*.
+    """
+
+    NONE = 0
+    ENABLE_QUANT = 1
+    CL_ONLY = 2
+    GL_ONLY = 4
+    ENABLE_SERIALIZATION = 8
+
+
+class GpuDelegate(KindDelegate):
+    """Gives a GPU the nodes that compute with float32, float16 and quantised 8-bit tensors.
+
+    *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision, which is the accuracy class
+    `relaxed`; False asks for `faithful`; None leaves it to the priorities: only *inference_priority1* "max_precision" asks
+    for `faithful`. An "auto" leaves a place open, and all after it. *inference_preference* "balanced" is
+    "fast_single_answer". *experimental_flags* are `GpuExperimentalFlags`. At most *max_delegated_partitions* subsets are
+    taken, the largest first; TFLite's default is one, and 0 takes all. *serialization_dir* and *model_token* are used with
+    ENABLE_SERIALIZATION. *device* takes that one, by name or as it is; None the fastest GPU of every installed
+    driver, those that are left out unless they are named too.
+
+    Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was found; `InputError` for an option.
+    """
+
+    def __init__(
+        self,
+        is_precision_loss_allowed: bool | None = None,
+        inference_preference: InferencePreference = "fast_single_answer",
+        inference_priority1: InferencePriority = "max_precision",
+        inference_priority2: InferencePriority = "auto",
+        inference_priority3: InferencePriority = "auto",
+        experimental_flags: int = GpuExperimentalFlags.ENABLE_QUANT,
+        max_delegated_partitions: int = 1,
+        serialization_dir: str | os.PathLike[str] | None = None,
+        model_token: str | bytes | None = None,
+        *,
+        device: AnyDevice | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        checked_choice("inference_preference", inference_preference, tuple(PREFERENCES))
+        priorities = (inference_priority1, inference_priority2, inference_priority3)
+        _check_priorities(priorities)
+        self.flags_of_gpu = _flags(experimental_flags)
+        reduced = (
+            inference_priority1 != "max_precision"
+            if is_precision_loss_allowed is None
+            else bool(is_precision_loss_allowed)
+        )
+        keeps = GpuExperimentalFlags.ENABLE_SERIALIZATION in self.flags_of_gpu
+        if keeps and serialization_dir is None:
+            raise InputError("ENABLE_SERIALIZATION needs a serialization_dir")
+        if not keeps and (serialization_dir is not None or model_token is not None):
+            raise InputError(
+                "serialization_dir and model_token need ENABLE_SERIALIZATION in experimental_flags"
+            )
+        self._kept = Kept(serialization_dir, model_token, ("serialization_dir", "model_token"))
+        most = checked_count("max_delegated_partitions", max_delegated_partitions)
+        super().__init__(
+            _kind(self.flags_of_gpu),
+            device,
+            accuracy="relaxed" if reduced else "faithful",
+            preference=PREFERENCES[inference_preference],
+            num_threads=num_threads,
+            max_delegated_partitions=most or None,
+        )
+
+    def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
+        """An entry of its own for each subset, in the caller's directory; nothing without one."""
+        return self._kept.entry_of(part)
+
+    def refuses(self, operand: Operand) -> str:
+        """Whatever is neither float32, float16 nor quantised 8-bit."""
+        if operand.dtype.value in FLOATS:
+            return ""
+        if not is_quantised(operand):
+            return f"is {shown_type(operand)}; a GPU is given float32, float16 and quantised 8-bit tensors"
+        if GpuExperimentalFlags.ENABLE_QUANT not in self.flags_of_gpu:
+            return (
+                f"is {shown_type(operand)}, and experimental_flags is without ENABLE_QUANT, "
+                "which takes quantised nodes"
+            )
+        return ""
+
+
+def _kind(flags: GpuExperimentalFlags) -> Kind:
+    if GpuExperimentalFlags.CL_ONLY in flags:
+        return Kind("GPU", ("gpu",), ("opencl",))
+    if GpuExperimentalFlags.GL_ONLY in flags:
+        return Kind("GPU", ("gpu",), ("opengl",))
+    return GPU
+
+
+def _flags(given: int) -> GpuExperimentalFlags:
+    if type(given) not in (int, GpuExperimentalFlags) or not 0 <= given <= ALL_FLAGS:
+        raise InputError(f"experimental_flags are GpuExperimentalFlags, not {given!r}")
+    flags = GpuExperimentalFlags(given)
+    if GpuExperimentalFlags.CL_ONLY in flags and GpuExperimentalFlags.GL_ONLY in flags:
+        raise InputError("experimental_flags has CL_ONLY and GL_ONLY, which leave no GPU")
+    return flags
+
+
+def _check_priorities(priorities: tuple[str, ...]) -> None:
+    """`InputError` as TFLite's rule has it: the first is given, none twice, and nothing after an "auto"."""
+    for number, priority in enumerate(priorities, 1):
+        checked_choice(f"inference_priority{number}", priority, PRIORITIES)
+    given = [p for p in priorities if p != "auto"]
+    if priorities[0] == "auto":
+        raise InputError('inference_priority1 is "auto"; only what comes after a priority can be')
+    if tuple(given) != priorities[: len(given)]:
+        raise InputError("an inference priority follows one that is left open")
+    if len(set(given)) != len(given):
+        raise InputError(f"an inference priority is given twice: {', '.join(given)}")
+
+
+GPU: Final = Kind("GPU", ("gpu",))
+ALL_FLAGS: Final = 15
