@@ -19,7 +19,6 @@ class Divergence:
 CRASH: Final = "LiteRT ends the process with a segmentation fault"
 DETAILS: Final = "LiteRT cannot describe a bfloat16 tensor; its dtype is that of ml_dtypes"
 UNREAD: Final = "LiteRT hands out memory that another tensor may have overwritten"
-NATIVE: Final = "a native delegate works on a graph of TFLite's own, which Penstock does not have"
 NO_STRINGS: Final = {
     "array": "object",
     "shape": [2, 3],
@@ -67,10 +66,6 @@ DIVERGENCES: Final[dict[str, Divergence]] = {
             },
         ],
     ),
-    "delegate_that_fails[load_delegate]": Divergence(NATIVE, "DelegateNotLoaded"),
-    "delegate_that_fails[Delegate]": Divergence(NATIVE, "DelegateNotLoaded"),
-    "delegate_that_works[load_delegate]": Divergence(NATIVE, "DelegateNotLoaded"),
-    "delegate_that_works[Delegate]": Divergence(NATIVE, "DelegateNotLoaded"),
     "custom_ops_class_with_a_function": Divergence(
         "the function would be handed LiteRT's own registry, which Penstock does not have",
         "NotAvailable",

@@ -20,9 +20,6 @@ from tests.conftest import ROOT
 
 load_all()
 
-WITHOUT_COMPILER = {name for name in DIVERGENCES if name.startswith("delegate_that_")}
-"""Scenarios that are there where a C compiler makes them a delegate."""
-
 Observations = dict[str, dict[str, Any]]
 
 needs_litert = pytest.mark.skipif(
@@ -92,7 +89,7 @@ def test_a_divergence_is_what_its_table_says(
 
 
 def test_divergences_name_scenarios_and_reasons() -> None:
-    assert DIVERGENCES.keys() - WITHOUT_COMPILER <= SCENARIOS.keys()
+    assert DIVERGENCES.keys() <= SCENARIOS.keys()
     assert all(divergence.reason for divergence in DIVERGENCES.values())
 
 

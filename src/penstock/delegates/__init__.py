@@ -24,6 +24,7 @@ from penstock.delegates.coreml import CoreMLDelegate
 from penstock.delegates.driver import DriverDelegate
 from penstock.delegates.gpu import GpuDelegate, GpuExperimentalFlags
 from penstock.delegates.hexagon import HexagonDelegate
+from penstock.delegates.native import DelegateNotLoaded, NativeDelegate, load_delegate
 from penstock.delegates.nnapi import NnapiDelegate
 from penstock.delegates.simple import DelegateKernel, SimpleDelegate
 from penstock.delegates.tensor import DelegateTensor
@@ -37,6 +38,7 @@ __all__ = [
     "DelegateFlags",
     "DelegateKernel",
     "DelegateNode",
+    "DelegateNotLoaded",
     "DelegateParams",
     "DelegateRegistration",
     "DelegateTensor",
@@ -44,8 +46,10 @@ __all__ = [
     "GpuDelegate",
     "GpuExperimentalFlags",
     "HexagonDelegate",
+    "NativeDelegate",
     "NnapiDelegate",
     "PartitionModel",
     "Registration",
     "SimpleDelegate",
+    "load_delegate",
 ]

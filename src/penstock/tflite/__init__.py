@@ -7,11 +7,19 @@ interpreter = tflite.Interpreter("net.tflite")
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from penstock.facade import lazily
 from penstock.tflite.aliases import install_aliases
-from penstock.tflite.delegates import Delegate, load_delegate
+from penstock.tflite.delegates import load_delegate
 from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps
 from penstock.tflite.resolver import OpResolverType
 from penstock.tflite.signatures import SignatureRunner
+
+if TYPE_CHECKING:
+    from penstock.tflite.native import Delegate
+
+__getattr__ = lazily(__name__, {"native": "Delegate"})
 
 __all__ = [
     "Delegate",

@@ -1,0 +1,234 @@
+"""`load_delegate`: TFLite delegates in shared libraries, which LiteRT runs. Experimental until 1.0."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.delegates.api import (
+    Delegate,
+    DelegateFlags,
+    DelegateNode,
+    DelegateParams,
+    DelegateRegistration,
+)
+from penstock.delegates.codes import BuiltinOperator
+from penstock.delegates.litert import INSTALL, Runner, find_litert
+from penstock.delegates.simple import DelegateKernel
+from penstock.errors import GeneralFailure, NotAvailable, NotExportable
+from penstock.export.tflite import write
+from penstock.logs import Log
+
+if TYPE_CHECKING:
+    from penstock.delegates.context import DelegateContext, PartitionModel
+    from penstock.delegates.tensor import DelegateTensor
+
+log = Log(__name__)
+
+STATE = "it reads network state, which native delegates are not given"
+
+
+class DelegateNotLoaded(NotAvailable, ValueError, OSError):
+    """A delegate's library cannot be loaded: a `ValueError`, as LiteRT documents it, and an `OSError`, which LiteRT
+    raises for a missing one. Programs that catch either go on without a delegate.
+    """
+
+
+class NativeDelegate(Delegate):
+    """A TFLite delegate in the shared library *library*, by the external delegates' C interface
+    (`tflite_plugin_create_delegate`, `tflite_plugin_destroy_delegate`). *options* reach it as text.
+
+    A native delegate works on a graph of TFLite's own, so LiteRT must be installed (ai-edge-litert, the extra `xnnpack`). It is shown the graph in
+    a LiteRT interpreter; the nodes it takes become delegate nodes, each run by a LiteRT interpreter with the delegate,
+    and the rest stays with the runtime. A library's delegate serves one LiteRT interpreter at a time: for more it is
+    created again, with the same options. Shapes are static, as for most native delegates.
+
+    Raises `DelegateNotLoaded` for a library that cannot be loaded, and where LiteRT is missing; `AttributeError` for a library
+    that makes no delegate; `ValueError`, in the library's words, where it refuses to make one.
+    """
+
+    def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
+        super().__init__(DelegateFlags.NONE)
+        try:
+            loaded = ctypes.PyDLL(library)
+        except OSError as error:
+            raise DelegateNotLoaded(f"{error}\nFailed to load delegate from {library}") from error
+        _ = loaded.tflite_plugin_create_delegate
+        self.library, self.options = library, dict(options or {})
+        self._litert = _litert(library)
+        self._lock = threading.Lock()
+        self._idle = [self._litert.Delegate(library, self.options)]
+        self._shown: Runner | None = None
+        self.name = PurePath(library).name
+        self.reasons: dict[int, str] = {}
+        """Why a node of the graph it was added to last was not taken, by node."""
+
+    def copy_from_buffer_handle(
+        self, context: DelegateContext, handle: int, tensor: DelegateTensor
+    ) -> None:
+        """Its buffers are LiteRT's own, and never seen here."""
+        raise GeneralFailure(f"{self.name} keeps no buffers")
+
+    def prepare(self, context: DelegateContext) -> None:
+        """Shows it the graph, and takes what it takes."""
+        self.reasons = {}
+        nodes = self._offered(context)
+        taken = self._asked(context, nodes) if nodes else []
+        for node in nodes:
+            if node not in taken:
+                self.reasons[node] = f"{self.name} does not take it"
+        try:
+            if taken:
+                registration = DelegateRegistration(
+                    self.name,
+                    BuiltinOperator.DELEGATE,
+                    init=self._make,
+                    prepare=lambda context, node: node.user_data.prepare(context, node),
+                    invoke=lambda context, node: node.user_data.invoke(context, node),
+                    free=lambda _, kernel: kernel.free(),
+                )
+                context.replace_node_subsets_with_delegate_kernels(registration, taken, self)
+        finally:
+            self._hide()
+
+    def runner(self, content: bytes, num_threads: int | None) -> Runner:
+        """A LiteRT interpreter of *content* with this delegate. `GeneralFailure` with LiteRT's words, or the library's."""
+        if self._shown is not None and self._shown.content == content:
+            shown, self._shown = self._shown, None
+            return shown
+        self._hide()
+        native = self._native()
+        try:
+            return Runner(self._litert, content, native, num_threads)
+        except BaseException:
+            self._give_back(native)
+            raise
+
+    def release(self, runner: Runner) -> None:
+        """The end of *runner*; its delegate serves the next."""
+        native = runner.native
+        runner.close()
+        self._give_back(native)
+
+    def _offered(self, context: DelegateContext) -> list[int]:
+        """The nodes that can be shown to it."""
+        nodes = []
+        for index in context.execution_plan:
+            reason = context.reason_kept(index)
+            node = context.node_and_registration(index)[0]
+            tensors = [t for t in (*node.inputs, *node.outputs) if t >= 0]
+            if not reason and any(context.tensor(t).is_variable for t in tensors):
+                reason = STATE
+            if reason:
+                self.reasons[index] = reason
+            else:
+                nodes.append(index)
+        try:
+            written(context.partition_model(nodes)) if nodes else b""
+        except NotExportable:
+            nodes = [n for n in nodes if self._is_exportable(context, n)]
+        return nodes
+
+    def _is_exportable(self, context: DelegateContext, node: int) -> bool:
+        try:
+            written(context.partition_model([node]))
+        except NotExportable as error:
+            self.reasons[node] = str(error)
+            return False
+        return True
+
+    def _asked(self, context: DelegateContext, nodes: Sequence[int]) -> list[int]:
+        part = context.partition_model(nodes)
+        shown = self._shown = self.runner(written(part), context.num_threads)
+        if shown.count != len(part.nodes):
+            self._hide()
+            raise GeneralFailure(
+                f"LiteRT has {shown.count} nodes of {len(part.nodes)} that were shown to it"
+            )
+        return sorted({part.nodes[i] for i in shown.taken})
+
+    def _make(self, context: DelegateContext, params: DelegateParams) -> NativeKernel:
+        return NativeKernel(self, context, params)
+
+    def _hide(self) -> None:
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            self.release(shown)
+
+    def _native(self) -> Any:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._litert.Delegate(self.library, self.options)
+
+    def _give_back(self, native: Any) -> None:
+        with self._lock:
+            self._idle.append(native)
+
+
+class NativeKernel(DelegateKernel):
+    """One subset of nodes, in a LiteRT interpreter with the native delegate."""
+
+    def __init__(
+        self, delegate: NativeDelegate, context: DelegateContext, params: DelegateParams
+    ) -> None:
+        self._delegate = delegate
+        self._part = context.partition_model(params.nodes)
+        self._runner: Runner | None = delegate.runner(written(self._part), context.num_threads)
+        if left := self._runner.count - len(self._runner.taken):
+            text = (
+                "%s takes %d nodes of its subset less than of the whole graph; LiteRT computes them"
+            )
+            log.warning(text, delegate.name, left)
+
+    def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+        """Copies in, runs, copies out. `GeneralFailure` with LiteRT's words."""
+        if self._runner is None:
+            raise GeneralFailure("its kernel has been freed")
+        results = self._runner.run([context.tensor(i).data for i in self._part.inputs])
+        for index, value in zip(self._part.outputs, results, strict=True):
+            context.tensor(index).data[...] = value
+
+    def free(self) -> None:
+        """Lets go of LiteRT's interpreter."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            self._delegate.release(runner)
+
+
+Made = TypeVar("Made", bound=NativeDelegate)
+
+
+def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> NativeDelegate:
+    """The delegate in the shared library *library*; errors as `NativeDelegate`, in LiteRT's words."""
+    return loaded(NativeDelegate, library, options)
+
+
+def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) -> Made:
+    """A delegate of that class; a refusal of the library names it, as LiteRT's does."""
+    try:
+        return kind(library, options)
+    except DelegateNotLoaded:
+        raise
+    except ValueError as error:
+        raise ValueError(f"Failed to load delegate from {library}\n{error}") from error
+
+
+def written(part: PartitionModel) -> bytes:
+    """*part* as a TFLite file. `NotExportable` where it has no form there."""
+    return write(part.model)
+
+
+def _litert(library: str) -> Any:
+    try:
+        found = find_litert()
+    except ImportError as error:
+        reason = f"LiteRT, which runs native delegates, cannot be imported: {error}"
+        raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{reason}") from error
+    if found is None:
+        reason = f"LiteRT, which runs native delegates, is not installed: {INSTALL}"
+        raise DelegateNotLoaded(f"Failed to load delegate from {library}\n{reason}")
+    return found
