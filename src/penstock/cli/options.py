@@ -6,7 +6,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-ModelFile: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A .tflite or .onnx file.")]
+ModelFile: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A .tflite or .onnx file.")
+]
 
 Inputs: TypeAlias = Annotated[
     list[str] | None,

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.ir import Attributes, AttributeValue, Lifetime, Model, Operand, Operation, Subgraph
-from penstock.ir.operations import spec_of
-from penstock.ir.validate import subgraph_references
+from penstock.ir import Lifetime, Model, Operand, Subgraph
+from penstock.ir.references import carried, refer_anew, referenced_by
 
 
 class Cut(Struct, frozen=True):
@@ -63,12 +62,12 @@ class Cutter:
         lifetimes |= dict.fromkeys(outputs, Lifetime.SUBGRAPH_OUTPUT)
         kept = sorted(read | written)
         number = {old: new for new, old in enumerate(kept)}
-        referenced = _closure(self._model, chosen)
+        referenced = referenced_by(self._model, chosen)
         subgraph = Subgraph(
             tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in kept),
             tuple(
                 replace(
-                    _renumber(operation, referenced),
+                    refer_anew(operation, referenced),
                     inputs=tuple(number[i] for i in operation.inputs),
                     outputs=tuple(number[i] for i in operation.outputs),
                 )
@@ -78,8 +77,7 @@ class Cutter:
             tuple(number[i] for i in outputs),
             name=entry.name,
         )
-        others = (self._carried(old, referenced) for old in referenced)
-        model = Model((subgraph, *others), self._model.pools)
+        model = Model((subgraph, *carried(self._model, referenced)), self._model.pools)
         return Cut(tuple(operations), model, tuple(inputs), tuple(outputs))
 
     def _leaves(self, operand: int, inside: frozenset[int]) -> bool:
@@ -98,21 +96,15 @@ class Cutter:
             return 0, self._output_position[operand]
         return 1, operand
 
-    def _carried(self, index: int, referenced: dict[int, int]) -> Subgraph:
-        subgraph = self._model.subgraphs[index]
-        operations = tuple(_renumber(operation, referenced) for operation in subgraph.operations)
-        return replace(subgraph, operations=operations)
-
 
 def extract(model: Model, index: int) -> Model:
     """Subgraph *index* as a model of its own, with what it refers to: inputs and outputs are the subgraph's."""
     subgraph = model.subgraphs[index]
-    referenced = _closure(model, subgraph.operations)
-    every = (
-        replace(graph, operations=tuple(_renumber(o, referenced) for o in graph.operations))
-        for graph in (subgraph, *(model.subgraphs[old] for old in referenced))
+    referenced = referenced_by(model, subgraph.operations)
+    own = replace(
+        subgraph, operations=tuple(refer_anew(o, referenced) for o in subgraph.operations)
     )
-    return Model(tuple(every), model.pools)
+    return Model((own, *carried(model, referenced)), model.pools)
 
 
 def _crosses(operand: Operand) -> bool:
@@ -123,34 +115,3 @@ def _with_lifetime(operand: Operand, lifetime: Lifetime | None) -> Operand:
     if lifetime is None or operand.lifetime is lifetime:
         return operand
     return replace(operand, lifetime=lifetime)
-
-
-def _closure(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
-    """The subgraphs that *operations* refer to, directly or not: old index -> index in the cut."""
-    found: dict[int, int] = {}
-    pending = [target for operation in operations for target in subgraph_references(operation)]
-    while pending:
-        index = pending.pop(0)
-        if index not in found:
-            found[index] = len(found) + 1
-            pending += [
-                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
-            ]
-    return found
-
-
-def _renumber(operation: Operation, subgraphs: dict[int, int]) -> Operation:
-    changed = {
-        spec.name: _new_reference(operation.attributes.get(spec.name), subgraphs)
-        for spec in spec_of(operation).attributes
-        if spec.kind in {"subgraph", "subgraphs"} and spec.name in operation.attributes
-    }
-    if all(operation.attributes[name] == new for name, new in changed.items()):
-        return operation
-    return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
-
-
-def _new_reference(value: AttributeValue, subgraphs: dict[int, int]) -> AttributeValue:
-    if isinstance(value, tuple):
-        return tuple(subgraphs.get(int(old), -1) for old in value)
-    return subgraphs.get(value, -1) if isinstance(value, int) else value

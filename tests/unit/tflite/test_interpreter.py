@@ -513,11 +513,12 @@ class TestLife:
         interpreter = opened(accumulator().encode())
         run(interpreter, np.ones(2, np.float32))
         context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
+        queue = context.Queue()
         child = context.Process(target=lambda: queue.put(run(interpreter, np.ones(2, np.float32))))
         child.start()
-        np.testing.assert_array_equal(queue.get()[0], [3, 4])
-        child.join()
+        np.testing.assert_array_equal(queue.get(timeout=60)[0], [3, 4])
+        child.join(60)
+        assert child.exitcode == 0
         np.testing.assert_array_equal(run(interpreter, np.ones(2, np.float32))[0], [3, 4])
 
     def test_what_is_no_delegate_is_refused_as_litert_does(self) -> None:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 def prewarm(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="A .tflite or .onnx file, or more.")],
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="A .tflite or .onnx file, or more.")
+    ],
     device: options.Devices = None,
     preference: options.Preference = None,
     priority: options.Priority = None,

@@ -6,15 +6,21 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.hal.forks import LeftInChildren
 
 Session: TypeAlias = Any
 """ONNX Runtime's inference session."""
 
 PACKAGE: Final = "onnxruntime"
+NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
+"""The environment variable that ONNX Runtime reads once, when it is loaded."""
+
 MAX_MESSAGE: Final = 300
 SILENT: Final = 4
 """Nothing but fatal errors is logged: what fails is raised."""
@@ -38,18 +44,15 @@ class _Engine:
             raise DeviceUnavailable(FORKED)
         with self._lock:
             if self._package is None:
-                chosen = PACKAGE in sys.modules
+                # From here on: a child forked while another thread imports would wait for that thread.
+                self._process = os.getpid()
                 try:
-                    package = importlib.import_module(PACKAGE)
-                    # Whoever has imported it before has chosen for himself.
-                    if not chosen:
-                        package.set_default_logger_severity(SILENT)
-                        package.disable_telemetry_events()
+                    self._package = _load()
                 except Exception as error:
+                    self._process = None
                     raise DeviceUnavailable(
                         f"ONNX Runtime cannot be used: {told(error)}"
                     ) from error
-                self._package, self._process = package, os.getpid()
             return self._package
 
     def is_forked(self) -> bool:
@@ -57,7 +60,37 @@ class _Engine:
         return self._process not in {None, os.getpid()}
 
 
+def _load() -> Any:
+    """Imports the package without its telemetry, which would take its place in the user's cache directory with the
+    import. Whoever has imported it before has chosen for himself.
+    """
+    if PACKAGE in sys.modules:
+        return importlib.import_module(PACKAGE)
+    with _without_telemetry():
+        package = importlib.import_module(PACKAGE)
+    package.set_default_logger_severity(SILENT)
+    # For builds that do not read the variable.
+    package.disable_telemetry_events()
+    return package
+
+
+@contextmanager
+def _without_telemetry() -> Iterator[None]:
+    before = os.environ.get(NO_TELEMETRY)
+    os.environ[NO_TELEMETRY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(NO_TELEMETRY, None)
+        else:
+            os.environ[NO_TELEMETRY] = before
+
+
 _engine: Final = _Engine()
+
+
+_sessions: Final = LeftInChildren()
 
 
 def onnxruntime() -> Any:
@@ -116,9 +149,11 @@ def session_of(
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     chosen = [provider] if provider == CPU else [provider, CPU]
     try:
-        return package.InferenceSession(data, options, providers=chosen)
+        session = package.InferenceSession(data, options, providers=chosen)
     except Exception as error:
         raise GeneralFailure(f"ONNX Runtime did not take the model: {told(error)}") from error
+    _sessions.add(session)
+    return session
 
 
 CPU: Final = "CPUExecutionProvider"

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.errors import DeviceUnavailable, GeneralFailure
 from penstock.hal import PrepareConfig
+from penstock.hal.forks import LeftInChildren
 from penstock.ir import NDArray
 
 CompiledModel: TypeAlias = Any
@@ -42,6 +43,7 @@ class _Engine:
                 try:
                     self._process = os.getpid()
                     self._core = openvino().Core()
+                    _made.add(self._core)
                 except Exception as error:
                     self._process = None
                     raise DeviceUnavailable(f"OpenVINO cannot be used: {told(error)}") from error
@@ -52,6 +54,7 @@ class _Engine:
         return self._process not in {None, os.getpid()}
 
 
+_made: Final = LeftInChildren()
 _engine: Final = _Engine()
 
 
@@ -122,9 +125,11 @@ def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str,
 def compile_model(model: Any, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
     """Compiles for *plugin*; `GeneralFailure` with OpenVINO's words."""
     try:
-        return core().compile_model(model, plugin, chosen)
+        compiled = core().compile_model(model, plugin, chosen)
     except Exception as error:
         raise GeneralFailure(f"OpenVINO did not compile the model: {told(error)}") from error
+    _made.add(compiled)
+    return compiled
 
 
 def import_model(blob: NDArray, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
@@ -132,9 +137,11 @@ def import_model(blob: NDArray, plugin: str, chosen: dict[str, Any]) -> Compiled
     engine = core()
     try:
         tensor = openvino().Tensor(blob, shared_memory=True)
-        return engine.import_model(tensor, plugin, chosen)
+        compiled = engine.import_model(tensor, plugin, chosen)
     except Exception as error:
         raise GeneralFailure(f"OpenVINO did not import the model: {told(error)}") from error
+    _made.add(compiled)
+    return compiled
 
 
 def export_model(compiled: CompiledModel) -> bytes:

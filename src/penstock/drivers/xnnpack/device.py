@@ -61,7 +61,9 @@ class XnnpackDevice(DeviceBase):
         return self._installation.describe()
 
     def check(self) -> str | None:
-        return self._installation.reason or None
+        from penstock.drivers.xnnpack.engine import unusable
+
+        return self._installation.reason or unusable()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         from penstock.drivers.xnnpack.support import examine

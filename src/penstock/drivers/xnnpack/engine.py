@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
@@ -12,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, Literal, TypeAlias
 
 from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.hal.forks import LeftInChildren
 
 Kernels: TypeAlias = Literal["xnnpack", "builtin"]
 """XNNPACK with LiteRT's own kernels for the rest, or LiteRT's own optimised kernels alone."""
@@ -25,22 +25,52 @@ CLONE_FILES: Final = 0x400
 """`unshare` flag: descriptors of its own for the calling thread (Linux, unshare(2))."""
 
 
+LOADING: Final = (
+    "LiteRT was being loaded by another thread when this process was forked, and cannot be loaded in the child; "
+    "start processes by spawn, or fork after the first compile"
+)
+
+
 class _Engine:
     """The process's LiteRT, imported when it is first asked for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._module: Any = None
+        self._process: int | None = None
 
     def module(self) -> Any:
         if self._module is None:
+            if self.is_cut_off():
+                raise DeviceUnavailable(LOADING)
             with self._lock:
                 if self._module is None:
-                    self._module = _load()
+                    self._process = os.getpid()
+                    try:
+                        self._module = _load()
+                    finally:
+                        self._process = None
         return self._module
+
+    def is_cut_off(self) -> bool:
+        """Whether another process is, or was at the fork, importing it."""
+        return self._process not in {None, os.getpid()}
+
+    def after_fork(self) -> None:
+        """In a child, where nobody releases a lock that another thread held."""
+        self._lock = threading.Lock()
 
 
 _engine: Final = _Engine()
+
+
+def unusable() -> str | None:
+    """Why LiteRT cannot be used in this process, as far as is known without loading it."""
+    return LOADING if _engine.is_cut_off() else None
+
+
+runners: Final = LeftInChildren()
+"""Whoever holds an interpreter."""
 
 forks = 0
 """How often this process has been forked since its first ancestor that loaded this module."""
@@ -49,6 +79,7 @@ forks = 0
 def _count_fork() -> None:
     global forks  # noqa: PLW0603  # the one place that changes it
     forks += 1
+    _engine.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -107,6 +138,8 @@ def _make_unheard(litert: Any) -> None:
     """Takes descriptors of its own for this thread, with nothing behind 2, and makes a first delegate. Where that
     is forbidden nothing is done, and LiteRT will be heard once.
     """
+    import ctypes
+
     with suppress(Exception):
         if ctypes.CDLL(None).unshare(CLONE_FILES) != 0:
             return

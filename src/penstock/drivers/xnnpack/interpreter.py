@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.drivers.xnnpack.engine import Kernels, make_interpreter, told
+from penstock.drivers.xnnpack.engine import Kernels, make_interpreter, runners, told
 from penstock.drivers.xnnpack.segments import Segment
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.ir import NDArray
@@ -43,6 +43,7 @@ class Runner:
         self._content = file.content
         # LiteRT's own object: `Interpreter` asks before each call whether somebody holds a view.
         self._wrapper: Any = interpreter._interpreter
+        runners.add(self)
         self.invoke = self._wrapper.Invoke
         self._inputs = [int(i) for i in self._wrapper.InputIndices()]
         self._outputs = [int(i) for i in self._wrapper.OutputIndices()]

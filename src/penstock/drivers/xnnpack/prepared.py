@@ -62,6 +62,8 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._direct = self._is_direct()
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        if engine.forks != self._forks:
+            raise DeadObject(FORKED)
         validate_request(self.model, request, config)
         if config.cancel is not None:
             config.cancel.check()
@@ -70,8 +72,6 @@ class XnnpackPreparedModel(PreparedModelBase):
             runners = self._free.pop()
         except IndexError:
             runners = self._open()
-        if engine.forks != self._forks:
-            raise DeadObject(FORKED)
         if self._direct and not request.pools:
             runner = runners[0]
             for view, argument in zip(runner.inputs, request.inputs):  # noqa: B905  # checked above

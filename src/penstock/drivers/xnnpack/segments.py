@@ -19,6 +19,7 @@ from penstock.hal import AccuracyClass
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.model import StatePort, Variable
 from penstock.ir.operand import Origin
+from penstock.ir.references import carried, refer_anew, referenced_by
 from penstock.ir.types import Quantization, element_count, static_shape
 
 HEAVY: Final = frozenset(
@@ -209,6 +210,8 @@ def _build(
 ) -> Model:
     """A model of *operations*. State goes through variables, which the writer makes variable tensors of."""
     kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
+    # The model's other subgraphs may use variables that the segment has not.
+    referenced = referenced_by(model, operations)
     number = {old: new for new, old in enumerate(kept)}
     names = {s.given: s.name for s in states}
     given = [*inputs, *(s.given for s in states)]
@@ -219,7 +222,7 @@ def _build(
         tuple(_renamed(operands[i], names.get(i, ""), lifetimes.get(i)) for i in kept),
         tuple(
             msgspec.structs.replace(
-                o,
+                refer_anew(o, referenced),
                 inputs=tuple(number[i] for i in o.inputs),
                 outputs=tuple(number[i] for i in o.outputs),
             )
@@ -229,10 +232,8 @@ def _build(
         tuple(number[i] for i in made),
         tuple(StatePort(k, number[s.given], number[s.made]) for k, s in enumerate(states)),
     )
-    subgraphs = list(model.subgraphs)
-    subgraphs[model.main] = subgraph
     variables = tuple(_variable(operands[s.given], s.name) for s in states)
-    return Model(tuple(subgraphs), model.pools, variables, main=model.main)
+    return Model((subgraph, *carried(model, referenced)), model.pools, variables)
 
 
 def _renamed(operand: Operand, name: str, lifetime: Lifetime | None) -> Operand:

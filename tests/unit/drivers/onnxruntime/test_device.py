@@ -38,6 +38,17 @@ from penstock.hal import (
 from penstock.ir import DType, Model, ModelBuilder
 from tests.support_onnxruntime import F32, cpu, needs_onnxruntime
 
+TELEMETRY = "ORT_DISABLE_TELEMETRY"
+HOMES = (
+    "HOME",
+    "USERPROFILE",
+    "XDG_CACHE_HOME",
+    "LOCALAPPDATA",
+    "XDG_DATA_HOME",
+    "XDG_CONFIG_HOME",
+)
+"""Variables that say where a user's files are."""
+
 
 def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
     b = ModelBuilder()
@@ -263,6 +274,43 @@ def test_a_forked_child_is_refused_and_does_not_hang() -> None:
         timeout=120,
     )
     assert done.stdout.split() == ["0"]
+
+
+@needs_onnxruntime
+@pytest.mark.parametrize("said", [None, "0"])
+def test_it_touches_no_file_of_the_users_and_reports_nothing(said: str | None, tmp_path: Path) -> None:  # fmt: skip
+    """ONNX Runtime 1.31 would open a database of what it is to report in the user's cache directory."""
+    program = (
+        "import os, sys\n"
+        "import numpy as np, penstock\n"
+        "from penstock.drivers.onnxruntime import create\n"
+        "from penstock.ir import DType, ModelBuilder\n"
+        "b = ModelBuilder()\n"
+        "x = b.input(DType.FLOAT32, (4,), 'x')\n"
+        "model = b.build(b.operation('RELU', [x], [(DType.FLOAT32, (4,))]))\n"
+        "before = os.environ.copy()\n"
+        "with penstock.compile(model, devices=[create()[0]], cache=False) as compiled:\n"
+        "    compiled(np.zeros(4, np.float32))\n"
+        "    assert 'onnxruntime' in sys.modules\n"
+        "    if os.path.isdir('/proc/self/fd'):\n"
+        "        for name in os.listdir('/proc/self/fd'):\n"
+        "            path = f'/proc/self/fd/{name}'\n"
+        "            if os.path.lexists(path) and 'onnxruntime' in os.readlink(path):\n"
+        "                print(os.readlink(path))\n"
+        "print(before == os.environ.copy())\n"
+    )
+    given = {k: v for k, v in os.environ.items() if k != TELEMETRY}
+    given |= dict.fromkeys(HOMES, str(tmp_path)) | ({} if said is None else {TELEMETRY: said})
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=given,
+    )
+    assert done.stdout.split("\n") == ["True", ""]
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 @needs_onnxruntime

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -232,6 +233,32 @@ def test_a_network_with_state_runs_as_on_the_reference() -> None:
     ):
         for given in inputs:
             np.testing.assert_allclose(ours(given)[0], theirs(given)[0], atol=1e-5)
+
+
+def test_other_entries_with_state_do_not_matter() -> None:
+    """The entry is the last subgraph; the first has a variable, the second is what a composite computes."""
+    builder = ModelBuilder()
+    kept = builder.variable("held", F32, (3,))
+    before = builder.operand(Operand(F32, (3,), Lifetime.SUBGRAPH_INPUT, "before"))
+    (total,) = builder.operation("ADD", [builder.input(F32, (3,), "x"), before], [(F32, (3,))])
+    builder.state(kept, before, total)
+    inner = builder.subgraph("inner")
+    (negative,) = inner.operation("NEG", [inner.input(F32, (3,), "x")], [(F32, (3,))])
+    index = builder.add_subgraph(inner.finish([negative]))
+    other = builder.subgraph("other")
+    (y,) = other.operation(
+        "STABLEHLO_COMPOSITE",
+        [other.input(F32, (3,), "x")],
+        [(F32, (3,))],
+        {"name": "a.negative", "decomposition_subgraph_index": index},
+    )
+    (z,) = other.operation("RELU", [y], [(F32, (3,))])
+    entry = builder.add_subgraph(other.finish([z]))
+    model = msgspec.structs.replace(builder.build([total]), main=entry)
+    assert all(a.supported for a in device().supported_operations(model))
+    out = np.empty(3, np.float32)
+    execute(prepared(model), [np.array([-1, 2, -3], np.float32)], [out])
+    assert out.tolist() == [1, 0, 3]
 
 
 def test_state_that_another_operation_makes_is_refused() -> None:

@@ -1,0 +1,61 @@
+"""Objects that a forked child leaves as they are."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+from penstock.hal.forks import LeftInChildren
+
+PROGRAM = """
+import gc, os, sys
+from penstock.hal.forks import LeftInChildren
+
+class Made:
+    def __init__(self, name):
+        self.name = name
+
+    def __del__(self):
+        os.write(1, f"{self.name} {'child' if os.getpid() != parent else 'parent'}\\n".encode())
+
+parent = os.getpid()
+left = LeftInChildren()
+known, other = Made("known"), Made("other")
+left.add(known)
+child = os.fork()
+if child == 0:
+    del other
+    known = None
+    gc.collect()
+    late = Made("late")
+    left.add(late)
+    del late
+    sys.exit(0)
+os.waitpid(child, 0)
+del known
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_child_destroys_none_of_them_even_when_it_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert sorted(done.stdout.split("\n")) == ["", "known parent", "late child", "other child", "other parent"]  # fmt: skip
+
+
+def test_they_are_held_weakly() -> None:
+    class Made:
+        pass
+
+    left, made = LeftInChildren(), Made()
+    left.add(made)
+    gone = weakref.ref(made)
+    del made
+    gc.collect()
+    assert gone() is None
