@@ -28,26 +28,53 @@ class Slot(Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-class Arena:
-    """One block of memory, its slots as arrays and as arguments, and the requests of the steps that use nothing
-    else. One run at a time has it.
+class Places:
+    """Arrays that a run finds in place, by operand, and as arguments to be read and to be written; the *requests* of
+    the steps that use nothing else. One run at a time has them.
     """
 
     __slots__ = ("readable", "requests", "values", "writable")
 
+    def __init__(
+        self,
+        values: dict[int, NDArray],
+        readable: dict[int, HostMemory],
+        writable: dict[int, HostMemory],
+    ) -> None:
+        self.values, self.readable, self.writable = values, readable, writable
+        self.requests: dict[StepRunner, Request] = {}
+
+    def joined(self, other: Places) -> Places:
+        """These and *other*'s."""
+        both = Places(
+            self.values | other.values,
+            self.readable | other.readable,
+            self.writable | other.writable,
+        )
+        both.requests = self.requests
+        return both
+
+
+class Arena(Places):
+    """One block of memory with its slots as arrays."""
+
+    __slots__ = ()
+
     def __init__(self, slots: Sequence[Slot] = (), nbytes: int = 0, alignment: int = 1) -> None:
         raw = np.empty(nbytes + alignment, np.uint8)
         block = raw[-raw.ctypes.data % alignment :] if alignment > 1 else raw
-        self.values: dict[int, NDArray] = {
+        values: dict[int, NDArray] = {
             s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)
             for s in slots
         }
-        self.writable = {i: HostMemory(array) for i, array in self.values.items()}
-        self.readable = {i: HostMemory(lent(array)) for i, array in self.values.items()}
-        self.requests: dict[StepRunner, Request] = {}
+        super().__init__(
+            values,
+            {i: HostMemory(lent(array)) for i, array in values.items()},
+            {i: HostMemory(array) for i, array in values.items()},
+        )
 
 
-NO_ARENA: Final = Arena()
+NO_PLACES: Final = Places({}, {}, {})
 """Of a plan without temporaries of known size."""
 
 

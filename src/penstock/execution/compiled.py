@@ -131,12 +131,20 @@ class CompiledModel:
             arrays = None if ready is None or dequantize else ready.arrays(inputs)
             if arrays is None:
                 arrays = self._bind(inputs, dequantize, trace.copies)
+                if self._dynamic:
+                    ready = None
             if not self._dynamic:
                 results = self._run(self._base, arrays, out, state, config, trace, dequantize)
             else:
                 shapes = tuple([a.shape for a in arrays])
-                with self._variants.borrow(shapes, config, trace) as variant:
+                variant = self._variants.take(shapes, config, trace)
+                try:
                     results = self._run(variant, arrays, out, state, config, trace, dequantize)
+                finally:
+                    self._variants.give_back(variant)
+                if ready is None and self._in_order:
+                    # Inputs of the same kinds need not be looked at so closely again.
+                    self._ready = ready_inputs(self._interface.inputs, shapes)
         make = partial(_receipt, trace, began, time.perf_counter_ns())
         return Outputs(results, self._output_names, make)
 

@@ -12,7 +12,7 @@ from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline, MissedDeadlineTransient
-from penstock.execution.arena import NO_ARENA, Arena
+from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.fallback import Fallbacks
 from penstock.execution.trace import InnerSteps, StepTrace, Trace
 from penstock.execution.transfer import ports_of
@@ -64,7 +64,7 @@ class ControlRunner:
         values: dict[int, NDArray],
         config: ExecutionConfig,
         trace: Trace,
-        arena: Arena = NO_ARENA,
+        places: Places = NO_PLACES,
     ) -> None:
         """As `StepRunner.run`."""
         began = time.perf_counter_ns()

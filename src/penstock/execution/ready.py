@@ -46,14 +46,16 @@ class Ready(Struct, frozen=True):
         return values
 
 
-def ready_inputs(operands: Sequence[Operand]) -> Ready | None:
-    """What recognises inputs for *operands*; None where one is a string or of unknown shape."""
-    shapes = [static_shape(operand.shape) for operand in operands]
+def ready_inputs(
+    operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]] | None = None
+) -> Ready | None:
+    """What recognises inputs for *operands*, of *shapes* where given; None where one is a string or of unknown shape."""
     if any(operand.dtype is DType.STRING for operand in operands):
         return None
+    full = [static_shape(operand.shape) for operand in operands] if shapes is None else shapes
     kinds = tuple(
         (operand.dtype.numpy, shape)
-        for operand, shape in zip(operands, shapes, strict=True)
+        for operand, shape in zip(operands, full, strict=True)
         if shape is not None
     )
     if len(kinds) != len(operands):

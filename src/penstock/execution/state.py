@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import StateError
+from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.model import constant_array
 
@@ -25,6 +26,9 @@ class State:
         self._lock = threading.RLock()
         self._values: list[NDArray] = [_initial(model, v) for v in model.variables]
         self._assigned = _assigned(model)
+        self._turns: Turns | None = None
+        # Whether nobody else has an array of it, so that runs may write over values that are past.
+        self._alone = True
 
     @property
     def lock(self) -> threading.RLock:
@@ -37,7 +41,8 @@ class State:
         return self._model
 
     def get(self, variable: int) -> NDArray:
-        """The present value of a variable, to be read only."""
+        """The present value of a variable, to be read only. It stays as it is: later runs put others in its place."""
+        self._alone, self._turns = False, None
         return self._values[variable]
 
     def is_assigned(self, variable: int) -> bool:
@@ -46,6 +51,29 @@ class State:
 
     def replace(self, values: Mapping[int, NDArray]) -> None:
         """Puts the values of a finished run in place, all at once; the arrays are taken over."""
+        self._alone, self._turns = False, None
+        self._put(values)
+
+    def turn(self, ports: Sequence[TurningPort]) -> Turn | None:
+        """What the next run of a model with *ports* reads and writes, `end_turn` after its success; None where new values
+        must have arrays of their own. The lock is held.
+        """
+        turns = self._turns
+        if turns is None or turns.ports is not ports:
+            if not ports or not self._alone or not may_turn(ports, self._values):
+                return None
+            turns = self._turns = Turns(ports, self._values)
+        return turns.now
+
+    def end_turn(self) -> None:
+        """Puts what the turn wrote in place, all at once."""
+        if (turns := self._turns) is not None:
+            self._values = turns.pass_on()
+            self._assigned |= turns.written
+
+    def _put(self, values: Mapping[int, NDArray]) -> None:
+        # The list may be a turn's.
+        self._values = list(self._values)
         for variable, value in values.items():
             self._values[variable] = value
         self._assigned.update(values)
@@ -55,6 +83,7 @@ class State:
         with self._lock:
             self._values = [_initial(self._model, v) for v in self._model.variables]
             self._assigned = _assigned(self._model)
+            self._turns = None
 
     def as_dict(self) -> dict[str, NDArray]:
         """Copies of the values, by variable name; `StateError` when two variables share one."""
@@ -72,7 +101,7 @@ class State:
 
 def _rebuild(model: Model, values: Mapping[int, NDArray]) -> State:
     state = State(model)
-    state.replace(values)
+    state._put(values)  # noqa: SLF001  # they are nobody else's
     return state
 
 

@@ -13,7 +13,7 @@ from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline
-from penstock.execution.arena import NO_ARENA, Arena
+from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.transfer import call_execute, execute, lent, ports_of
@@ -23,10 +23,11 @@ from penstock.hal import (
     ExecutionResult,
     HostMemory,
     PrepareConfig,
+    ProvenRequest,
     Request,
 )
 from penstock.ir import DType, NDArray
-from penstock.ir.types import static_shape
+from penstock.ir.types import is_static, static_shape
 
 if TYPE_CHECKING:
     from penstock.execution.fallback import Fallbacks
@@ -36,7 +37,8 @@ class StepRunner:
     """Runs one prepared step, any number of times, from any thread.
 
     *devices* maps names to those that may repeat it, where *fallback* lets them. *placed* holds the operands
-    that have a place in the arena, *dynamic* those between steps whose size only a run tells.
+    that have a place in the arena, *dynamic* those between steps whose size only a run tells, *states* those that a
+    State feeds.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class StepRunner:
         fallback: bool,
         placed: Container[int] = (),
         dynamic: Container[int] = (),
+        states: Container[int] = (),
     ) -> None:
         self.prepared = prepared
         self._devices, self._config = devices, config
@@ -64,6 +67,11 @@ class StepRunner:
             (i, (static_shape(o.shape) or (), o.dtype.numpy)) for i, o in ports.outputs
         )
         self._enclosed = all(i in placed for i, _ in (*ports.inputs, *ports.outputs))
+        known = all(is_static(o.shape) for _, o in (*ports.inputs, *ports.outputs))
+        self._fed = tuple(i for i in self._inputs if i in states)
+        # Before the first execution that the device accepted, or never.
+        self._request: type[Request] = Request
+        self._proven = ProvenRequest if known else Request
         self._may_fall_back = fallback and bool(prepared.step.fallbacks)
         self._learned = tuple(
             i
@@ -78,12 +86,12 @@ class StepRunner:
         values: dict[int, NDArray],
         config: ExecutionConfig,
         trace: Trace,
-        arena: Arena = NO_ARENA,
+        places: Places = NO_PLACES,
     ) -> None:
         """Reads its inputs from *values* (operand index -> array) and puts its outputs there.
 
-        Arrays already there for outputs are written in place; others are made here. *arena* is where the
-        placed operands of this run lie. Raises the device's `DriverError` where no other device could repeat
+        Arrays already there for outputs are written in place; others are made here. *places* are those of this
+        run's own values. Raises the device's `DriverError` where no other device could repeat
         the step, with every failure in `trace.failures`.
         """
         began = perf_counter_ns()
@@ -91,7 +99,7 @@ class StepRunner:
             return
         try:
             if self._lends:
-                result = self._execute(values, config, arena)
+                result = self._execute(values, config, places)
             else:
                 result = execute(self._ports, self.prepared, values, config, trace.copies)
         except (MissedDeadline, Cancelled):
@@ -111,12 +119,16 @@ class StepRunner:
             self._fallbacks.close()
 
     def _execute(
-        self, values: dict[int, NDArray], config: ExecutionConfig, arena: Arena
+        self, values: dict[int, NDArray], config: ExecutionConfig, places: Places
     ) -> ExecutionResult:
-        request = arena.requests.get(self)
+        request = places.requests.get(self)
         if request is None:
-            readable, writable = arena.readable, arena.writable
-            request = Request(
+            readable, writable = places.readable, places.writable
+            make = self._request
+            # What a State feeds has been looked at where it has a place.
+            if self._fed and self._fed[0] not in readable:
+                make = Request
+            request = make(
                 tuple(
                     [
                         readable[i] if i in readable else HostMemory(lent(values[i]))
@@ -133,11 +145,12 @@ class StepRunner:
                 ),
             )
             if self._enclosed:
-                arena.requests[self] = request
+                places.requests[self] = request
         result = call_execute(self.prepared, request, config)
         if type(result) is not ExecutionResult or result.output_shapes:
             given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory
             check_result(result, self._outputs, given)
+        self._request = self._proven
         return result
 
     def _repeat_without_elements(

@@ -20,9 +20,10 @@ from penstock.errors import (
     MissedDeadlineTransient,
     StateError,
 )
-from penstock.execution.arena import NO_ARENA, Arena, slots_of
+from penstock.execution.arena import NO_PLACES, Arena, slots_of
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import Trace
+from penstock.execution.turns import turning_ports
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
 from penstock.ir import Model, NDArray, Operand
 from penstock.partitioning.fallback import may_run_whole
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.execution.control import ControlRunner
     from penstock.execution.fallback import WholeModel
     from penstock.execution.state import State
+    from penstock.execution.turns import Turn
 
 
 class Variant:
@@ -53,6 +55,7 @@ class Variant:
         self.model = plan.model
         entry = self.model.entry
         self._devices, self._config, self._allow_fallback = devices, config, allow_fallback
+        self._fed = frozenset(p.input for p in entry.states if p.input is not None)
         self._slots = slots_of(self.model, plan.temporaries)
         self._runners = [self._runner(step) for step in compilation.steps]
         self._pending = any(step.pending is not None for step in compilation.steps)
@@ -69,6 +72,7 @@ class Variant:
             self.outputs
         )
         self._states = entry.states
+        self._turning = () if lends else turning_ports(self.model)
         self._needed = _variables_read(self.model)
         self._arena_size, self._alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         self._arenas: list[Arena] = []
@@ -106,6 +110,7 @@ class Variant:
             self._allow_fallback,
             temporaries.offsets,
             temporaries.dynamic,
+            self._fed,
         )
 
     def _take_compiled(self) -> None:
@@ -141,11 +146,18 @@ class Variant:
         config: ExecutionConfig,
         trace: Trace,
     ) -> list[NDArray]:
+        turn = None
         if state is not None:
-            self._check_assigned(state)
-        values = self._values(inputs, out, state)
-        arena = self._take_arena() if self._slots else NO_ARENA
-        values.update(arena.values)
+            if self._needed:
+                self._check_assigned(state)
+            turn = state.turn(self._turning)
+        values = self._values(inputs, out, state, turn)
+        places = turn or NO_PLACES
+        arena = None
+        if self._slots:
+            arena = self._take_arena()
+            places = arena if turn is None else arena.joined(turn)
+            values.update(arena.values)
         if self._pending:
             self._take_compiled()
         try:
@@ -154,15 +166,15 @@ class Variant:
                     config.cancel.check()
                 if config.deadline_ns is not None:
                     check_deadline(config.deadline_ns)
-                runner.run(values, config, trace, arena)
+                runner.run(values, config, trace, places)
         except (MissedDeadline, Cancelled):
             raise
         except DriverError:
-            values = self._values(inputs, out, state)
+            values = self._values(inputs, out, state, turn)
             if not self._repeat_whole(values, config, trace):
                 raise
         finally:
-            if self._slots:
+            if arena is not None:
                 self._arenas.append(arena)
         if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
             raise MissedDeadlineTransient("the run took longer than its timeout")
@@ -171,20 +183,27 @@ class Variant:
         else:
             results = [self._result(i, k, values, out) for k, i in enumerate(self.outputs)]
         if state is not None:
-            state.replace(
-                {
-                    p.variable: self._owned(p.output, values)
-                    for p in self._states
-                    if p.output is not None
-                }
-            )
+            if turn is not None:
+                state.end_turn()
+            else:
+                self._replace(state, values)
         return results
+
+    def _replace(self, state: State, values: dict[int, NDArray]) -> None:
+        state.replace(
+            {
+                p.variable: self._owned(p.output, values)
+                for p in self._states
+                if p.output is not None
+            }
+        )
 
     def _values(
         self,
         inputs: Sequence[NDArray],
         out: Sequence[NDArray | None] | None,
         state: State | None,
+        turn: Turn | None,
     ) -> dict[int, NDArray]:
         """What a run begins with: the caller's arrays and the state, by operand."""
         values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
@@ -192,7 +211,9 @@ class Variant:
             given = zip(self.outputs, out, strict=True)
             # What no step computes is copied at the end; its place here is the input's.
             values.update({i: a for i, a in given if a is not None and i not in self._not_computed})
-        if state is not None:
+        if turn is not None:
+            values.update(turn.values)
+        elif state is not None:
             values.update(
                 {p.input: state.get(p.variable) for p in self._states if p.input is not None}
             )

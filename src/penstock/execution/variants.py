@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import Cancelled, MissedDeadline, MissedDeadlineTransient
@@ -42,15 +41,6 @@ class Variants:
         self._pending: dict[Shapes, Future[None]] = {}
         self._users: dict[Variant, int] = {}
 
-    @contextmanager
-    def borrow(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Iterator[Variant]:
-        """The variant for *shapes*, kept open while the block runs; a compile made for it counts in *trace*."""
-        variant = self._take(shapes, config, trace)
-        try:
-            yield variant
-        finally:
-            self._give_back(variant)
-
     def close(self) -> None:
         """Closes every variant; the caller sees to it that none is in use."""
         with self._lock:
@@ -59,7 +49,8 @@ class Variants:
         for variant in every:
             variant.close()
 
-    def _take(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Variant:
+    def take(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Variant:
+        """The variant for *shapes*, kept open until it is given back; a compile made for it counts in *trace*."""
         while True:
             with self._lock:
                 if (variant := self._ready.get(shapes)) is not None:
@@ -106,7 +97,8 @@ class Variants:
                 dropped.append(variant)
         return dropped
 
-    def _give_back(self, variant: Variant) -> None:
+    def give_back(self, variant: Variant) -> None:
+        """Ends one use of *variant*."""
         with self._lock:
             self._users[variant] -= 1
             if self._users[variant]:

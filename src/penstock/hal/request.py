@@ -78,6 +78,13 @@ class Request(msgspec.Struct, frozen=True):
     pools: tuple[Memory, ...] = ()
 
 
+class ProvenRequest(Request, frozen=True):
+    """A request of arguments for which `validate_request` need not look again: the runtime has made or checked each of
+    them, and the prepared model has accepted others of the same dtypes and shapes. Never made of what
+    came from another process.
+    """
+
+
 class OutputShape(msgspec.Struct, frozen=True):
     """The true shape of one output, and whether the memory given for it was enough."""
 

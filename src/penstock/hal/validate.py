@@ -21,6 +21,7 @@ from penstock.hal.request import (
     HostMemory,
     NoValue,
     PoolArgument,
+    ProvenRequest,
     Request,
     RequestArgument,
     TokenArgument,
@@ -63,7 +64,13 @@ def check_deadline(deadline_ns: int | None) -> None:
 
 
 def validate_request(model: Model, request: Request, config: ExecutionConfig) -> None:
-    """Checks a request against the entry subgraph of the model it was prepared from."""
+    """Checks a request against the entry subgraph of the model it was prepared from, a `ProvenRequest` against the
+    deadline alone.
+    """
+    if type(request) is ProvenRequest:
+        if config.deadline_ns is not None:
+            check_deadline(config.deadline_ns)
+        return
     entry = model.entry
     if len(request.inputs) != len(entry.inputs) or len(request.outputs) != len(entry.outputs):
         raise InvalidArgument(
