@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import os
 import sys
 import threading
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from typing import Any, Final, Literal, TypeAlias
 
 from penstock.errors import DeviceUnavailable, GeneralFailure
@@ -111,10 +113,24 @@ def told(error: BaseException) -> str:
 
 def _load() -> Any:
     try:
-        module = importlib.import_module("ai_edge_litert.interpreter")
+        module = _interpreter_module()
     except Exception as error:
         raise DeviceUnavailable(f"LiteRT cannot be used: {told(error)}") from error
     _hear_out(module)
+    return module
+
+
+def _interpreter_module() -> Any:
+    """LiteRT's own module, also where something else answers its imports in this process."""
+    package = importlib.import_module("ai_edge_litert")
+    own = PathFinder.find_spec("ai_edge_litert.interpreter", package.__path__)
+    if own is None or own.loader is None:
+        raise ImportError("ai_edge_litert has no interpreter")
+    answered = importlib.util.find_spec(own.name)
+    if answered is not None and answered.origin == own.origin:
+        return importlib.import_module(own.name)
+    module = importlib.util.module_from_spec(own)
+    own.loader.exec_module(module)
     return module
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import pytest
@@ -174,3 +175,29 @@ def test_refusals_say_why(name: str) -> None:
     if device().check() is None:
         with pytest.raises(GeneralFailure, match="operation 0"):
             device().prepare_model(model, PrepareConfig())
+
+
+ALIASED: Final = """
+import sys
+import numpy as np
+from penstock import compile, tflite
+from penstock.ir import DType, ModelBuilder
+
+tflite.install_aliases()
+from ai_edge_litert import interpreter
+assert interpreter is tflite
+b = ModelBuilder()
+x = b.input(DType.FLOAT32, (2, 3), "x")
+model = b.build(b.operation("TANH", [x], [(DType.FLOAT32, (2, 3))]))
+with compile(model, devices=["xnnpack"], cache=False) as net:
+    given = np.ones((2, 3), np.float32)
+    print(net.plan.steps[0].device, np.allclose(net(given)[0], np.tanh(given)))
+assert sys.modules["ai_edge_litert.interpreter"] is tflite
+"""
+
+
+def test_it_finds_litert_where_penstock_answers_its_imports() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALIASED], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "xnnpack True"), done.stderr
