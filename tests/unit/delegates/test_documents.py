@@ -1,0 +1,110 @@
+"""docs/delegates: their code runs and prints what they show, and their tables have every option."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import delegates
+from penstock.delegates import DriverDelegate
+from penstock.drivers.reference import ReferenceDevice
+from penstock.hal import Device, DeviceType
+from penstock.testing.doubles import SimulatedDevice
+from tests.conftest import ROOT
+from tests.unit.delegates import graphs
+from tests.unit.delegates.test_kinds import only, quantised
+
+__all__ = ["only"]
+
+PAGES = {p.stem: p.read_text("utf-8") for p in sorted((ROOT / "docs" / "delegates").glob("*.md"))}
+CLASSES: dict[str, type[DriverDelegate]] = {
+    "gpu": delegates.GpuDelegate,
+    "nnapi": delegates.NnapiDelegate,
+    "hexagon": delegates.HexagonDelegate,
+    "coreml": delegates.CoreMLDelegate,
+}
+
+
+def doubles() -> list[Device]:
+    """What stands for the hardware on these pages."""
+    made = ReferenceDevice()
+    return [
+        SimulatedDevice(made, "my-gpu", DeviceType.GPU, ("opencl",), {"float32": 0.1}),
+        SimulatedDevice(made, "my-dsp", DeviceType.ACCELERATOR, ("hexagon",), {"int8": 0.1}),
+        SimulatedDevice(made, "my-coreml", DeviceType.ACCELERATOR, ("coreml",), {"float32": 0.1}),
+        made,
+    ]
+
+
+def test_the_pages_are_there() -> None:
+    assert set(PAGES) == {"index", *CLASSES}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_print_what_the_page_shows(
+    page: str,
+    only: Callable[..., None],  # the fixture of that name
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    only(*doubles())
+    Path("net.tflite").write_bytes(graphs.convolved("ABS"))
+    Path("net_int8.tflite").write_bytes(quantised())
+    text = PAGES[page]
+    names: dict[str, Any] = {"__name__": "example"}
+    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    assert len(pairs) == text.count("```python") > 0
+    for code, shown in pairs:
+        exec(compile(code, f"{page}.md", "exec"), names)  # our own page
+        assert [
+            line.rstrip() for line in capsys.readouterr().out.splitlines()
+        ] == shown.splitlines()
+
+
+@pytest.mark.parametrize("page", CLASSES)
+def test_every_option_is_in_its_table_with_its_default(page: str) -> None:
+    rows = dict(re.findall(r"(?m)^\| `(\w+)` \| `([^`]*)` \|", PAGES[page]))
+    parameters = inspect.signature(CLASSES[page]).parameters
+    assert list(rows) == list(parameters)
+    for name, told in rows.items():
+        default = parameters[name].default
+        if name == "experimental_flags":
+            assert default is delegates.GpuExperimentalFlags[told]
+        else:
+            assert told in (repr(default), f'"{default}"')
+
+
+def test_the_guides_example_is_that_of_the_file() -> None:
+    example = (ROOT / "examples" / "my_delegate.py").read_text("utf-8")
+    code = next(
+        c for c in re.findall(r"```python\n(.*?)```", PAGES["index"], re.DOTALL) if "conv_2d" in c
+    )
+    classes = code.partition("\n\n\ninterpreter = ")[0]
+    assert classes.partition("\n\n\nclass MyDelegate")[0] in example
+    assert classes.partition("class MyDelegate")[2].partition("(")[2] in example
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_say_what_they_must(page: str) -> None:
+    text = PAGES[page].lower()
+    for words in (
+        "experimental until 1.0",
+        "## when to use",
+        "## pitfalls",
+        "many subgraphs",
+        "not safe to share",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", PAGES[page]):
+        assert (ROOT / "docs" / "delegates" / target).is_file(), target
