@@ -19,7 +19,13 @@ def mean(options, x, axes):
     return x.mean(axis=tuple(np.ravel(axes)), keepdims=options["keep_dims"])
 
 
-COMPUTE = {"CONV_2D": conv_2d, "MEAN": mean}
+def takes(kind, node, context):
+    given, options = [context.tensor(i) for i in node.inputs if i >= 0], node.attributes
+    if kind.builtin_name != "CONV_2D" or [t.dtype for t in given] != ["float32"] * 3:
+        return kind.builtin_name == "MEAN" and given[0].dtype == "float32"
+    groups = given[0].shape[3] // given[1].shape[3]
+    plain = {groups, options["dilation_h_factor"], options["dilation_w_factor"]} == {1}
+    return plain and options["fused_activation_function"] in ("NONE", "RELU")
 
 
 class MyKernel(delegates.DelegateKernel):
@@ -29,30 +35,24 @@ class MyKernel(delegates.DelegateKernel):
 
     def invoke(self, context, node):
         values = {index: context.tensor(index).data for index in node.inputs}
-        for inner, registration in self.nodes:
-            compute = COMPUTE[registration.builtin_name]
+        for inner, kind in self.nodes:
+            compute = {"CONV_2D": conv_2d, "MEAN": mean}[kind.builtin_name]
             values[inner.outputs[0]] = compute(inner.attributes, *map(values.get, inner.inputs))
         for index in node.outputs:
             context.tensor(index).data[...] = values[index]
 
 
 class MyDelegate(delegates.SimpleDelegate):
-    def is_node_supported(self, registration, node, context):
-        return registration.builtin_name in COMPUTE
-
-    def create_kernel(self):
-        return MyKernel()
+    create_kernel = MyKernel
+    is_node_supported = staticmethod(takes)
 
 
 class MyRawDelegate(delegates.Delegate):
     def prepare(self, context):
-        kinds = {i: context.node_and_registration(i)[1] for i in context.execution_plan}
-        mine = [i for i, kind in kinds.items() if kind.builtin_name in COMPUTE]
-        functions = delegates.DelegateRegistration(
-            "Mine",
-            init=lambda *p: MyKernel().init(*p),
-            invoke=lambda c, n: n.user_data.invoke(c, n),
-        )
+        kinds = {i: context.node_and_registration(i)[::-1] for i in context.execution_plan}
+        mine = [i for i, found in kinds.items() if takes(*found, context)]
+        init, invoke = lambda *p: MyKernel().init(*p), lambda c, n: n.user_data.invoke(c, n)
+        functions = delegates.DelegateRegistration("Mine", init=init, invoke=invoke)
         context.replace_node_subsets_with_delegate_kernels(functions, mine, self)
 
     def copy_from_buffer_handle(self, context, handle, tensor):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import numpy as np
 
 from tests.unit.loaders.files import FileBuilder
 
 SAME, RELU = 0, 1
+NOTHING: Final[Mapping[str, int]] = {}
 CONVOLUTION = {"padding": SAME, "stride_w": 2, "stride_h": 2, "fused_activation_function": RELU}
 
 
@@ -19,17 +23,21 @@ def chain(*kinds: str, size: int = 2) -> bytes:
     return file.finish([tensors[0]], [tensors[-1]])
 
 
-def convolved(*middle: str, after: str = "") -> bytes:
-    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1, 5, 4, 2] to [1, 3]."""
+def convolved(*middle: str, after: str = "", options: Mapping[str, int] = NOTHING) -> bytes:
+    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1, 5, 4, 2] to [1, 3].
+    *options* are the convolution's other ones.
+    """
     file = FileBuilder()
     rng = np.random.default_rng(5)
     x = file.tensor("x", [1, 5, 4, 2])
     filters = file.tensor("filters", [3, 3, 3, 2], value=rng.normal(size=(3, 3, 3, 2)).astype("f4"))
     bias = file.tensor("bias", [3], value=rng.normal(size=3).astype("f4"))
     axes = file.tensor("axes", [2], "INT32", np.array([1, 2], np.int32))
-    between = [file.tensor(f"between{i}", [1, 3, 2, 3]) for i in range(len(middle) + 1)]
+    chosen = CONVOLUTION | dict(options)
+    size = [1, -(-5 // chosen["stride_h"]), -(-4 // chosen["stride_w"]), 3]
+    between = [file.tensor(f"between{i}", size) for i in range(len(middle) + 1)]
     y = file.tensor("y", [1, 3])
-    file.operator("CONV_2D", [x, filters, bias], [between[0]], CONVOLUTION)
+    file.operator("CONV_2D", [x, filters, bias], [between[0]], chosen)
     for kind, given, made in zip(middle, between, between[1:], strict=False):
         file.operator(kind, [given], [made])
     file.operator("MEAN", [between[-1], axes], [y], {"keep_dims": False})

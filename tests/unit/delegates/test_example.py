@@ -12,6 +12,7 @@ from penstock.delegates import Delegate
 from tests.unit.delegates import graphs
 from tests.unit.delegates.test_delegates import opened, run
 
+RELU6 = 3
 X = np.random.default_rng(0).normal(size=(1, 5, 4, 2)).astype(np.float32)
 
 GRAPHS = {
@@ -30,6 +31,39 @@ def test_both_forms(kind: type[Delegate], name: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
     plan = interpreter._core.graph(0).plan
     assert [d["op_name"] for d in map(interpreter._get_op_details, plan)] == names
+
+
+@pytest.mark.parametrize("kind", [MyDelegate, MyRawDelegate])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fused_activation_function": RELU6},
+        {"stride_h": 1, "stride_w": 1, "dilation_h_factor": 2},
+        {"stride_h": 1, "stride_w": 1, "dilation_w_factor": 2},
+    ],
+    ids=["relu6", "rows apart", "columns apart"],
+)
+def test_what_it_would_compute_otherwise_is_left(
+    kind: type[Delegate], changed: dict[str, int]
+) -> None:
+    content = graphs.convolved(options=changed)
+    interpreter = opened(content, kind())
+    (got,), (wanted,) = run(interpreter, X), run(opened(content), X)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    plan = interpreter._core.graph(0).plan
+    names = [d["op_name"] for d in map(interpreter._get_op_details, plan)]
+    assert names == ["CONV_2D", "DELEGATE"]
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1_0.25_224_float", "yunet_int8_float_io"])
+def test_real_networks_are_as_without_it(corpus: Path, name: str) -> None:
+    """Networks with RELU6, quantised convolutions and means of integers."""
+    content = (corpus / "models" / "networks" / f"{name}.tflite").read_bytes()
+    interpreter = opened(content, MyDelegate())
+    shapes = [d["shape"] for d in interpreter.get_input_details()]
+    given = [np.random.default_rng(0).random(s, np.float32) for s in shapes]
+    for got, wanted in zip(run(interpreter, *given), run(opened(content), *given), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
 
 
 def test_it_is_under_sixty_lines() -> None:
