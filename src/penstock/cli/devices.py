@@ -25,10 +25,11 @@ def devices(context: typer.Context) -> None:
 
 
 def usable(device: DeviceInfo) -> str:
-    """`yes`, `when named`, or `no: ` and the reason."""
+    """`yes`, `when named`, either with `(simulated)`, or `no: ` and the reason."""
     if not device.usable:
         return f"no: {device.reason}"
-    return "when named" if device.only_when_named else "yes"
+    named = "when named" if device.only_when_named else "yes"
+    return f"{named} (simulated)" if device.capabilities.simulated else named
 
 
 def describe(device: DeviceInfo) -> dict[str, Any]:

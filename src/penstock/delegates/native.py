@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.delegates.api import (
     Delegate,
@@ -28,7 +27,10 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-STATE = "it reads network state, which native delegates are not given"
+PASSED: Final = frozenset(["bool", "complex64", "float16", "float32", "float64"]) | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+"""Element types that LiteRT's Python interpreter takes and gives as they are."""
 
 
 class DelegateNotLoaded(NotAvailable, ValueError, OSError):
@@ -59,9 +61,7 @@ class NativeDelegate(Delegate):
         _ = loaded.tflite_plugin_create_delegate
         self.library, self.options = library, dict(options or {})
         self._litert = _litert(library)
-        self._lock = threading.Lock()
         self._idle = [self._litert.Delegate(library, self.options)]
-        self._shown: Runner | None = None
         self.name = PurePath(library).name
         self.reasons: dict[int, str] = {}
         """Why a node of the graph it was added to last was not taken, by node."""
@@ -76,42 +76,40 @@ class NativeDelegate(Delegate):
         """Shows it the graph, and takes what it takes."""
         self.reasons = {}
         nodes = self._offered(context)
-        taken = self._asked(context, nodes) if nodes else []
-        for node in nodes:
-            if node not in taken:
-                self.reasons[node] = f"{self.name} does not take it"
+        if not nodes:
+            return
+        shown = Shown(self, context, nodes)
         try:
+            taken = shown.taken()
+            for node in nodes:
+                if node not in taken:
+                    self.reasons[node] = f"{self.name} does not take it"
             if taken:
                 registration = DelegateRegistration(
                     self.name,
                     BuiltinOperator.DELEGATE,
-                    init=self._make,
-                    prepare=lambda context, node: node.user_data.prepare(context, node),
+                    init=lambda context, params: NativeKernel(self, context, params, shown),
                     invoke=lambda context, node: node.user_data.invoke(context, node),
                     free=lambda _, kernel: kernel.free(),
                 )
                 context.replace_node_subsets_with_delegate_kernels(registration, taken, self)
         finally:
-            self._hide()
+            shown.close()
 
     def runner(self, content: bytes, num_threads: int | None) -> Runner:
         """A LiteRT interpreter of *content* with this delegate. `GeneralFailure` with LiteRT's words, or the library's."""
-        if self._shown is not None and self._shown.content == content:
-            shown, self._shown = self._shown, None
-            return shown
-        self._hide()
         native = self._native()
         try:
             return Runner(self._litert, content, native, num_threads)
         except BaseException:
-            self._give_back(native)
+            self._idle.append(native)
             raise
 
     def release(self, runner: Runner) -> None:
         """The end of *runner*; its delegate serves the next."""
         native = runner.native
         runner.close()
-        self._give_back(native)
+        self._idle.append(native)
 
     def _offered(self, context: DelegateContext) -> list[int]:
         """The nodes that can be shown to it."""
@@ -120,8 +118,8 @@ class NativeDelegate(Delegate):
             reason = context.reason_kept(index)
             node = context.node_and_registration(index)[0]
             tensors = [t for t in (*node.inputs, *node.outputs) if t >= 0]
-            if not reason and any(context.tensor(t).is_variable for t in tensors):
-                reason = STATE
+            if not reason:
+                reason = next(filter(None, (_not_passed(context.tensor(t)) for t in tensors)), "")
             if reason:
                 self.reasons[index] = reason
             else:
@@ -140,44 +138,62 @@ class NativeDelegate(Delegate):
             return False
         return True
 
-    def _asked(self, context: DelegateContext, nodes: Sequence[int]) -> list[int]:
-        part = context.partition_model(nodes)
-        shown = self._shown = self.runner(written(part), context.num_threads)
-        if shown.count != len(part.nodes):
-            self._hide()
-            raise GeneralFailure(
-                f"LiteRT has {shown.count} nodes of {len(part.nodes)} that were shown to it"
-            )
-        return sorted({part.nodes[i] for i in shown.taken})
-
-    def _make(self, context: DelegateContext, params: DelegateParams) -> NativeKernel:
-        return NativeKernel(self, context, params)
-
-    def _hide(self) -> None:
-        shown, self._shown = self._shown, None
-        if shown is not None:
-            self.release(shown)
-
     def _native(self) -> Any:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._litert.Delegate(self.library, self.options)
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._litert.Delegate(self.library, self.options)
 
-    def _give_back(self, native: Any) -> None:
-        with self._lock:
-            self._idle.append(native)
+
+class Shown:
+    """A graph as LiteRT shows it to the delegate, before any node is taken."""
+
+    def __init__(
+        self, delegate: NativeDelegate, context: DelegateContext, nodes: Sequence[int]
+    ) -> None:
+        self._delegate = delegate
+        part = context.partition_model(nodes)
+        self._nodes = part.nodes
+        self._runner: Runner | None = delegate.runner(written(part), context.num_threads)
+
+    def taken(self) -> list[int]:
+        """The nodes that the delegate takes. `GeneralFailure` where LiteRT's are not those that were written."""
+        if self._runner is None or self._runner.count != len(self._nodes):
+            raise GeneralFailure(f"LiteRT does not have the {len(self._nodes)} nodes shown to it")
+        return sorted({self._nodes[i] for i in self._runner.taken})
+
+    def handed_over(self, content: bytes) -> Runner | None:
+        """The interpreter itself, where it is of the file *content*; else None, and the delegate is free for another."""
+        runner = self._runner
+        if runner is None or runner.content != content:
+            self.close()
+            return None
+        self._runner = None
+        return runner
+
+    def close(self) -> None:
+        """Lets go of it."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            self._delegate.release(runner)
 
 
 class NativeKernel(DelegateKernel):
     """One subset of nodes, in a LiteRT interpreter with the native delegate."""
 
     def __init__(
-        self, delegate: NativeDelegate, context: DelegateContext, params: DelegateParams
+        self,
+        delegate: NativeDelegate,
+        context: DelegateContext,
+        params: DelegateParams,
+        shown: Shown,
     ) -> None:
         self._delegate = delegate
         self._part = context.partition_model(params.nodes)
-        self._runner: Runner | None = delegate.runner(written(self._part), context.num_threads)
+        content = written(self._part)
+        self._runner: Runner | None = shown.handed_over(content) or delegate.runner(
+            content, context.num_threads
+        )
         if left := self._runner.count - len(self._runner.taken):
             text = (
                 "%s takes %d nodes of its subset less than of the whole graph; LiteRT computes them"
@@ -215,6 +231,15 @@ def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) ->
         raise
     except ValueError as error:
         raise ValueError(f"Failed to load delegate from {library}\n{error}") from error
+
+
+def _not_passed(tensor: DelegateTensor) -> str:
+    """Why nodes at *tensor* are not shown to a native delegate; empty where they may be."""
+    if tensor.is_variable:
+        return "it reads network state, which native delegates are not given"
+    if tensor.dtype.value not in PASSED:
+        return f"LiteRT does not take or give {tensor.dtype.value} tensors as they are"
+    return ""
 
 
 def written(part: PartitionModel) -> bytes:
