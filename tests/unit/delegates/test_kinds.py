@@ -26,7 +26,7 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import DeviceUnavailable, InputError, PlacementError
 from penstock.hal import Device, DeviceType, PrepareConfig, PreparedModel, Support
 from penstock.ir import Model
-from penstock.runtime.discovery import Manager
+from penstock.runtime.discovery import Manager, manager
 from penstock.testing.contract.delegates import Subject, run_delegate_contract
 from penstock.testing.doubles import RecordingDevice, SimulatedDevice
 from penstock.testing.doubles.intercepting import InterceptingDevice
@@ -548,3 +548,61 @@ class TestFitting:
         only(NumpyDevice("cpu-engine"), ReferenceDevice())
         found = fitting()[-1]
         assert (found.delegate, found.device, found.fits) == ("NnapiDelegate", "cpu-engine", True)
+
+
+def test_qualcomms_library_on_another_processor_only_stands_for_a_dsp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from penstock.drivers.onnxruntime import OnnxRuntimeDevice
+    from penstock.drivers.onnxruntime.installation import OTHERS, Installation
+
+    qnn = next(p for p, *_ in OTHERS if "hexagon" in p.families)
+    cuda = next(p for p, *_ in OTHERS if "cuda" in p.families)
+    for machine, simulated in (("x86_64", True), ("AMD64", True), ("aarch64", False)):
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        device = OnnxRuntimeDevice(qnn, Installation("1", (qnn,)))
+        assert device.capabilities.simulated is simulated
+        assert not OnnxRuntimeDevice(cuda, Installation("1", (cuda,))).capabilities.simulated
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "xnnpack"])
+def test_they_pass_the_suite_over_an_engine_in_the_place_of_the_hardware(engine: str) -> None:
+    """A real engine behind the double: compiled artefacts, its own refusals, its own arithmetic."""
+    real = next((i for i in manager.infos() if i.driver == engine and i.usable), None)
+    if real is None:
+        pytest.skip(f"{engine} is not installed")
+    device = manager.by_name(real.name)
+    assert device is not None
+
+    def make() -> GpuDelegate:
+        return GpuDelegate(device=SimulatedDevice(device, "gpu", GPU, (), {"float32": 0.1}))
+
+    found = run_delegate_contract(Subject(make, graphs.convolved("ABS")))
+    assert [(r.check, r.message) for r in found if r.outcome == "failed"] == []
+    assert sum(r.outcome == "passed" for r in found) >= 8
+
+
+@pytest.mark.parametrize(
+    ("network", "make", "least"),
+    [
+        ("hello_world_float", lambda: GpuDelegate(device=gpu(), max_delegated_partitions=0), 3),
+        ("hello_world_float", lambda: CoreMLDelegate("all", device=coreml()), 3),
+        ("hello_world_int8", lambda: HexagonDelegate(device=dsp()), 3),
+        ("hello_world_int8", lambda: GpuDelegate(device=gpu()), 3),
+        ("micro_speech_int8", lambda: HexagonDelegate(device=dsp()), 3),
+        ("micro_speech_int8", lambda: GpuDelegate(device=gpu()), 3),
+    ],
+)
+def test_networks_of_the_corpus_keep_their_results(
+    network: str, make: Callable[[], DriverDelegate], least: int, corpus: Path
+) -> None:
+    content = (corpus / "models" / "networks" / f"{network}.tflite").read_bytes()
+    delegate = make()
+    with opened(content, delegate) as with_it, opened(content) as without:
+        detail = without.get_input_details()[0]
+        rng = np.random.default_rng(7)
+        value = rng.integers(-100, 100, detail["shape"]).astype(detail["dtype"])
+        np.testing.assert_array_equal(run(with_it, value), run(without, value))
+        taken_nodes = sum(len(s.operations) for r in delegate.receipts for s in r.steps)
+        assert taken_nodes >= least
+        assert all(s.simulated for r in delegate.run_receipts for s in r.steps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
@@ -247,3 +249,31 @@ def test_an_object_of_litert_is_sent_to_load_delegate(library: str) -> None:
     foreign = litert.load_delegate(library)
     with pytest.raises(NotAvailable, match=r"penstock.tflite.load_delegate loads the same library"):
         opened(MIXED, foreign)
+
+
+def test_tensors_that_litert_does_not_pass_stay(library: str) -> None:
+    file = FileBuilder()
+    x, y, z = file.tensor("x", [2]), file.tensor("y", [2], "BFLOAT16"), file.tensor("z", [2])
+    file.operator("CAST", [x], [y], {})
+    file.operator("CAST", [y], [z], {})
+    delegate = tflite.load_delegate(library)
+    interpreter = opened(file.finish([x], [z]), delegate)
+    assert set(delegate.reasons.values()) == {
+        "LiteRT does not take or give bfloat16 tensors as they are"
+    }
+    np.testing.assert_array_equal(run(interpreter, X), X)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_it_goes_on_in_a_forked_child(library: str) -> None:
+    interpreter = opened(MIXED, tflite.load_delegate(library, {"bias": 1}))
+    wanted = np.abs(-X + 1) + 1
+    np.testing.assert_array_equal(run(interpreter, X), wanted)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=lambda: queue.put(run(interpreter, X)))
+    child.start()
+    np.testing.assert_array_equal(queue.get(), wanted)
+    child.join()
+    np.testing.assert_array_equal(run(interpreter, X), wanted)
