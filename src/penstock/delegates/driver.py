@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.delegates.api import DelegateFlags, DelegateNode, DelegateParams, Registration
 from penstock.delegates.simple import DelegateKernel, SimpleDelegate
+from penstock.errors import InputError
 from penstock.hal import Device, Preference, Priority
 from penstock.ir import DType, Model
 from penstock.ir.types import static_shape
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.rules import check_rules
 from penstock.runtime.session import compile_model
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ class DriverDelegate(SimpleDelegate):
     the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache* and *num_threads* are those of
     `penstock.compile`; without a policy nothing falls back to another device. *num_threads* None takes the interpreter's.
 
-    A device that is not there, or cannot work here, raises `PlacementError` at once, with the reason.
+    A device that is not there, or cannot work here, raises `PlacementError` at once, with the reason; a
+    *policy* that is none, or has rules about devices that do not exist, `InputError`.
     """
 
     def __init__(
@@ -58,6 +61,9 @@ class DriverDelegate(SimpleDelegate):
         several = device is None or (isinstance(device, Sequence) and not isinstance(device, str))
         self.devices: list[Device] = manager.choose(device if several else [device])  # type: ignore[list-item, arg-type]  # one or several
         self.policy = STRICT if policy is None else policy
+        if not isinstance(self.policy, Policy):
+            raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
+        check_rules(self.policy, self.devices, manager)
         self.preference, self.priority = preference, priority
         self.cache, self.num_threads = cache, num_threads
         names = ", ".join(d.name for d in self.devices)

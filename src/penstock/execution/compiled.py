@@ -322,6 +322,8 @@ def _call_inputs(
 def _execution_config(
     timeout: float | None, cancel: CancelToken | None, measure: bool
 ) -> ExecutionConfig:
+    if measure is not False and measure is not True:
+        raise InputError(f"measure must be true or false, not {measure!r}")
     if timeout is None and cancel is None:
         return MEASURED_EXECUTION if measure else DEFAULT_EXECUTION
     if cancel is not None and not isinstance(cancel, CancelToken):

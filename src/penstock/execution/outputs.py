@@ -29,12 +29,22 @@ class Outputs(Sequence[NDArray]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[NDArray]: ...
     def __getitem__(self, key: int | str | slice) -> NDArray | Sequence[NDArray]:
-        """By position or by name. Raises `IndexError`, or `InputError` for a
-        name that no output or more than one has.
+        """By position or by name. Raises `IndexError` for a position that no output has, `InputError` for a
+        name that no output or more than one has, `TypeError` for what is neither.
         """
         if isinstance(key, str):
             return self._arrays[find_name(key, self._names, "output")]
-        return self._arrays[key]
+        try:
+            return self._arrays[key]
+        except IndexError:
+            count = len(self._arrays)
+            raise IndexError(
+                f"there is no output {key}; the model has {count} output{'' if count == 1 else 's'}"
+            ) from None
+        except TypeError:
+            raise TypeError(
+                f"outputs are taken by position, name or slice, not by {type(key).__name__}"
+            ) from None
 
     def __contains__(self, key: object) -> bool:
         """Whether an output has that name, or is that very array."""

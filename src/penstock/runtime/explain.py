@@ -19,6 +19,7 @@ from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import plan_model
+from penstock.runtime.rules import check_rules
 from penstock.runtime.session import shapes_by_position
 from penstock.threads import allowed_threads
 
@@ -60,6 +61,7 @@ def explain_model(
         model = model.signature_model(signature)
     positions = shapes_by_position(interface_of(model, signature), shapes)
     chosen = manager.choose(devices)
+    check_rules(policy, chosen, manager)
     by_name = {device.name: device for device in chosen}
     config = PrepareConfig(
         preference=preference,

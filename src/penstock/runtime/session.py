@@ -81,13 +81,15 @@ def compile_model(
     with the same devices, policy, preference, threads and shapes uses it, with or without *tune*, and measures
     nothing. *isolate* has no feature behind it yet and takes its default only (also False, which asks for nothing).
 
-    Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument,
-    `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
+    Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in the policy's
+    rules that does not exist among them, `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
     `Cancelled`, `DriverError` where a driver failed and nothing could take its place, `NotAvailable`
     for a feature still to come.
     """
     policy = Policy() if policy is None else policy
     _check_types(cancel, num_threads, shapes, policy, progress)
+    if not isinstance(tune, bool):
+        raise InputError(f"tune must be true or false, not {tune!r}")
     _refuse_unavailable(isolate, policy)
     if tune and policy.placement != "cost":
         raise InputError(
@@ -95,7 +97,7 @@ def compile_model(
         )
     info = _cache_info(cache)
     arguments = _Arguments(
-        devices, preference, priority, num_threads, signature, shapes, policy, info, bool(tune)
+        devices, preference, priority, num_threads, signature, shapes, policy, info, tune
     )
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
@@ -141,6 +143,10 @@ class _Session:
     ) -> None:
         self.model, self.arguments = model, arguments
         self.chosen = manager.choose(arguments.devices)
+        if arguments.policy.require or arguments.policy.forbid:
+            from penstock.runtime.rules import check_rules
+
+            check_rules(arguments.policy, self.chosen, manager)
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
         self.reporter = _reporter(progress)
@@ -315,6 +321,8 @@ def _cache_info(cache: object) -> CacheInfo | None:
 
         return CacheInfo(default_directory())
     if isinstance(cache, str | os.PathLike) and os.fspath(cache):
+        if os.path.isfile(cache):  # noqa: PTH113  # pathlib takes longer to import than a warm start has
+            raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")
         return CacheInfo(cache)
     raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")
 

@@ -10,11 +10,12 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from penstock.errors import NotAvailable
+from penstock.errors import InputError, NotAvailable, PlacementError
 from penstock.hal import Device
 from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.partitioning.policy import Policy
-from penstock.runtime.discovery import DeviceInfo
+from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.rules import check_rules
 from penstock.tflite import delegates, texts
 from penstock.tflite.core import Core
 from penstock.tflite.loading import LoadedFile, open_content, open_path
@@ -37,7 +38,8 @@ class Interpreter:
 
     Not for two threads at once: a call that finds another in progress raises `StateError`. Use after
     `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words first, then
-    Penstock's, whose error is the cause: `ValueError` from construction for a model that cannot be opened.
+    Penstock's, whose error is the cause: `ValueError` from construction for a model that cannot be opened, and
+    `InputError`, which is one, for *devices* or a *policy* that `penstock.compile` refuses.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Interpreter:
             experimental_disable_delegate_node_fusion,
             experimental_force_delegate_node_profiling,
         )
+        if devices is not None or policy is not None:
+            _check_placement(devices, policy)
         file = _open(model_path, model_content)
         added = [delegates.checked(d) for d in experimental_delegates or ()]
         options = {
@@ -369,3 +373,17 @@ def _open(path: Any, content: Any) -> LoadedFile:
     if content and not path:
         return open_content(content)
     raise ValueError(texts.TWO_MODELS if path else texts.NO_MODEL)
+
+
+def _check_placement(
+    devices: Sequence[str | DeviceInfo | Device] | None, policy: Policy | None
+) -> None:
+    """Raises `InputError` for devices that do not exist or cannot be used, and for no policy or one about such."""
+    if policy is not None and not isinstance(policy, Policy):
+        raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
+    try:
+        chosen = manager.choose(devices) if devices is not None else ()
+    except PlacementError as error:
+        raise InputError(str(error)) from error
+    if policy is not None:
+        check_rules(policy, chosen, manager)

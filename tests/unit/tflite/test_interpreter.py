@@ -16,6 +16,7 @@ import pytest
 from penstock import tflite
 from penstock.errors import (
     ClosedError,
+    InputError,
     ModelError,
     PlacementError,
     StateError,
@@ -552,3 +553,17 @@ def test_equal_zero_points_are_shown_as_one_where_asked() -> None:
     ]
     assert counts == [3, 1]
     assert compressed.experimental_compress_quantization_zero_points
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"devices": ["nope"]}, "no device is named 'nope'"),
+        ({"devices": "reference"}, "devices must be a list"),
+        ({"policy": 3}, "policy must be a Policy, not int"),
+        ({"policy": Policy(forbid={"NEG": "nope"})}, "no device is named 'nope'; there are "),
+    ],
+)
+def test_devices_and_policies_are_checked_at_the_door(argument: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tflite.Interpreter(model_content=models.chain(), **argument)
