@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
 
 from penstock.delegates.codes import BuiltinOperator
+from penstock.delegates.context import DelegateContext
+from penstock.delegates.tensor import DelegateTensor
 from penstock.ir import Attributes
 from penstock.ir.operation import NO_ATTRIBUTES
-
-if TYPE_CHECKING:
-    from penstock.delegates.context import DelegateContext
-    from penstock.delegates.tensor import DelegateTensor
 
 NULL_BUFFER_HANDLE: Final = -1
 """The handle of a tensor that lies in no buffer of a delegate's."""
@@ -88,9 +86,9 @@ class Delegate:
         """Releases buffer *handle*, which no tensor refers to any more. Optional; the default does nothing."""
 
 
-Init: TypeAlias = "Callable[[DelegateContext, DelegateParams], Any]"
-Step: TypeAlias = "Callable[[DelegateContext, DelegateNode], Any]"
-Free: TypeAlias = "Callable[[DelegateContext, Any], Any]"
+Init: TypeAlias = Callable[[DelegateContext, "DelegateParams"], Any]
+Step: TypeAlias = Callable[[DelegateContext, "DelegateNode"], Any]
+Free: TypeAlias = Callable[[DelegateContext, Any], Any]
 
 
 class DelegateRegistration(Struct, frozen=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.delegates.api import DelegateFlags, DelegateNode, DelegateParams, Registration
 from penstock.delegates.simple import DelegateKernel, SimpleDelegate
 from penstock.errors import InputError
-from penstock.hal import Device, Preference, Priority
+from penstock.hal import PREFERENCES, PRIORITIES, Device, Preference, Priority
 from penstock.ir import DType, Model
 from penstock.ir.types import static_shape
 from penstock.partitioning.policy import Policy
@@ -37,8 +38,8 @@ class DriverDelegate(SimpleDelegate):
     the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache* and *num_threads* are those of
     `penstock.compile`; without a policy nothing falls back to another device. *num_threads* None takes the interpreter's.
 
-    A device that is not there, or cannot work here, raises `PlacementError` at once, with the reason; a
-    *policy* that is none, or has rules about devices that do not exist, `InputError`.
+    A device that is not there, or cannot work here, raises `PlacementError` at once, with the reason; an option that is
+    none, or a *policy* that has rules about devices that do not exist, `InputError`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class DriverDelegate(SimpleDelegate):
         max_delegated_partitions: int | None = None,
         min_nodes_per_partition: int | None = None,
     ) -> None:
+        _check_options(preference, priority, cache, num_threads)
         super().__init__(
             DelegateFlags.ALLOW_DYNAMIC_TENSORS,
             max_delegated_partitions=max_delegated_partitions,
@@ -205,3 +207,23 @@ class DriverKernel(DelegateKernel):
         compiled, self.compiled, self.outputs = self.compiled, None, None
         if compiled is not None:
             compiled.close()
+
+
+def _check_options(
+    preference: object, priority: object, cache: object, num_threads: object
+) -> None:
+    """Raises `InputError` for what a later compile would refuse."""
+    for name, value, known in (
+        ("preference", preference, PREFERENCES),
+        ("priority", priority, PRIORITIES),
+    ):
+        if value not in known:
+            raise InputError(f"{name} {value!r} is not one of {', '.join(known)}")
+    if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
+        raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
+    if cache is None or isinstance(cache, bool) or (isinstance(cache, str | os.PathLike) and cache):
+        return
+    from penstock.cache.info import CacheInfo
+
+    if not isinstance(cache, CacheInfo):
+        raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")

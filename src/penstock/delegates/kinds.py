@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from penstock.delegates.context import DelegateContext
 from penstock.delegates.driver import AnyDevice, DriverDelegate
-from penstock.errors import DeviceUnavailable, InputError
+from penstock.errors import DeviceUnavailable, InputError, PlacementError
 from penstock.hal import AccuracyClass, Capabilities, Device, Preference, Priority
 from penstock.ir import Model, Operand
 from penstock.logs import Log
@@ -71,10 +71,13 @@ def find_device(kind: Kind) -> tuple[Device, DeviceInfo]:
 
 
 def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
-    """The device that the caller named. `PlacementError` where it cannot be used, `DeviceUnavailable` where it is another
-    kind of device.
+    """The device that the caller named. `DeviceUnavailable` where there is none, where it cannot be used, and where it is
+    another kind of device.
     """
-    (device,) = manager.choose([wanted])
+    try:
+        (device,) = manager.choose([wanted])
+    except PlacementError as error:
+        raise DeviceUnavailable(str(error)) from error
     info = _info_of(device)
     if reason := kind.mismatch(info):
         raise DeviceUnavailable(f"{info.name} is no {kind.sought}: {reason}")

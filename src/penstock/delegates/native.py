@@ -54,6 +54,10 @@ class NativeDelegate(Delegate):
 
     def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
         super().__init__(DelegateFlags.NONE)
+        if not library:
+            raise AttributeError(
+                "no library is named; a delegate is loaded from a file, given by its path"
+            )
         try:
             loaded = ctypes.PyDLL(library)
         except OSError as error:

@@ -10,6 +10,7 @@ from penstock.delegates.driver import DriverDelegate
 from penstock.delegates.kept import Kept
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference
+from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.discovery import manager
@@ -27,6 +28,8 @@ PREFERENCE_OF: Final[Mapping[str, Preference]] = {
     "sustained_speed": "sustained_speed",
 }
 
+log = Log(__name__)
+
 DEFAULT_PARTITIONS: Final = 3
 """TFLite's: more subsets than that cost more to enter and leave than they save."""
 
@@ -36,7 +39,8 @@ class NnapiDelegate(DriverDelegate):
 
     *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones where it is none of
     them. *cache_dir* is where compiled subsets are kept, under *model_token* (text, or bytes) where one is given, under
-    what they depend on otherwise; without *cache_dir* nothing is kept. *execution_preference* "undefined" is
+    what they depend on otherwise; without *cache_dir* nothing is kept, and where it cannot be written a warning is logged and
+    every start compiles. *execution_preference* "undefined" is
     "fast_single_answer". At most *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes
     all. *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes what is left either way)
     leaves out that device, which stands for NNAPI's own CPU path, unless it is named; `DeviceUnavailable` where it is the
@@ -75,6 +79,8 @@ class NnapiDelegate(DriverDelegate):
             max_delegated_partitions=most if most > 0 else None,
         )
         self._kept = Kept(cache_dir, model_token, ("cache_dir", "model_token"))
+        if cache_dir is not None and (reason := _unwritable(cache_dir)):
+            log.warning("%s keeps nothing in cache_dir %s: %s", self.name, cache_dir, reason)
 
     def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
         """An entry of its own for each subset, in the caller's directory."""
@@ -94,3 +100,17 @@ def _devices(name: str | None, without_cpu: bool) -> list[Device]:
             "no device but the reference one is usable here, and disallow_nnapi_cpu leaves that out"
         )
     return devices
+
+
+def _unwritable(directory: str | os.PathLike[str]) -> str:
+    """Why nothing can be kept in *directory*, which is made where it is missing; empty where something can."""
+    from penstock.cache.info import CacheInfo
+
+    place = CacheInfo(directory).directory
+    if place is None:
+        return ""
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(place, os.W_OK | os.X_OK) else "it cannot be written"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -9,11 +10,13 @@ from msgspec import Struct
 
 from penstock.errors import InputError
 from penstock.ir import Attributes, DType, Model, NDArray, Operand, Operation
+from penstock.ir.operations import OPERATIONS
 
 Kernel: TypeAlias = Callable[..., "NDArray | Sequence[NDArray]"]
 """`kernel(self, site, *inputs)`: an array an input, None for one left out; returns an array, or one an output."""
 
 MARK: Final = "_penstock_kernel"
+CUSTOM: Final = "CUSTOM:"
 
 K = TypeVar("K", bound=Callable[..., Any])
 
@@ -53,11 +56,19 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     """Marks a method of a `KernelDevice` as the kernel of operations of these *types*.
 
     *types* are rows of the operation table (`CUSTOM:<code>` for custom operators); *dtypes* the element types that
-    every input and output may have. Raises `InputError` for no type, and for an element type that does not exist.
+    every input and output may have. Raises `InputError` for no type, and for a type or an element type that does not exist.
     """
     known = {d.value: d for d in DType}
     if not types or not all(isinstance(t, str) for t in types):
         raise InputError('kernel needs the operations it is for: @kernel("RELU")')
+    operations = list(OPERATIONS)
+    for kind in types:
+        if not kind.startswith(CUSTOM) and kind not in operations:
+            near = difflib.get_close_matches(kind, operations)
+            raise InputError(
+                f"kernel: no operation is named {kind!r}"
+                + (f"; near it: {', '.join(near)}" if near else "")
+            )
     if unknown := [d for d in dtypes if d not in known]:
         raise InputError(f"kernel: no element type is named {', '.join(map(repr, unknown))}")
     mark = Mark(types, frozenset(known[d] for d in dtypes))

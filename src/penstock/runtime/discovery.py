@@ -109,6 +109,9 @@ class Manager:
         if isinstance(wanted, str | DeviceInfo):
             return self._named(wanted if isinstance(wanted, str) else wanted.name)
         kind = type(wanted).__name__
+        if isinstance(wanted, type):
+            name = wanted.__name__
+            raise InputError(f"{name} is a class; a device is an object of it: {name}()")
         if not is_device(wanted):
             raise InputError(f"{kind} is neither a device nor a device's name")
         found = _examined(wanted, kind)
@@ -215,6 +218,9 @@ def _load_entry(entry: DriverEntry) -> list[Device]:
     """The driver's devices; what is no device is stood in for by one that gives the reason."""
     try:
         made: Any = entry.load()()
+        if isinstance(made, type):
+            reason = f"its driver made the class {made.__name__}; a device is an object of it"
+            return [_invalid(entry.name, reason)]
         if is_device(made):
             return [made]
         if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):

@@ -33,5 +33,8 @@ def checked(delegate: object) -> PythonDelegate:
 
     if isinstance(delegate, delegates.Delegate):
         return delegate
+    if isinstance(delegate, type) and issubclass(delegate, delegates.Delegate):
+        name = delegate.__name__
+        raise AttributeError(f"{name} is a class; a delegate is an object of it: {name}()")  # noqa: TRY004  # LiteRT's class
     _ = delegate._get_native_delegate_pointer  # type: ignore[attr-defined]  # noqa: SLF001  # how LiteRT tells a delegate
     raise NotAvailable(FOREIGN)

@@ -244,3 +244,8 @@ def test_a_mark_needs_types_that_make_sense() -> None:
         kernel("RELU", dtypes=["float31"])
     with pytest.raises(InputError, match="needs the operations"):
         kernel()
+    with pytest.raises(InputError, match=r"^kernel: no operation is named 'RELUU'; near it: RELU"):
+        kernel("ADD", "RELUU")
+    with pytest.raises(InputError, match=r"^kernel: no operation is named 'qqqq'$"):
+        kernel("qqqq")
+    kernel("CUSTOM:mine", "CUSTOM")

@@ -315,6 +315,15 @@ def test_choices_that_are_no_devices_are_refused() -> None:
             manager.choose(wrong)  # type: ignore[arg-type]  # what a caller may still do
 
 
+def test_a_class_in_the_place_of_a_device() -> None:
+    manager = manager_of(a=lambda: FakeDevice)
+    with pytest.raises(InputError, match=r"^FakeDevice is a class; a device .*: FakeDevice\(\)$"):
+        manager.choose([FakeDevice])  # type: ignore[list-item]  # what a caller may still do
+    (info,) = manager.infos()
+    assert not info.usable
+    assert info.reason == "its driver made the class FakeDevice; a device is an object of it"
+
+
 def test_the_knob_names_the_default_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DEVICES", "b, a")
     manager = manager_of(a=lambda: FakeDevice("a"), b=lambda: FakeDevice("b"))
