@@ -1,13 +1,14 @@
 """Runs a program on Penstock with a delegate: python delegated.py KIND PROGRAM [ARGS].
 
 KIND is `driver`, a delegate that takes all that the reference device supports, `alternating`, one that takes every other
-node of that, or `nnapi`. A program whose delegate took nothing fails.
+node of that, `nnapi`, or `gpu`, over a double of one. A program whose delegate took nothing fails.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
 
 from penstock import tflite
 from penstock.delegates import (
@@ -15,9 +16,13 @@ from penstock.delegates import (
     DelegateKernel,
     DelegateNode,
     DriverDelegate,
+    GpuDelegate,
     NnapiDelegate,
     Registration,
 )
+from penstock.hal import DeviceType
+from penstock.runtime.discovery import manager
+from penstock.testing.doubles import SimulatedDevice
 
 
 class Alternating(DriverDelegate):
@@ -32,7 +37,20 @@ class Alternating(DriverDelegate):
         return self.turn and super().is_node_supported(registration, node, context)
 
 
-KINDS = {"driver": DriverDelegate, "alternating": Alternating, "nnapi": NnapiDelegate}
+def over_a_gpu(name: str) -> GpuDelegate:
+    """What a GPU would take, computed by the device *name*."""
+    device = manager.by_name(name)
+    assert device is not None
+    double = SimulatedDevice(device, "gpu", DeviceType.GPU)
+    return GpuDelegate(max_delegated_partitions=0, device=double)
+
+
+KINDS: dict[str, Callable[[str], DriverDelegate]] = {
+    "driver": DriverDelegate,
+    "alternating": Alternating,
+    "nnapi": NnapiDelegate,
+    "gpu": over_a_gpu,
+}
 
 if __name__ == "__main__":
     delegate = KINDS[sys.argv[1]]("reference")
@@ -43,7 +61,7 @@ if __name__ == "__main__":
         made.append(create())
         return made[-1]
 
-    delegate.create_kernel = count
+    delegate.create_kernel = count  # type: ignore[method-assign]  # to count
     constructor = tflite.Interpreter.__init__
     arguments = constructor.__code__.co_varnames[1:]
     defaults = list(constructor.__defaults__ or ())

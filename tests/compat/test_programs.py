@@ -98,14 +98,17 @@ def test_nothing_is_changed_under_the_launcher(name: str, corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_number_is_that_of_the_reference_kernels(name: str, corpus: Path) -> None:
+def test_every_number_is_that_of_the_reference_kernels(
+    name: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DEVICES", "reference")
     program, arguments = command(name, detailed=True)
     reference = Path(__file__).with_name("reference_kernels.py")
     wanted = run(corpus, reference, program, *arguments)
     assert run(corpus, "-m", "penstock.tflite", program, *arguments) == wanted
 
 
-@pytest.mark.parametrize("kind", ["driver", "alternating", "nnapi"])
+@pytest.mark.parametrize("kind", ["driver", "alternating", "nnapi", "gpu"])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_delegate_changes_no_number(
     name: str, kind: str, corpus: Path, monkeypatch: pytest.MonkeyPatch

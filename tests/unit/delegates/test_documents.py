@@ -86,9 +86,7 @@ def test_the_guides_example_is_that_of_the_file() -> None:
     code = next(
         c for c in re.findall(r"```python\n(.*?)```", PAGES["index"], re.DOTALL) if "conv_2d" in c
     )
-    classes = code.partition("\n\n\ninterpreter = ")[0]
-    assert classes.partition("\n\n\nclass MyDelegate")[0] in example
-    assert classes.partition("class MyDelegate")[2].partition("(")[2] in example
+    assert code.partition("\n\n\ninterpreter = ")[0] in example
 
 
 @pytest.mark.parametrize("page", PAGES)
