@@ -65,7 +65,9 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
     columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
     return Prices(
         tuple(zip(*columns, strict=True)) if columns else ((),) * len(model.operations),
-        tuple(STEP_NS + max(0, c.capabilities.dispatch_ns) for c in table.candidates),
+        tuple(
+            STEP_NS + min(UNDECLARED, max(0, c.capabilities.dispatch_ns)) for c in table.candidates
+        ),
         tuple(byte_ns(c.capabilities) for c in table.candidates),
         tuple(0.0 if o.is_constant else nbytes_of(o) for o in model.operands),
     )
@@ -190,7 +192,7 @@ def _column(
         prices = []
         for operation, ns in zip(graph.operations, base[index], strict=True):
             factor = _factor(model, index, operation, capabilities, energy)
-            prices.append(UNDECLARED if math.isinf(factor) else ns * factor)
+            prices.append(min(UNDECLARED, ns * factor))
         for at, operation in enumerate(graph.operations):
             for target in subgraph_references(operation):
                 inner = sums[target]

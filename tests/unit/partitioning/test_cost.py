@@ -289,6 +289,17 @@ def test_nonsense_performance_counts_as_none(value: float) -> None:
     assert [p.device for p in plan.operations] == ["honest"]
 
 
+@pytest.mark.parametrize("value", [1e16, 1e300, 1.7e308])
+@pytest.mark.parametrize("kinds", [["ADD"], ["RELU", "ADD"], ["ADD", "RELU", "ADD"]])
+def test_whatever_a_device_declares_each_operation_is_where_it_is_supported(
+    value: float, kinds: list[str]
+) -> None:
+    dear = NumpyDevice("dear", {"ADD"}, other=(value, value), dispatch_ns=10**400)
+    plan = place(chain(kinds), [NumpyDevice("relu", {"RELU"}), dear])
+    where = {"ADD": "dear", "RELU": "relu"}
+    assert [p.device for p in plan.operations] == [where[kind] for kind in kinds]
+
+
 def test_of_equals_the_reference_goes_first_then_the_order() -> None:
     model = chain(["ADD", "RELU"])
     assert place(model, [NumpyDevice("a"), NumpyDevice("b")]).steps[0].device == "a"
