@@ -49,6 +49,11 @@ class Kernel(Node):
     functions: DelegateRegistration = None  # type: ignore[assignment]  # likewise
     invoke: Step = None  # type: ignore[assignment]  # likewise
 
+    @property
+    def crossing(self) -> tuple[int, ...]:
+        """The tensors that it reads and writes."""
+        return (*self.node.inputs, *self.node.outputs)
+
 
 class DelegatedGraph:
     """The nodes of one subgraph, the delegates added to it, and what they made of its execution plan.

@@ -319,9 +319,11 @@ class Tensors:
         buffered.newer = False
 
     def _free(self, buffered: Buffered) -> None:
+        """Takes a tensor out of its buffer, which is freed unless others lie in it."""
         owner, handle = buffered.owner, buffered.handle
         buffered.handle = NULL_BUFFER_HANDLE
-        if owner is not None and handle != NULL_BUFFER_HANDLE:
+        others = any(b.owner is owner and b.handle == handle for b in self._buffered.values())
+        if owner is not None and handle != NULL_BUFFER_HANDLE and not others:
             free = owner.free_buffer_handle
             release(owner, "free_buffer_handle", free, self.context, handle)
 

@@ -270,6 +270,10 @@ class Graph:
             raise InputError(f"tensor {index} is a variable, which the interpreter keeps itself")
         fed = all(index not in operator.outputs for operator in self.catalog.operators)
         known = next(d for d in graph.delegates if d is delegate)
+        if not fed and not any(index in k.crossing for k in graph.kernels if k.delegate is known):
+            raise InputError(
+                f"tensor {index} ({tensor.name}) is computed, and no kernel of that delegate reads or writes it"
+            )
         graph.tensors.bind(index, handle, known, fed=fed)
 
     def make_readable(self, index: int) -> None:

@@ -242,8 +242,9 @@ class Interpreter:
         the buffer it lay in. Experimental until 1.0.
 
         What no operator writes, such as an input, has the buffer's content as its value from now on, until `set_tensor` or a
-        view changes it. What operators write is computed by that delegate, which finds its buffer there. Raises
-        `ValueError` for any other tensor, and for a delegate that was not added.
+        view changes it. What operators write must be read or written by that delegate's kernels, which find its buffer there.
+        A buffer that several tensors name is freed when the last of them names it no more. Raises `ValueError` for any other
+        tensor, and for a delegate that was not added.
         """
         with self._core as graph:
             index = as_index(tensor_index, "SetBufferHandle")

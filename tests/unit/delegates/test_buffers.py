@@ -224,6 +224,35 @@ class TestHandles:
             constants.set_buffer_handle(1, 1, first)
         assert copies(first) == []
 
+    def test_what_the_delegate_has_nothing_to_do_with_lies_in_no_buffer_of_its(self) -> None:
+        delegate = Recorder("NEG")
+        interpreter = opened(graphs.chain("ABS", "NEG", "NEG", "RELU", "ABS"), delegate)
+        for tensor, name in ((2, "t2"), (4, "t4"), (5, "t5")):
+            told = (
+                rf"tensor {tensor} \({name}\) is computed, and no kernel of that delegate reads or"
+            )
+            with pytest.raises(ValueError, match=told):
+                interpreter.set_buffer_handle(tensor, 7, delegate)
+        for tensor in (0, 1, 3):  # fed; read and written by its kernel
+            interpreter.set_buffer_handle(tensor, tensor, delegate)
+        interpreter.close()
+        assert sorted(copies(delegate)) == [("free buffer", h) for h in (0, 1, 3)]
+
+    def test_a_buffer_of_several_tensors_is_freed_once_none_lies_in_it(self) -> None:
+        delegate, other = Recorder("NEG"), Recorder("ABS", name="other")
+        interpreter = opened(graphs.chain("NEG", "ABS"), delegate, other)
+        interpreter.set_buffer_handle(0, 7, delegate)
+        interpreter.set_buffer_handle(1, 7, delegate)
+        interpreter.set_buffer_handle(2, 7, other)
+        interpreter.set_buffer_handle(0, NULL_BUFFER_HANDLE, delegate)
+        assert copies(delegate) == []
+        interpreter.set_buffer_handle(1, 8, delegate)
+        assert copies(delegate) == [("free buffer", 7)]
+        interpreter.set_buffer_handle(0, 8, delegate)
+        interpreter.close()
+        assert copies(delegate) == [("free buffer", 8)]
+        assert copies(other) == [("free buffer", 7)]
+
     def test_values_in_buffers_reach_variables(self) -> None:
         delegate = Recorder("ADD", buffers=True)
         interpreter = opened(accumulator().encode(), delegate)
