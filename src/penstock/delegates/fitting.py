@@ -8,13 +8,10 @@ from penstock.delegates.apple import this_host
 from penstock.delegates.coreml import COREML, missing
 from penstock.delegates.gpu import GPU
 from penstock.delegates.hexagon import HEXAGON
-from penstock.delegates.kinds import Kind, find_device
+from penstock.delegates.kinds import Kind, find_device, is_relaxed_alone
 from penstock.errors import DeviceUnavailable
-from penstock.hal import Device
-from penstock.ir import DType, ModelBuilder, Quantization
-from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import REFERENCE_DEVICE, collect_support
-from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.runtime.discovery import manager
 
 
 class Fit(Struct, frozen=True):
@@ -46,7 +43,7 @@ def _of_kind(delegate: str, kind: Kind) -> Fit:
     if info.capabilities.simulated:
         return Fit(delegate, info.name, False, f"{info.name} only stands for such hardware")
     why = f"{info.name} ({info.driver}) is such a device"
-    if _is_relaxed(device, info):
+    if is_relaxed_alone(device, info):
         why += (
             "; it computes in the accuracy class relaxed alone: give is_precision_loss_allowed=True"
         )
@@ -59,21 +56,6 @@ def _nothing(kind: Kind) -> str:
     if known:
         return "; ".join(f"{i.name} cannot be used: {i.reason}" for i in known)
     return "no installed driver has a device of this kind"
-
-
-def _is_relaxed(device: Device, info: DeviceInfo) -> bool:
-    """Whether the device takes a plain operation in the class `relaxed` and in no better one."""
-    dtype, quantization = DType.FLOAT32, None
-    if info.capabilities.performance_of("float32") is None:
-        dtype, quantization = DType.INT8, Quantization((0.5,), (0,))
-    builder = ModelBuilder()
-    x = builder.input(dtype, (1, 4), "x", quantization)
-    model = builder.build(builder.operation("RELU", [x], [(dtype, (1, 4), quantization)]))
-
-    def takes(policy: Policy) -> bool:
-        return bool(collect_support(model, [device], policy).takers(0))
-
-    return takes(Policy(accuracy="relaxed")) and not takes(Policy())
 
 
 def _runtime() -> Fit:

@@ -12,9 +12,10 @@ from penstock.delegates.context import DelegateContext
 from penstock.delegates.driver import AnyDevice, DriverDelegate
 from penstock.errors import DeviceUnavailable, InputError, PlacementError
 from penstock.hal import AccuracyClass, Capabilities, Device, Preference, Priority
-from penstock.ir import Model, Operand
+from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import collect_support
 from penstock.runtime.discovery import DeviceInfo, manager
 
 log = Log(__name__)
@@ -55,19 +56,37 @@ class Kind(Struct, frozen=True):
         return capabilities.simulated, math.inf if declared is None else declared.execution_time
 
 
-def find_device(kind: Kind) -> tuple[Device, DeviceInfo]:
-    """The best usable device of *kind*, of every installed driver. `DeviceUnavailable` says what was looked for, and what
-    each device is instead.
+def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Device, DeviceInfo]:
+    """The best usable device of *kind*, of every installed driver: one that computes in the class *accuracy* before others.
+    `DeviceUnavailable` says what was looked for, and what each device is instead.
     """
     infos = manager.infos()
     fitting = [i for i in infos if i.usable and not kind.mismatch(i)]
-    for info in sorted(fitting, key=lambda i: kind.cost(i.capabilities)):
-        if (device := manager.by_name(info.name)) is not None:
-            return device, info
-    found = "; ".join(
+    found = [(d, i) for i in fitting if (d := manager.by_name(i.name)) is not None]
+    found.sort(key=lambda pair: kind.cost(pair[1].capabilities))
+    if len(found) > 1 and accuracy != "relaxed":
+        found.sort(key=lambda pair: (pair[1].capabilities.simulated, is_relaxed_alone(*pair)))
+    if found:
+        return found[0]
+    told = "; ".join(
         f"{i.name}: {kind.mismatch(i) or i.reason or 'it is no longer there'}" for i in infos
     )
-    raise DeviceUnavailable(f"no {kind.sought} is usable; found: {found or 'no device at all'}")
+    raise DeviceUnavailable(f"no {kind.sought} is usable; found: {told or 'no device at all'}")
+
+
+def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
+    """Whether the device takes a plain operation in the class `relaxed` and in no better one."""
+    dtype, quantization = DType.FLOAT32, None
+    if info.capabilities.performance_of("float32") is None:
+        dtype, quantization = DType.INT8, Quantization((0.5,), (0,))
+    builder = ModelBuilder()
+    x = builder.input(dtype, (1, 4), "x", quantization)
+    model = builder.build(builder.operation("RELU", [x], [(dtype, (1, 4), quantization)]))
+
+    def takes(policy: Policy) -> bool:
+        return bool(collect_support(model, [device], policy).takers(0))
+
+    return takes(Policy(accuracy="relaxed")) and not takes(Policy())
 
 
 def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
@@ -116,7 +135,9 @@ class KindDelegate(DriverDelegate):
         max_delegated_partitions: int | None = None,
         min_nodes_per_partition: int | None = None,
     ) -> None:
-        chosen, self.info = find_device(kind) if device is None else given_device(kind, device)
+        chosen, self.info = (
+            find_device(kind, accuracy) if device is None else given_device(kind, device)
+        )
         self.simulated = self.info.capabilities.simulated
         """Whether no such hardware is there, and a test double or a simulator stands for it."""
         super().__init__(

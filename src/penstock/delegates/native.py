@@ -82,7 +82,13 @@ class NativeDelegate(Delegate):
         nodes = self._offered(context)
         if not nodes:
             return
-        shown = Shown(self, context, nodes)
+        try:
+            shown = Shown(self, context, nodes)
+        except NotExportable:
+            nodes = [n for n in nodes if self._is_exportable(context, n)]
+            if not nodes:
+                return
+            shown = Shown(self, context, nodes)
         try:
             taken = shown.taken()
             for node in nodes:
@@ -128,10 +134,6 @@ class NativeDelegate(Delegate):
                 self.reasons[index] = reason
             else:
                 nodes.append(index)
-        try:
-            written(context.partition_model(nodes)) if nodes else b""
-        except NotExportable:
-            nodes = [n for n in nodes if self._is_exportable(context, n)]
         return nodes
 
     def _is_exportable(self, context: DelegateContext, node: int) -> bool:

@@ -240,6 +240,13 @@ class TestSelection:
         delegate = GpuDelegate()
         assert (delegate.devices[0].name, delegate.simulated) == ("hardware", False)
 
+    def test_one_of_the_class_asked_for_goes_before_a_faster_one(
+        self, only: Callable[..., None]
+    ) -> None:
+        only(Relaxed(gpu("quick", time=0.1)), gpu("exact", time=0.9))
+        assert GpuDelegate().devices[0].name == "exact"
+        assert GpuDelegate(is_precision_loss_allowed=True).devices[0].name == "quick"
+
     def test_a_device_that_must_be_named_is_found(self, only: Callable[..., None]) -> None:
         only(coreml("neural_engine"), dsp(), ReferenceDevice())
         assert CoreMLDelegate().devices[0].name == "coreml"
