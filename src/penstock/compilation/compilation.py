@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
-from penstock.compilation.receipt import CacheOutcome, Receipt, StepReceipt
+from penstock.compilation.receipt import CacheOutcome, Failure, Receipt, StepReceipt
 from penstock.compilation.spans import Recorder
 from penstock.errors import Cancelled, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
@@ -65,13 +65,14 @@ class Means(Struct, frozen=True):
 
     *allow_fallback* lets other devices repeat what one failed at. *caching* is how
     the cache is used, None not at all. *meanwhile* runs a step that has to be compiled until that is done;
-    None waits. *recorder* is told what takes time.
+    None waits. *as_raised* leaves a driver's error as it is where nothing repeats the step. *recorder* is told what takes time.
     """
 
     allow_fallback: bool = True
     caching: Caching | None = None
     meanwhile: Device | None = None
     recorder: Recorder = field(default_factory=Recorder)
+    as_raised: bool = False
 
 
 class Compilation(Struct, frozen=True):
@@ -159,13 +160,17 @@ def prepare_step(
     except (MissedDeadline, Cancelled):
         raise
     except DriverError as error:
-        if not means.allow_fallback:
-            raise
+        from penstock.compilation.failing import final
         from penstock.compilation.repeating import compile_elsewhere
 
-        repeated = compile_elsewhere(step, devices, config, error, means.recorder)
-        if repeated is None:
+        if means.as_raised:
             raise
+        if not means.allow_fallback:
+            raise final(error, step, device.name, allowed=False) from error
+        others: list[Failure] = []
+        repeated = compile_elsewhere(step, devices, config, error, means.recorder, others)
+        if repeated is None:
+            raise final(error, step, device.name, others) from error
         return repeated
     return PreparedStep(step, device, prepared, _receipt(step, device, began, outcome)), compiles
 
@@ -210,7 +215,9 @@ def _begin(
     )
 
     def make(own: PrepareConfig) -> PreparedStep:
-        alone = replace(means, allow_fallback=False, meanwhile=None, recorder=Recorder())
+        alone = replace(
+            means, allow_fallback=False, meanwhile=None, as_raised=True, recorder=Recorder()
+        )
         return prepare_step(step, {device.name: device}, own, alone)[0]
 
     pending = PendingStep(make, config, f"{step.index}-{device.name}")

@@ -52,9 +52,10 @@ def compile_elsewhere(
     config: PrepareConfig,
     error: DriverError,
     recorder: Recorder,
+    others: list[Failure],
 ) -> tuple[PreparedStep, int] | None:
     """*step*, which its own device failed at with *error*, prepared by the first device after it that can;
-    and how many compiles were tried. None where there is none.
+    and how many compiles were tried. None where there is none; *others* then gets the failures of those tried.
 
     Raises `MissedDeadline*` and `Cancelled`.
     """
@@ -92,8 +93,7 @@ def compile_elsewhere(
             simulated=is_simulated(device),
         )
         return PreparedStep(moved, device, prepared, receipt), len(failures) + 1
-    for failure in failures[1:]:
-        error.add_note(f"{failure.device} failed to compile it too: {failure.error}")
+    others += failures[1:]
     return None
 
 

@@ -72,6 +72,7 @@ class StepRunner:
         # Before the first execution that the device accepted, or never.
         self._request: type[Request] = Request
         self._proven = ProvenRequest if known else Request
+        self._allowed = fallback
         self._may_fall_back = fallback and bool(prepared.step.fallbacks)
         self._learned = tuple(
             i
@@ -108,9 +109,11 @@ class StepRunner:
             failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
             if self._may_fall_back and self._others().repeat(values, config, trace, began):
                 return
-            for failure in trace.failures[len(failures) :]:
-                error.add_note(f"{failure.device} failed at the same step: {failure.error}")
-            raise
+            from penstock.compilation.failing import final
+
+            others = trace.failures[len(failures) :]
+            name = self.prepared.device.name
+            raise final(error, self.prepared.step, name, others, allowed=self._allowed) from error
         trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
 
     def close(self) -> None:

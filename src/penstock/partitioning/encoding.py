@@ -26,6 +26,7 @@ def _content(plan: ExecutionPlan) -> dict[str, Any]:
                 "inputs": step.inputs,
                 "outputs": step.outputs,
                 "fallbacks": step.fallbacks,
+                "no_fallback": step.no_fallback,
                 "predicted_ns": step.predicted_ns,
                 "control": _control(step.control),
             }

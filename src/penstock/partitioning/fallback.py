@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -12,6 +12,8 @@ from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable, policy_refusal
+
+NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
 
 WHOLE: Final = -1
 """The index of a step that is no step of its plan: the whole model."""
@@ -31,13 +33,43 @@ def permit_fallback(
     repeat, the smallest go first while `min_coverage` holds with all of them on it.
     """
     if not policy.allow_fallback:
-        return tuple(steps)
+        return tuple(replace(step, no_fallback=NOT_ALLOWED) for step in steps)
     granted = _granted_to_reference(steps, table, operations, policy)
-    last = (REFERENCE_DEVICE,)
-    return tuple(
-        replace(step, fallbacks=_others(step, table) + last * (step.index in granted))
-        for step in steps
-    )
+    return tuple(_permitted(step, table, policy, step.index in granted) for step in steps)
+
+
+def _permitted(
+    step: ExecutionStep, table: SupportTable, policy: Policy, granted: bool
+) -> ExecutionStep:
+    names = _others(step, table) + (REFERENCE_DEVICE,) * granted
+    if names:
+        return replace(step, fallbacks=names)
+    if step.device == REFERENCE_DEVICE:
+        return replace(step, no_fallback=f"nothing comes after {REFERENCE_DEVICE}")
+    return replace(step, no_fallback=_refusals(step, table, policy))
+
+
+def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
+    """Why neither a candidate nor the reference device may repeat *step*."""
+    reasons = {
+        candidate.name: reason
+        for candidate in table.candidates
+        if candidate.name != step.device
+        and (reason := _first(candidate.answers[i].reason for i in step.operations))
+    }
+    if REFERENCE_DEVICE not in (candidate.name for candidate in table.candidates):
+        reasons[REFERENCE_DEVICE] = _first(
+            policy_refusal(table.model, i, REFERENCE_DEVICE, policy) for i in step.operations
+        )
+    # What may run every operation, and is not let, is kept by the coverage alone.
+    if not reasons.get(REFERENCE_DEVICE):
+        reasons[REFERENCE_DEVICE] = f"the policy's min_coverage of {policy.min_coverage:g} needs it"
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return f"nothing may repeat it ({told})"
+
+
+def _first(reasons: Iterable[str]) -> str:
+    return next(filter(None, reasons), "")
 
 
 def _others(step: ExecutionStep, table: SupportTable) -> tuple[str, ...]:

@@ -98,6 +98,8 @@ class ExecutionStep(Struct, frozen=True):
     control: Control | None = None
     """How the runtime carries the step out, which then is one IF or WHILE. *device*, "reference", may run *model* as a
     whole all the same: it is the same computation."""
+    no_fallback: str = ""
+    """Why *fallbacks* is empty, in words; empty where it is not."""
 
 
 class Alternative(Struct, frozen=True):

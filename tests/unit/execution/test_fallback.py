@@ -413,7 +413,7 @@ def test_a_failure_of_everything_is_one_error() -> None:
     with pytest.raises(DriverError, match="a: prepare_model fails") as caught:
         compiled(add_relu(), *devices, policy=policy)
     (note,) = caught.value.__notes__
-    assert note.startswith("b failed to compile it too: GeneralFailure: b:")
+    assert note.startswith("b failed at the same step: GeneralFailure: b:")
 
 
 def test_many_threads_fall_back_on_one_compile() -> None:

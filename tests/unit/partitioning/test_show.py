@@ -147,6 +147,7 @@ def test_json_holds_everything() -> None:
         "inputs": [0],
         "outputs": [1],
         "fallbacks": ["reference"],
+        "no_fallback": "",
         "predicted_ns": plan.steps[0].predicted_ns,
         "control": None,
     }

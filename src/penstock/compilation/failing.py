@@ -1,0 +1,90 @@
+"""The error of a step that failed for good, in the words of the caller's model."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from penstock.compilation.receipt import Failure
+from penstock.errors import DriverError
+from penstock.partitioning.fallback import NOT_ALLOWED, WHOLE
+from penstock.partitioning.plan import ExecutionStep
+
+Kind = TypeVar("Kind", bound=DriverError)
+
+FORM: Final = re.compile(r"operation (\d+) \(([^\s,()]+)")
+"""How drivers begin what they say of an operation: its number in the model that they were given, and its type."""
+
+
+def final(
+    error: Kind,
+    step: ExecutionStep,
+    device: str,
+    others: Sequence[Failure] = (),
+    *,
+    allowed: bool = True,
+) -> Kind:
+    """*error* of *device* at *step* as its caller gets it: of the same class, its message begun with the operation
+    of the planned model, or the first and last of several, and ended with why nothing repeats the step.
+
+    *others* are the devices that failed at it too, as notes also; *allowed* False says that the call allows no fall-back.
+    The original is its cause. An error that cannot be made anew gets the same words as a note.
+    """
+    words = " ".join(str(error).split()) or type(error).__name__
+    place, words = _place(step, words)
+    text = f"{place} on {device}: {words}; {_why(step, others, allowed=allowed)}"
+    try:
+        made = copy.copy(error)
+        made.args = (text, *error.args[1:])
+        told = made if str(made) == text else None
+    except Exception:  # noqa: BLE001  # a driver's own class may do anything
+        told = None
+    if told is None:
+        error.add_note(text)
+        told = error
+    else:
+        told.__cause__ = error
+    for failure in others:
+        told.add_note(f"{failure.device} failed at the same step: {failure.error}")
+    return told
+
+
+def _place(step: ExecutionStep, words: str) -> tuple[str, str]:
+    """Which operation of the planned model *words* are about, or all of the step; and the rest of the words."""
+    found = FORM.match(words)
+    if found is not None and (at := int(found[1])) < len(step.operations):
+        operation = step.model.entry.operations[at]
+        end = words.find(": ", found.end())
+        if found[2] in (operation.key, operation.type) and end >= 0:
+            return _one(step, at), words[end + 2 :]
+    if len(step.operations) == 1:
+        return _one(step, 0), words
+    if step.index == WHOLE:
+        return "the whole model", words
+    if not step.operations:
+        return f"step {step.index}", words
+    ends = (_named(step, 0), _named(step, len(step.operations) - 1))
+    return f"step {step.index}, operations {' to '.join(ends)},", words
+
+
+def _one(step: ExecutionStep, at: int) -> str:
+    return f"operation {_named(step, at)}"
+
+
+def _named(step: ExecutionStep, at: int) -> str:
+    entry = step.model.entry
+    name = entry.operation_name(at)
+    return f"{step.operations[at]} ({entry.operations[at].key}, {name!r})"
+
+
+def _why(step: ExecutionStep, others: Sequence[Failure], *, allowed: bool) -> str:
+    if not allowed:
+        return NOT_ALLOWED
+    if not step.fallbacks:
+        return step.no_fallback or "no other device may run it"
+    if others:
+        return "so did " + "; ".join(f"{f.device}: {f.error}" for f in others)
+    names = " and ".join(step.fallbacks)
+    return f"{names}, which might repeat it, {'does' if len(step.fallbacks) == 1 else 'do'} not support all of it"

@@ -1,0 +1,107 @@
+"""The error of a step that nothing repeats names the model's own operation, the device, and why nothing repeats it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import GeneralFailure, OutputInsufficientSize
+from penstock.hal import ExecutionConfig, Request
+from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
+
+
+def fail(_: Request, __: ExecutionConfig) -> None:
+    raise GeneralFailure("operation 0 (RELU): ValueError: no such shape")
+
+
+def message(policy: penstock.Policy, **arguments: Any) -> str:
+    devices = [NumpyDevice("adder", only=["ADD"]), NumpyDevice("relu", only=["RELU"], before=fail)]
+    one = f32([[1, 2, 3]] * 2)
+    with (
+        penstock.compile(
+            add_relu(), devices=devices, policy=policy, cache=False, **arguments
+        ) as made,
+        pytest.raises(GeneralFailure) as caught,
+    ):
+        made(one, one)
+    assert isinstance(caught.value.__cause__, GeneralFailure)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (
+            penstock.Policy(allow_fallback=False),
+            "no fall-back is allowed (allow_fallback=False)",
+        ),
+        (
+            penstock.Policy(require={"RELU": "relu"}),
+            "nothing may repeat it (adder: no RELU; reference: the policy requires relu)",
+        ),
+        (
+            penstock.Policy(forbid={"relu": "reference"}),
+            "nothing may repeat it (adder: no RELU; reference: the policy forbids it)",
+        ),
+        (
+            penstock.Policy(min_coverage=1.0),
+            "nothing may repeat it (adder: no RELU; reference: the policy's min_coverage of 1 needs it)",
+        ),
+    ],
+)
+def test_of_a_run(policy: penstock.Policy, why: str) -> None:
+    told = message(policy)
+    assert told == f"operation 1 (RELU, 'relu') on relu: ValueError: no such shape; {why}"
+
+
+def test_of_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = NumpyDevice("both")
+
+    def prepare(*_: object) -> Any:
+        raise GeneralFailure("no room")
+
+    monkeypatch.setattr(device, "prepare_model", prepare)
+    words = (
+        "step 0, operations 0 (ADD, 'sum') to 1 (RELU, 'relu'), on both: no room; "
+        "no fall-back is allowed (allow_fallback=False)"
+    )
+    monkeypatch.setenv("PENSTOCK_ALLOW_FALLBACK", "0")
+    with pytest.raises(GeneralFailure, match=f"^{re.escape(words)}$"):
+        penstock.compile(add_relu(), devices=[device], cache=False)
+
+
+def test_an_error_with_more_than_words_keeps_it() -> None:
+    shapes = (((2, 3), False),)
+
+    def refuse(_: Request, __: ExecutionConfig) -> None:
+        raise OutputInsufficientSize("too small", shapes)
+
+    device = NumpyDevice("both", before=refuse)
+    one = f32([[1, 2, 3]] * 2)
+    policy = penstock.Policy(allow_fallback=False)
+    with (
+        penstock.compile(add_relu(), devices=[device], cache=False, policy=policy) as made,
+        pytest.raises(OutputInsufficientSize, match="on both: too small; no fall-back") as caught,
+    ):
+        made(one, one)
+    assert caught.value.output_shapes == shapes
+
+
+def test_one_error_raised_again_and_again_does_not_grow() -> None:
+    error = GeneralFailure("the same")
+
+    def refuse(_: Request, __: ExecutionConfig) -> None:
+        raise error
+
+    device = NumpyDevice("both", before=refuse)
+    one = f32([[1, 2, 3]] * 2)
+    policy = penstock.Policy(allow_fallback=False)
+    with penstock.compile(add_relu(), devices=[device], cache=False, policy=policy) as made:
+        for _ in range(2):
+            with pytest.raises(GeneralFailure) as caught:
+                made(one, one)
+            assert str(caught.value).count("the same") == 1
+    assert str(error) == "the same"
