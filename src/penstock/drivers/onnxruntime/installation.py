@@ -20,7 +20,7 @@ from penstock.hal import DeviceType
 
 PACKAGE: Final = "onnxruntime"
 INSTALL: Final = "pip install 'penstock[onnxruntime]'"
-ADAPTER_VERSION: Final = 1
+ADAPTER_VERSION: Final = 2
 """Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write other cache files."""
 
 DIGEST_DIGITS: Final = 16

@@ -243,6 +243,7 @@ def structure() -> list[OneOperation]:
         operation("squeeze", "SQUEEZE", [(1, 7, 1, 5)], [(7, 5)]),
         operation("expand_dims", "EXPAND_DIMS", [(7, 5), scalar(1)], [(7, 1, 5)]),
         operation("transpose", "TRANSPOSE", [IMAGE, whole(3, 0, 2, 1)], [(5, 1, 6, 7)]),
+        operation("transpose_of_ones", "TRANSPOSE", [(1, 7, 1, 5), whole(2, 1, 0, 3)], [(1, 7, 1, 5)]),
         operation("transpose_rank_2", "TRANSPOSE", [(7, 5), whole(1, 0)], [(5, 7)]),
         operation("concatenation", "CONCATENATION", [IMAGE, IMAGE, numbers(*IMAGE)], [(1, 7, 6, 15)], {"axis": 3}),
         operation("concatenation_from_behind", "CONCATENATION", [(2, 3), (4, 3)], [(6, 3)], {"axis": -2}),
@@ -261,6 +262,7 @@ def structure() -> list[OneOperation]:
                   {"begin_mask": 1, "end_mask": 1}),
         operation("strided_slice_shrinks", "STRIDED_SLICE", [(4, 6), whole(-1, 0), whole(0, 6), whole(1, 1)], [(6,)],
                   {"shrink_axis_mask": 1}),
+        operation("gather_of_one", "GATHER", [(3, 1, 5), scalar(0)], [(3, 5)], {"axis": 1}),
         operation("gather", "GATHER", [IMAGE, np.array([[3, 0], [5, 5]], np.int32)], [(1, 7, 2, 2, 5)], {"axis": 2}),
         operation("strided_slice_backwards", "STRIDED_SLICE", [(4, 6), whole(3, 5), whole(-9, 1), whole(-2, -1)], [(2, 4)]),
         operation("tile", "TILE", [(2, 3), whole(2, 3)], [(4, 9)]),
@@ -285,7 +287,31 @@ def volumes() -> OneOperation:
     return operation("conv_3d", "CONV_3D", given, [(1, 4, 3, 6, 4)], steps)
 
 
+def lstm(name: str, steps: int, batch: int, *, major: bool) -> OneOperation:
+    hidden, size = 4, 6
+    gates = [numbers(hidden, size, seed=k) for k in range(4)]
+    recurrent = [numbers(hidden, hidden, seed=k) for k in range(4, 8)]
+    biases = [numbers(hidden, seed=k) for k in range(8, 12)]
+    state = (batch, hidden)
+    parameters = [*gates, *recurrent, None, None, None, *biases, None, None]
+    first = (steps, batch) if major else (batch, steps)
+    given: list[Given] = [(*first, size), *parameters, state, state, None, None, None, None]
+    shapes = [(*first, hidden), state, state]
+    attributes = {"fused_activation_function": "TANH", "time_major": major}
+    return operation(name, "UNIDIRECTIONAL_SEQUENCE_LSTM", given, shapes, attributes)
+
+
+def recurrent() -> list[OneOperation]:
+    return [
+        lstm("lstm_steps_first", 5, 3, major=True),
+        lstm("lstm_batch_first", 5, 3, major=False),
+        lstm("lstm_one_sequence", 5, 1, major=False),
+        lstm("lstm_one_step", 1, 2, major=True),
+    ]
+
+
 FLOAT: Final = [
+    *recurrent(),
     *unary(),
     *binary(),
     *convolutions(),

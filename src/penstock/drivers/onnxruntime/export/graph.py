@@ -80,6 +80,8 @@ class Graph:
         self._real: dict[Value, Value] = {}
         self._held: dict[int, NDArray] = {}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._shapes: dict[Value, tuple[int, ...]] = {}
+        self._unshaped: dict[Value, Value] = {}
         self._count = 0
         for index in self.entry.inputs:
             self._input(index)
@@ -89,6 +91,7 @@ class Graph:
         for index in self.entry.outputs:
             if index not in self.entry.inputs:
                 self._output(index)
+        self._leave_out_unread()
 
     def node(self, kind: str, *inputs: Value, domain: str = "", **attributes: Any) -> Value:
         """A node with one output."""
@@ -211,7 +214,13 @@ class Graph:
         )
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-        return self.node("Reshape", value, self.whole(list(shape)), allowzero=1)
+        """*value* in another *shape*, by at most one node."""
+        wanted, value = tuple(shape), self._unshaped.get(value, value)
+        if wanted == self._shapes.get(value):
+            return value
+        made = self.node("Reshape", value, self.whole(list(shape)), allowzero=1)
+        self._unshaped[made] = value
+        return made
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
         return self.node("Transpose", value, perm=list(order))
@@ -249,6 +258,8 @@ class Graph:
             return
         name = f"i{index}"
         self.inputs.append((name, operand))
+        if operand.dtype is not DType.INT8:
+            self._shapes[name] = known_shape(operand, f"input {operand.name!r}")
         self._last[index] = self._flip(name) if operand.dtype is DType.INT8 else name
 
     def _output(self, index: int) -> None:
@@ -276,6 +287,16 @@ class Graph:
             for index, known in values.items():
                 if known == value:
                     values[index] = name
+
+    def _leave_out_unread(self) -> None:
+        """Drops the nodes that nothing reads any more."""
+        read = {name for name, _ in self.outputs}
+        kept = []
+        for node in reversed(self.nodes):
+            if not read.isdisjoint(node.outputs):
+                kept.append(node)
+                read.update(node.inputs)
+        self.nodes = kept[::-1]
 
     def _name(self, kind: str = "v") -> Value:
         self._count += 1

@@ -14,6 +14,7 @@ FAMILIES: Final = (
     "matrices",
     "normalization",
     "quantization",
+    "recurrent",
     "reduction",
     "slicing",
     "structure",

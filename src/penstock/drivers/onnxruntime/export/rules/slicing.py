@@ -119,8 +119,18 @@ def _gather_axis(site: Site) -> int:
 @rule("GATHER", check=_check_gather)
 def emit_gather(graph: Graph, site: Site) -> None:
     """Indexes of any shape along one dimension."""
+    if _gathers_all(site):
+        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        return
     indices = _indices(graph, site, 1)
     graph.define(site, graph.node("Gather", graph.source(site), indices, axis=_gather_axis(site)))
+
+
+def _gathers_all(site: Site) -> bool:
+    """Whether the one index is that of a dimension of 1."""
+    if not site.input(1).is_constant or site.shape()[_gather_axis(site)] != 1:
+        return False
+    return bool(np.array_equal(site.constant(1, "its indexes").reshape(-1), [0]))
 
 
 def _indices(graph: Graph, site: Site, position: int) -> Value:

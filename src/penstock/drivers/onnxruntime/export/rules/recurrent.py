@@ -1,0 +1,87 @@
+"""UNIDIRECTIONAL_SEQUENCE_LSTM of float32, as ONNX's LSTM."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.graph import Graph, Value
+from penstock.drivers.onnxruntime.export.rules.rule import rule
+from penstock.drivers.onnxruntime.export.site import Site, require
+from penstock.drivers.onnxruntime.export.types import activation, activations
+from penstock.hal import AccuracyClass
+
+GATES: Final = (0, 3, 1, 2)
+"""ONNX's gates (input, output, forget, cell) by their places in TFLite's order."""
+
+WEIGHTS, RECURRENT, BIASES, STATES = 1, 5, 12, (18, 19)
+"""Positions of the first gate's weights, recurrent weights and bias, and of the states."""
+
+
+def _check_lstm(site: Site) -> AccuracyClass:
+    attributes = site.operation.attributes
+    require(activation(site, ["TANH"]) == "TANH", "")
+    require(attributes.number("cell_clip") == 0 == attributes.number("proj_clip"), "clipped cells")
+    require(not attributes.flag("diagonal_recurrent_tensors"), "diagonal recurrent weights")
+    others = (*range(9, 12), 16, 17, *range(20, 24))
+    require(not any(map(site.has, others)), "peepholes, a projection or normalised layers")
+    hidden, size = site.shape(WEIGHTS)
+    steps, batch, _ = _sizes(site)
+    for gate in range(4):
+        for position, shape in (
+            (WEIGHTS, (hidden, size)),
+            (RECURRENT, (hidden, hidden)),
+            (BIASES, (hidden,)),
+        ):
+            require(site.shape(position + gate) == shape, "gates of different sizes")
+            site.constant(position + gate, "a weight")
+    for position in STATES:
+        require(int(np.prod(site.shape(position))) == batch * hidden, "a state of another size")
+    for at in range(len(site.outputs)):
+        site.output_shape(at)
+    require(site.shape()[-1] == size and steps > 0, "an input of another size")
+    return activations(site)
+
+
+@rule("UNIDIRECTIONAL_SEQUENCE_LSTM", check=_check_lstm)
+def emit_lstm(graph: Graph, site: Site) -> None:
+    hidden, _ = site.shape(WEIGHTS)
+    _, batch, major = _sizes(site)
+    x = graph.get(site.input_indexes[0])
+    weights, recurrent, bias = (
+        np.concatenate([site.constant(first + gate, "a weight") for gate in GATES])
+        for first in (WEIGHTS, RECURRENT, BIASES)
+    )
+    every, *states = graph.node_of(
+        "LSTM",
+        [
+            _turned(graph, x, site.shape(), major=major),
+            graph.constant(weights[np.newaxis]),
+            graph.constant(recurrent[np.newaxis]),
+            graph.constant(np.concatenate([bias, np.zeros_like(bias)])[np.newaxis]),
+            "",
+            *(graph.reshape(graph.get(site.input_indexes[p]), (1, batch, hidden)) for p in STATES),
+        ],
+        3,
+        hidden_size=hidden,
+    )
+    values: list[Value] = [every if major else graph.transpose(every, (2, 1, 0, 3)), *states]
+    for at, _ in enumerate(site.outputs):
+        graph.define(site, graph.reshape(values[at], site.output_shape(at)), output=at)
+
+
+def _turned(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool) -> Value:
+    """The input, its steps first."""
+    if major:
+        return x
+    if 1 in shape[:2]:
+        return graph.reshape(x, (shape[1], shape[0], shape[2]))
+    return graph.transpose(x, (1, 0, 2))
+
+
+def _sizes(site: Site) -> tuple[int, int, bool]:
+    """Steps, batch, and whether the steps come first."""
+    shape, major = site.shape(), site.operation.attributes.flag("time_major")
+    require(len(shape) == 3, "an input of another rank than 3")
+    return (shape[0], shape[1], major) if major else (shape[1], shape[0], major)
