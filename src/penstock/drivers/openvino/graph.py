@@ -162,7 +162,7 @@ class Graph:
         if operand.dtype in QUANTIZED:
             scale, zero = one_scale(operand)
             value = (value.astype(np.float32) - np.float32(zero)) * np.float32(scale)
-        elif operand.dtype is not DType.FLOAT32:
+        elif operand.dtype not in {DType.FLOAT32, DType.INT32}:
             value = value.astype(np.float32)
         return self.constant(value)
 

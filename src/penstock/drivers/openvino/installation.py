@@ -18,7 +18,7 @@ import msgspec
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = "pip install 'penstock[openvino]'"
-ADAPTER_VERSION: Final = 1
+ADAPTER_VERSION: Final = 2
 """Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")

@@ -45,6 +45,14 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
     return "relaxed"
 
 
+def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+    """As `moved`, whole numbers of 32 bits too: what shapes are computed of."""
+    every = [*operands, *site.outputs]
+    if all(o.dtype is DType.INT32 for o in every):
+        return "exact"
+    return moved(site, every)
+
+
 def one_scale(operand: Operand) -> tuple[float, int]:
     """Scale and zero point of an activation quantised as a whole."""
     quantization = operand.quantization

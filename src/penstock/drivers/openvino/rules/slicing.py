@@ -7,7 +7,7 @@ import msgspec
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.site import Site, require
-from penstock.drivers.openvino.types import moves
+from penstock.drivers.openvino.types import carried, moves
 from penstock.hal import AccuracyClass
 
 
@@ -65,7 +65,7 @@ def _bounds(site: Site) -> Bounds:
 
 def _check(site: Site) -> AccuracyClass:
     _bounds(site), site.output_shape()
-    return moves(site)
+    return carried(site, [site.input()])
 
 
 @rule("SLICE", "STRIDED_SLICE", check=_check)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.site import Site, require
-from penstock.drivers.openvino.types import activation, moved, moves
+from penstock.drivers.openvino.types import activation, carried, moved, moves
 from penstock.hal import AccuracyClass
+from penstock.ir import DType
 
 MAX_PIECES: Final = 1024
 """Inputs or outputs of one join or split."""
@@ -22,7 +25,7 @@ def axis_of(axis: int, rank: int) -> int:
 
 def _check_reshape(site: Site) -> AccuracyClass:
     site.shape(), site.output_shape()
-    return moves(site)
+    return carried(site, [site.input()])
 
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
@@ -50,7 +53,7 @@ def _check_concatenation(site: Site) -> AccuracyClass:
     for position in range(len(given)):
         site.shape(position)
     axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return moved(site, given)
+    return carried(site, given)
 
 
 @rule("CONCATENATION", check=_check_concatenation)
@@ -68,7 +71,7 @@ def _check_pack(site: Site) -> AccuracyClass:
     for position in range(len(given)):
         site.shape(position)
     axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return moved(site, given)
+    return carried(site, given)
 
 
 @rule("PACK", check=_check_pack)
@@ -192,3 +195,15 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
     x = graph.get(site.input_indexes[0], first=first)
     node = graph.op.pad(x, graph.whole(before), graph.whole(after), mode, value)
     graph.move(site, node, first=first)
+
+
+def _check_shape(site: Site) -> AccuracyClass:
+    site.shape()
+    require(site.output().dtype is DType.INT32, "a shape of another type")
+    return "exact"
+
+
+@rule("SHAPE", check=_check_shape)
+def emit_shape(graph: Graph, site: Site) -> None:
+    """Known already."""
+    graph.define(site, graph.constant(np.array(site.shape(), np.int32)))
