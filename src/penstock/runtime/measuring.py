@@ -30,8 +30,9 @@ BUDGET_NS: Final = 3_000_000_000
 """How long all rounds after the least number may take."""
 
 HOPELESS: Final = 1.5
-"""A candidate whose median is so many times the best one's after the least rounds is timed no longer."""
-
+"""A candidate whose shortest sample is so many times that of the best after the least rounds is timed no longer: what
+else the machine does makes samples longer, never shorter.
+"""
 
 FAR: Final = 4.0
 """The same after `FIRST_ROUNDS`."""
@@ -63,6 +64,10 @@ class _Samples:
     @property
     def median(self) -> float:
         return statistics.median(self.times)
+
+    @property
+    def shortest(self) -> float:
+        return min(self.times)
 
 
 def measure(
@@ -145,9 +150,9 @@ def _racing(every: Sequence[_Samples], turn: int) -> list[_Samples]:
     racing = [samples for samples in every if samples.error is None]
     if turn < FIRST_ROUNDS or not racing:
         return racing
-    best = min(samples.median for samples in racing)
+    best = min(samples.shortest for samples in racing)
     most = HOPELESS if turn >= LEAST_ROUNDS else FAR
-    kept = [samples for samples in racing if samples.median <= most * best]
+    kept = [samples for samples in racing if samples.shortest <= most * best]
     return kept if len(kept) > 1 or turn < LEAST_ROUNDS else []
 
 
