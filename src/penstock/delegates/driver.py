@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,12 @@ AnyDevice = str | DeviceInfo | Device
 
 STRICT = Policy(allow_fallback=False)
 """A delegate that fails is reported, and the interpreter goes on without it: nothing takes its device's place silently."""
+
+
+class _Found(threading.local):
+    """What was found of the graph that one thread adds a delegate to; another may add it to another graph meanwhile."""
+
+    taken: frozenset[int] = frozenset()
 
 
 class DriverDelegate(SimpleDelegate):
@@ -70,19 +77,18 @@ class DriverDelegate(SimpleDelegate):
         self.cache, self.num_threads = cache, num_threads
         names = ", ".join(d.name for d in self.devices)
         self.name = f"{type(self).__name__}({names})"
-        self._taken: frozenset[int] = frozenset()
-        self._nodes: dict[int, int] = {}
+        self._found = _Found()
         self._kernels: list[DriverKernel] = []
         self.reasons: dict[int, str] = {}
         """Why a node of the graph it was added to last was not taken, by node."""
 
     def initialize(self, context: DelegateContext) -> None:
         """Asks the devices about every node that can be replaced, all at once."""
-        self.reasons = {}
+        reasons: dict[int, str] = {}
         nodes = []
         for index in context.execution_plan:
             if reason := context.reason_kept(index):
-                self.reasons[index] = reason
+                reasons[index] = reason
             else:
                 nodes.append(index)
         taken = []
@@ -90,11 +96,11 @@ class DriverDelegate(SimpleDelegate):
             part = context.partition_model(nodes)
             for node, refused in zip(part.nodes, self.refusals(part.model), strict=True):
                 if refused:
-                    self.reasons[node] = refused
+                    reasons[node] = refused
                 else:
                     taken.append(node)
-        self._taken = frozenset(taken)
-        self._nodes = {id(context.node_and_registration(i)[0]): i for i in nodes}
+        self._found.taken = frozenset(id(context.node_and_registration(i)[0]) for i in taken)
+        self.reasons = reasons
 
     def refusals(self, model: Model) -> list[str]:
         """For each operation of *model* why no device of this delegate takes it; empty where one does."""
@@ -110,7 +116,7 @@ class DriverDelegate(SimpleDelegate):
         self, registration: Registration, node: DelegateNode, context: DelegateContext
     ) -> bool:
         """Whether any of its devices takes the node."""
-        return self._nodes.get(id(node)) in self._taken
+        return id(node) in self._taken
 
     def create_kernel(self) -> DelegateKernel:
         """A kernel that compiles its nodes for the devices."""
@@ -121,6 +127,11 @@ class DriverDelegate(SimpleDelegate):
     def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
         """The *cache* argument that one subset is compiled with."""
         return self.cache  # type: ignore[no-any-return]  # compile checks it
+
+    @property
+    def _taken(self) -> frozenset[int]:
+        """The nodes, by identity, that its devices take of the graph that this thread adds it to."""
+        return self._found.taken
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:

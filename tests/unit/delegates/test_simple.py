@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,24 @@ class TestDriverDelegate:
             interpreter.resize_tensor_input(0, [size])
             interpreter.allocate_tensors()
             assert run(interpreter, np.ones(size, np.float32))[0].shape == (size,)
+
+    def test_two_threads_add_it_at_once(self) -> None:
+        both = threading.Barrier(2, timeout=30)
+
+        class Meeting(DriverDelegate):
+            def initialize(self, context: DelegateContext) -> None:
+                super().initialize(context)
+                both.wait()
+
+        delegate = Meeting("reference", cache=False)
+        files = graphs.chain("NEG", "ABS"), graphs.chain("SQUARE")
+
+        def members(content: bytes) -> list[tuple[int, ...]]:
+            interpreter = opened(content, delegate)
+            return [k.members for k in interpreter._core.graph(0).delegate_nodes]
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(members, files)) == [[(0, 1)], [(0,)]]
 
     def test_a_device_that_is_not_there(self) -> None:
         with pytest.raises(PlacementError, match="no such thing"):
