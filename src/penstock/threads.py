@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Final
 
 from penstock import knobs
 from penstock.errors import InputError
 
+MOST_A_CORE: Final = 4
+
 
 def allowed_threads(argument: int | None = None) -> int:
     """*argument*, else the knob `num_threads`, else `OMP_NUM_THREADS`, bounded by CPU affinity and by
-    the cgroup's CPU quota (cgroup v2 `cpu.max`); at least 1.
+    the cgroup's CPU quota (cgroup v2 `cpu.max`); at least 1. A number that was asked for holds up to
+    `MOST_A_CORE` for each of the machine's cores: engines wait for each other spinning.
     """
+    most = MOST_A_CORE * (os.cpu_count() or 1)
     if argument is not None:
-        return max(1, argument)
+        return max(1, min(argument, most))
     knob = knobs.num_threads()
     if knob < 0:
         raise InputError(f"knob num_threads is {knob}; 0 means what the machine allows")
     if knob > 0:
-        return knob
+        return min(knob, most)
     limit = _affinity()
     if (quota := _cgroup_quota()) is not None:
         limit = min(limit, max(1, math.ceil(quota)))

@@ -58,6 +58,13 @@ def test_reading_the_quota(tmp_path: Path, content: str, expected: float | None)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the platform has no CPU affinity")
+def test_no_more_than_four_a_core_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert [allowed_threads(n) for n in (7, 8, 1000, 10**30)] == [7, 8, 8, 8]
+    monkeypatch.setenv("PENSTOCK_NUM_THREADS", "1000")
+    assert allowed_threads() == 8
+
+
 def test_the_real_affinity_is_read() -> None:
     from importlib import reload
 

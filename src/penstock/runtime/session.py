@@ -72,7 +72,7 @@ def compile_model(
     names, DeviceInfo or Device objects, in order of preference, places on these only; what all of them fail at
     goes to the device "reference" all the same, unless *policy* says otherwise. *timeout* is in
     seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity and
-    OMP_NUM_THREADS allow. *signature* chooses an entry point and its names; *shapes* maps input
+    OMP_NUM_THREADS allow; a number holds up to four for each of the machine's cores. *signature* chooses an entry point and its names; *shapes* maps input
     names to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
     user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo` under the
     caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a cache only
