@@ -14,6 +14,7 @@ from penstock.cli import options
 from penstock.cli.output import Output, milliseconds, output_of, size
 from penstock.cli.progress import compile_bar
 from penstock.cli.receipts import show_cache, show_fallbacks
+from penstock.cli.shapes import parse_shapes, shaped
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Receipt
@@ -46,6 +47,7 @@ def bench(
     threads: options.Threads = None,
     accuracy: options.Accuracy = None,
     seed: options.Seed = 0,
+    shape: options.Shapes = None,
     no_cache: options.NoCache = False,
 ) -> None:
     """Measure MODEL: time a run (median, p90, p99), throughput, load and compile time, peak memory."""
@@ -57,9 +59,10 @@ def bench(
 
     output = output_of(context)
     wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    shapes = parse_shapes(shape)
     loaded = opening.load(model)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    operands = interface_of(entered, signature).inputs
+    operands = shaped(interface_of(entered, signature).inputs, shapes)
     given = inputs or (["random"] if operands else [])
     fed = feed(given, operands, entered.metadata.inputs, wishes)
     with compile_bar(output) as progress:
@@ -71,7 +74,9 @@ def bench(
             threads=threads,
             accuracy=accuracy,
             operands=operands,
+            shapes=shapes,
             arrays=fed.arrays,
+            assumed=fed.assumed,
             cache=not no_cache,
             tune=tune,
             progress=progress,

@@ -44,7 +44,7 @@ def compare(
         typer.Option(
             "--out",
             metavar="F",
-            help="Write the operation that departs as F (.tflite), its inputs and expected results beside it (.npz).",
+            help="Write the operation that departs as F (.tflite), its inputs and expected results beside it (.npz, which 'run' takes).",
         ),
     ] = None,
     normalise: options.Normalise = None,
@@ -55,7 +55,7 @@ def compare(
     """Find the first operation of MODEL whose result on a device departs from the reference's.
 
     The model is cut at its operations, each part is fed the real values that INPUT leads to, and a part that departs
-    is halved. Exit code 1 when something departs.
+    is halved. Exit code 1 when something departs, or nothing could be compared.
     """
     from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed, parse_normalisation
@@ -96,6 +96,8 @@ def compare(
             "written": written,
         }
     )
+    if found and not any(result.supported for result in found):
+        raise Unfinished("there is nothing to compare: no device took an operation")
     if departing:
         names_in_words = ", ".join(r.device for r in departing)
         raise Unfinished(f"a result departs on {names_in_words}")

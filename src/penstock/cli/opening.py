@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import penstock
 from penstock.cli.failures import FileError, UsageError, os_reason
-from penstock.cli.shapes import shapes_of
+from penstock.cli.shapes import shapes_of, with_remedy
 from penstock.errors import ModelError
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
@@ -65,11 +65,12 @@ def compile_model(
     tune: bool = False,
     progress: ProgressCallback | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
+    assumed: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[CompiledModel, int]:
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*, and for *shapes*, by input name. *cache*, *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
+    *operands*, and for *shapes*, by input name; *assumed* are those that nobody gave. *cache*, *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
     accuracy class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
@@ -92,7 +93,7 @@ def compile_model(
             progress=progress,
         )
     except ModelError as error:
-        raise FileError(path, str(error)) from error
+        raise FileError(path, with_remedy(error, assumed or {})) from error
     return compiled, time.perf_counter_ns() - began
 
 

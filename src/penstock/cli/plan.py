@@ -11,7 +11,7 @@ import typer
 from penstock.cli import options, writing
 from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
-from penstock.cli.shapes import assumed_shapes, in_words
+from penstock.cli.shapes import assumed_shapes, in_words, parse_shapes, shaped
 from penstock.errors import ModelError, PlacementError
 
 NAME_WIDTH: Final = 48
@@ -38,23 +38,31 @@ def plan(
     device: options.Devices = None,
     signature: options.SignatureName = None,
     accuracy: options.Accuracy = None,
+    shape: options.Shapes = None,
 ) -> None:
-    """Show the steps of MODEL, where each operation runs, and why the other devices did not get it."""
+    """Show the steps of MODEL, where each operation runs, and why the other devices did not get it.
+
+    Dimensions that MODEL leaves unknown are taken for 1 where no --shape says more.
+    """
     from penstock.cli import opening
+    from penstock.execution.interface import interface_of
 
     output = output_of(context)
-    if dot is not None and svg is not None:
-        raise UsageError("--dot and --svg cannot be asked for together")
+    if dot == svg == "-":
+        raise UsageError("--dot and --svg cannot both go to stdout; name a file for one")
+    given = parse_shapes(shape)
     to_stdout = "-" in (dot, svg)
     if to_stdout and output.as_json:
         raise UsageError("--json and a picture cannot both go to stdout")
     dot_file, svg_file = (
-        None if name == "-" else writing.target(option, name)
-        for option, name in (("--dot", dot), ("--svg", svg))
+        None if name == "-" else writing.target(option, name, endings)
+        for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
     loaded = opening.load(model)
     try:
-        likely = assumed_shapes(loaded.model, signature, None)
+        entered = loaded.model.signature_model(signature) if signature else loaded.model
+        shaped(interface_of(entered, signature).inputs, given)
+        likely = assumed_shapes(loaded.model, signature, given)
     except ModelError as error:
         raise FileError(loaded.path, str(error)) from error
     try:
@@ -64,7 +72,8 @@ def plan(
             devices=device,
             signature=signature,
             accuracy=accuracy,
-            shapes=likely,
+            shapes={**likely, **given},
+            assumed=likely,
         )
     except PlacementError as error:
         from penstock.cli.refusals import answers
@@ -73,18 +82,18 @@ def plan(
         report_refusals(output, refused, error)
     with compiled:
         made = compiled.plan
-    if to_stdout:
-        typer.echo((made.to_dot() if dot else made.to_svg()).rstrip("\n"))
-        return
-    for line in made.show().splitlines():
-        output.line(line)
-    if likely:
-        output.line(f"planned for {in_words(likely)}", "dim")
-    output.json({"plan": json.loads(made.to_json())})
     if dot_file is not None:
         _write(dot_file, made.to_dot())
     if svg_file is not None:
         _write(svg_file, made.to_svg())
+    if to_stdout:
+        typer.echo((made.to_dot() if dot == "-" else made.to_svg()).rstrip("\n"))
+        return
+    for line in made.show().splitlines():
+        output.line(line)
+    if likely:
+        output.line(f"planned for {in_words(likely)}; --shape gives another shape", "dim")
+    output.json({"plan": json.loads(made.to_json())})
 
 
 def report_refusals(

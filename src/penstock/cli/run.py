@@ -15,6 +15,7 @@ from penstock.cli.labels import model_labels, read_labels
 from penstock.cli.output import Output, milliseconds, output_of
 from penstock.cli.progress import compile_bar
 from penstock.cli.receipts import show_cache, show_fallbacks
+from penstock.cli.shapes import parse_shapes, shaped
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, ExecutionPlan, Outputs
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from penstock.ir import NDArray
 
 EMPTY_DEVICE: Final = "null"
+
+LABELLED: Final = frozenset({"classification", "detection", "segmentation"})
+"""The tasks whose answers name classes."""
 
 
 def run(
@@ -66,6 +70,7 @@ def run(
     threads: options.Threads = None,
     accuracy: options.Accuracy = None,
     seed: options.Seed = 0,
+    shape: options.Shapes = None,
     no_cache: options.NoCache = False,
 ) -> None:
     """Run MODEL once and say what it sees."""
@@ -83,9 +88,10 @@ def run(
     trace_file = writing.target("--trace", trace)
     wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
     given_labels = read_labels(Path(labels)) if labels is not None else None
+    shapes = parse_shapes(shape)
     loaded = opening.load(model)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    operands = interface_of(entered, signature).inputs
+    operands = shaped(interface_of(entered, signature).inputs, shapes)
     fed = feed(inputs or (), operands, entered.metadata.inputs, wishes)
     if out_file is not None and fed.picture is None and not _takes_arrays(out_file):
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
@@ -98,7 +104,9 @@ def run(
             threads=threads,
             accuracy=accuracy,
             operands=operands,
+            shapes=shapes,
             arrays=fed.arrays,
+            assumed=fed.assumed,
             cache=not no_cache,
             progress=progress,
         )
@@ -123,6 +131,11 @@ def run(
         )
         found = answer(results, task)
         refused = ""
+        if given_labels is not None and found.task not in LABELLED:
+            fed.notes.append(
+                f"--labels {labels} is not used: this is {found.task}, which has no classes to name; "
+                "--task says which task it is"
+            )
         try:
             if trace_file is not None:
                 write_trace(trace_file, compiled, outputs, loaded)

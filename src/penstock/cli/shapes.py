@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.failures import UsageError
+
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand
 
@@ -51,3 +53,48 @@ def assumed_shapes(
 def in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """`x=1,28,28,1`, as the option `--shape` takes them."""
     return " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def parse_shapes(options: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """What `--shape NAME=N,N,...` gives, by input name. Raises `UsageError`."""
+    return dict(map(_shape, options or ()))
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`name=1,2` as a pair; a name may hold a `=` itself."""
+    name, equals, numbers = text.rpartition("=")
+    parts = [part.strip() for part in numbers.split(",")] if numbers.strip() else []
+    if not equals or not name or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--shape {text!r}: it must be NAME=N,N,... with whole numbers")
+    return name, tuple(map(int, parts))
+
+
+def shaped(
+    operands: Sequence[Operand], given: Mapping[str, tuple[int, ...]]
+) -> tuple[Operand, ...]:
+    """*operands* with the shapes *given*, by input name.
+
+    Raises `UsageError` for a name that no input has, and a shape that its input cannot have.
+    """
+    from msgspec.structs import replace
+
+    from penstock.execution.inputs import fits
+    from penstock.ir.show import show_operand
+
+    known = {o.name: o for o in operands}
+    for name, shape in given.items():
+        if name not in known:
+            there = ", ".join(map(repr, known)) or "none"
+            raise UsageError(f"--shape {name}=...: no input is named {name!r}; there are {there}")
+        if not fits(shape, known[name].shape):
+            raise UsageError(
+                f"--shape {name}={','.join(map(str, shape))}: the input is {show_operand(known[name])}"
+            )
+    return tuple(replace(o, shape=tuple(given[o.name])) if o.name in given else o for o in operands)
+
+
+def with_remedy(reason: object, assumed: Mapping[str, tuple[int, ...]]) -> str:
+    """*reason*, why a model cannot be compiled, with what was *assumed* and how to give other shapes."""
+    if not assumed:
+        return str(reason)
+    return f"{reason} (taken for {in_words(assumed)}; --shape gives another shape)"

@@ -194,7 +194,9 @@ class Search:
                 timeout=self.timeout,
             )
         except (DriverError, PlacementError) as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+            # The driver's own words: numbers of the cut-out part would mislead.
+            told = error.__cause__ if isinstance(error.__cause__, DriverError) else error
+            return f"{type(told).__name__}: {' '.join(str(told).split())}"
 
     def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
         case = self.cases[index]

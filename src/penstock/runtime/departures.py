@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -114,18 +114,37 @@ def distance_to_builtins(found: Distance) -> dict[str, Any]:
     return {**made, "element": list(found.element), "departs": found.departs}
 
 
-CASE_INPUTS: Final = "input{}"
-CASE_OUTPUTS: Final = "expected{}"
+CASE_INPUT: Final = "input{}"
+EXPECTED: Final = "expected/"
+"""What the names of expected results begin with among the arrays of a case."""
+
+TAKEN: Final = frozenset({"file", "allow_pickle"})
+"""Names that `numpy.savez` has arguments of its own for."""
 
 
 def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArray]:
-    """The arrays of *case* by name, as `numpy.savez` takes them: `input0`, ..., `expected0`, ...
+    """The arrays of *case* by name, as `numpy.savez` takes them: inputs under their own names, or `input0`, `input1`, ...
+    where those do not tell them apart, and the expected outputs likewise, after `expected/`.
 
     *as_file* gives those of `case.tflite()`, where some state is inside, else all.
     """
-    inputs = case.tflite_inputs if as_file else case.inputs
-    expected = case.tflite_expected if as_file else case.expected
+    entry = case.model.entry
+    inputs, outputs = case.positions(as_file=as_file)
+    given = [entry.operands[entry.inputs[k]].name for k in inputs]
+    wanted = [entry.operands[entry.outputs[k]].name for k in outputs]
+    if not _tell_apart(given):
+        given = [CASE_INPUT.format(k) for k in range(len(inputs))]
+    if not _tell_apart(wanted):
+        wanted = [str(k) for k in range(len(outputs))]
     return {
-        **{CASE_INPUTS.format(k): a for k, a in enumerate(inputs)},
-        **{CASE_OUTPUTS.format(k): a for k, a in enumerate(expected)},
+        **{name: case.inputs[k] for name, k in zip(given, inputs, strict=True)},
+        **{EXPECTED + name: case.expected[k] for name, k in zip(wanted, outputs, strict=True)},
     }
+
+
+def _tell_apart(names: Sequence[str]) -> bool:
+    """Whether each of *names* can stand for one array in an `.npz` file."""
+    return len(set(names)) == len(names) and all(
+        name and name.isprintable() and name not in TAKEN and not name.startswith(EXPECTED)
+        for name in names
+    )

@@ -71,16 +71,22 @@ class OperationCase(Struct, frozen=True, eq=False):
     @property
     def tflite_inputs(self) -> tuple[NDArray, ...]:
         """The arrays that the file of `tflite` takes, in its order."""
-        entry = self.model.entry
-        held = {i for i, _ in _state_pairs(self.model)}
-        return tuple(a for i, a in zip(entry.inputs, self.inputs, strict=True) if i not in held)
+        return tuple(self.inputs[k] for k in self.positions()[0])
 
     @property
     def tflite_expected(self) -> tuple[NDArray, ...]:
         """What the file of `tflite` gives, in its order."""
+        return tuple(self.expected[k] for k in self.positions()[1])
+
+    def positions(self, *, as_file: bool = True) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which of *inputs* and of *expected* the file of `tflite` has; all of them without *as_file*."""
         entry = self.model.entry
-        held = {o for _, o in _state_pairs(self.model)}
-        return tuple(a for o, a in zip(entry.outputs, self.expected, strict=True) if o not in held)
+        pairs = _state_pairs(self.model) if as_file else []
+        into, out = {i for i, _ in pairs}, {o for _, o in pairs}
+        return (
+            tuple(k for k, i in enumerate(entry.inputs) if i not in into),
+            tuple(k for k, o in enumerate(entry.outputs) if o not in out),
+        )
 
 
 def cases_of(

@@ -134,6 +134,16 @@ def test_one_score_a_class_from_softmax_or_logistic_is_classification(last: str)
     assert recognise(results(np.zeros((1, 5), np.float32), last=last)) == "classification"
 
 
+@pytest.mark.parametrize(
+    ("shape", "task"),
+    [((1, 5, 1, 1), "classification"), ((1, 1, 5, 1), "outputs"), ((5, 1), "outputs")],
+)
+def test_scores_that_keep_the_place_they_were_convolved_to_are_classification(
+    shape: tuple[int, ...], task: str
+) -> None:
+    assert recognise(results(np.zeros(shape, np.float32), last="SOFTMAX")) == task
+
+
 def test_a_vector_of_nothing_in_particular_is_no_classification() -> None:
     assert recognise(results(np.zeros((1, 1280), np.float32))) == "outputs"
 

@@ -128,13 +128,19 @@ def test_what_compiles_at_its_first_run_is_not_warmed_and_says_what_to_do() -> N
     assert outcome(step) == ("not compiled", "NoEntry: nothing is cached here")
 
 
-def test_a_shape_that_does_not_fit_names_the_option(run: Run, tmp_path: Path) -> None:
+def join(tmp_path: Path) -> Path:
+    """A file of x, float32[1, ?], joined with rows of three."""
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (1, None), "x")
     rows = builder.constant(np.ones((1, 3), np.float32), "rows")
     (y,) = builder.operation("CONCATENATION", [x, rows], [(DType.FLOAT32, (2, None))], {"axis": 0})
     path = tmp_path / "join.tflite"
     path.write_bytes(tflite.write(builder.build([y])))
+    return path
+
+
+def test_a_shape_that_does_not_fit_names_the_option(run: Run, tmp_path: Path) -> None:
+    path = join(tmp_path)
     taken = "x=1,1; --shape gives another shape"
     explained = run("cache", "explain", path, code=3)
     assert explained["error"]["message"].endswith(f"(taken for {taken})")
@@ -147,7 +153,42 @@ def test_plan_takes_unknown_dimensions_as_run_does(model: Path, run: Run) -> Non
     told = run("plan", str(model), "-d", "reference")
     assert told["plan"]["steps"][0]["device"] == "reference"
     result = CliRunner().invoke(app, ["plan", str(model), "-d", "reference"])
-    assert "planned for x=1,3" in result.output
+    assert "planned for x=1,3; --shape gives another shape" in result.output
+
+
+@pytest.mark.parametrize(
+    "command", [("plan",), ("run", "random"), ("bench", "random", "--runs", 1)]
+)
+def test_plan_run_and_bench_take_shapes(
+    run: Run, tmp_path: Path, command: tuple[object, ...]
+) -> None:
+    path = join(tmp_path)
+    name, rest = command[0], command[1:]
+    refused = run(name, path, *rest, "-d", "reference", code=3)
+    assert refused["error"]["message"].endswith("(taken for x=1,1; --shape gives another shape)")
+    told = run(name, path, *rest, "-d", "reference", "--shape", "x=1,3")
+    if name != "plan":
+        assert told["inputs"][0]["shape"] == [1, 3]
+    for shape, words in (
+        ("y=1,3", "no input is named 'y'"),
+        ("x=2,3", "the input is float32[1, ?]"),
+    ):
+        message = run(name, path, *rest, "--shape", shape, code=2)
+        assert words in message["error"]["message"]
+
+
+def test_a_file_that_is_not_of_the_shape_given_is_refused(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
+    refused = run("run", join(tmp_path), tmp_path / "x.npy", "--shape", "x=1,4", code=3)
+    assert "holds float32[1, 3]; input 'x' needs float32[1, 4]" in refused["error"]["message"]
+
+
+def test_labels_that_are_not_used_are_told(run: Run, model: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a\nb\n")
+    shaped = ("random", "-d", "reference", "--labels", labels, "--shape", "x=2,3")
+    (note,) = run("run", model, *shaped)["notes"]
+    assert note.startswith(f"--labels {labels} is not used: this is outputs, which has no classes")
 
 
 def test_plan_says_which_signature_there_is_not(model: Path) -> None:

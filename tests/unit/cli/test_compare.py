@@ -94,10 +94,15 @@ def test_the_first_operation_that_departs_is_named_and_written(
     assert third == f"written: {out}, {out.with_suffix('.npz')}"
     assert result.stderr == "penstock: error: a result departs on liar\n"
     with np.load(out.with_suffix(".npz")) as arrays:
-        assert sorted(arrays) == ["expected0", "input0"]
+        (given,) = (o.name for o in penstock.load(out).inputs)
+        (wanted,) = (o.name for o in penstock.load(out).outputs)
+        assert sorted(arrays) == sorted([given, f"expected/{wanted}"])
         with penstock.compile(out, devices=["reference"], cache=None) as compiled:
             assert compiled.plan.operations[0].type == "ADD"
-            assert compiled(arrays["input0"])[0].tobytes() == arrays["expected0"].tobytes()
+            assert compiled(arrays[given])[0].tobytes() == arrays[f"expected/{wanted}"].tobytes()
+    again = run("run", out, out.with_suffix(".npz"), "-d", "reference", "--json")
+    assert again.exit_code == 0, again.output
+    assert [i["name"] for i in parsed(again)["inputs"]] == [given]
 
 
 def parsed(result: Result) -> Any:
@@ -135,6 +140,10 @@ def test_state_and_the_class_exact(run: Run, tmp_path: Path) -> None:
     assert result.stdout.endswith("no result departs from sample's (exact)\n")
     result = run(*arguments, "-d", "sample")
     assert result.stdout == "sample took 0 of 2 operations: there is nothing to compare\n"
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "penstock: error: there is nothing to compare: no device took an operation\n"
+    )
 
 
 @pytest.mark.parametrize(

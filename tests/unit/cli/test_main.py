@@ -155,7 +155,9 @@ def test_version(run: Run) -> None:
         ["run", "m.tflite", "--task", "guess"],
         ["plan", "m.tflite", "--accuracy"],
         ["run", "m.tflite", "--normalise", "guess"],
-        ["plan", "m.tflite", "--dot", "a", "--svg", "b"],
+        ["plan", "m.tflite", "--dot", "-", "--svg", "-"],
+        ["plan", "m.tflite", "--svg", "b.png"],
+        ["plan", "m.tflite", "--shape", "x=two"],
         ["dump", "m.tflite"],
         ["dump", "m.tflite", "--after", "lunch"],
         ["inspect", "m.tflite", "--nonsense"],
@@ -413,10 +415,15 @@ def test_a_plan_written_to_a_dash_is_all_there_is_on_stdout(
 
 
 def test_plan_writes_dot_and_svg(run: Run, model: Path, tmp_path: Path) -> None:
-    for option, beginning in (("--dot", "digraph"), ("--svg", "<svg")):
-        result = run("plan", model, "--device", "sample", option, tmp_path / "plan")
-        assert result.exit_code == 0, result.output
-        assert (tmp_path / "plan").read_text("utf-8").startswith(beginning)
+    dot, svg = tmp_path / "plan.dot", tmp_path / "plan.svg"
+    result = run("plan", model, "--device", "sample", "--dot", dot, "--svg", svg)
+    assert result.exit_code == 0, result.output
+    assert dot.read_text("utf-8").startswith("digraph")
+    assert svg.read_text("utf-8").startswith("<svg")
+    dot.unlink()
+    result = run("plan", model, "--device", "sample", "--dot", dot, "--svg", "-")
+    assert result.stdout.startswith("<svg")
+    assert dot.exists()
 
 
 @pytest.mark.parametrize(
@@ -427,7 +434,15 @@ def test_what_cannot_be_written_is_said_before_the_work(
     run: Run, tmp_path: Path, command: str, option: str
 ) -> None:
     missing = tmp_path / "no such model"
-    line = one_line(run(command, missing, option, tmp_path / "nowhere" / "y.npz"), 1)
+    line = one_line(
+        run(
+            command,
+            missing,
+            option,
+            tmp_path / "nowhere" / ("y.svg" if option == "--svg" else "y.npz"),
+        ),
+        1,
+    )
     assert "cannot write" in line
     assert "there is no directory" in line
     (tmp_path / "directory.npz").mkdir()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import penstock
 from penstock.drivers.reference import create as reference
@@ -22,6 +23,7 @@ from penstock.hal import (
 )
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.runtime.comparison import Comparison, case_arrays, compare
+from penstock.runtime.operations import cases_of
 from penstock.testing.contract.cases import branch, state
 from penstock.testing.doubles import (
     FaultyDevice,
@@ -285,7 +287,22 @@ def test_the_cut_out_operation_reproduces_the_departure() -> None:
     arrays = case_arrays(case)
     again = penstock.load(case.tflite())
     with penstock.compile(again, devices=["reference"], cache=None) as compiled:
-        assert compiled(arrays["input0"])[0].tobytes() == arrays["expected0"].tobytes()
+        (key,) = (name for name in arrays if name.startswith("expected/"))
+        (given,) = (name for name in arrays if name != key)
+        assert given == again.inputs[0].name
+        assert compiled(arrays[given])[0].tobytes() == arrays[key].tobytes()
+
+
+def test_arrays_whose_names_do_not_tell_them_apart_are_numbered() -> None:
+    model, inputs = chain(2)
+    case = next(cases_of(model, inputs))
+    entry = case.model.entry
+    for name in ("", "file", "expected/x", "a\nb"):
+        operands = [replace(operand, name=name) for operand in entry.operands]
+        nameless = replace(
+            case, model=replace(case.model, subgraphs=(replace(entry, operands=tuple(operands)),))
+        )
+        assert sorted(case_arrays(nameless)) == ["expected/0", "input0"]
 
 
 def test_another_device_may_be_the_one_that_is_right() -> None:

@@ -58,7 +58,11 @@ def _is_classifier(results: Results) -> bool:
         return False
     array, dtype = results.arrays[0], results.operands[0].dtype
     numeric = dtype.is_float or dtype.is_integer
-    if not numeric or array.ndim == 0 or array.shape[-1] < 2 or array.size != array.shape[-1]:
+    if not numeric or array.ndim == 0:
+        return False
+    # What is convolved down to one place keeps that place's height and width, [1, classes, 1, 1].
+    classes = array.shape[1] if array.ndim == 4 and array.shape[2:] == (1, 1) else array.shape[-1]
+    if classes < 2 or array.size != classes:
         return False
     return results.labels is not None or _origin(results) in _TO_PROBABILITIES
 

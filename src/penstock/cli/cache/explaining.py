@@ -11,7 +11,7 @@ from penstock.cli.cache.directory import SHORT, open_cache
 from penstock.cli.cache.key import compile_arguments
 from penstock.cli.failures import FileError
 from penstock.cli.output import output_of
-from penstock.cli.shapes import assumed_shapes, in_words
+from penstock.cli.shapes import assumed_shapes, in_words, with_remedy
 from penstock.errors import ModelError
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ def explain(
     try:
         plan, steps = explain_model(loaded.model, cache, **arguments)
     except ModelError as error:
-        taken = f" (taken for {in_words(likely)}; --shape gives another shape)" if likely else ""
-        raise FileError(loaded.path, f"{error}{taken}") from error
+        raise FileError(loaded.path, with_remedy(error, likely)) from error
     output.table(
         ("step", "device", "operations", "token", "cache"),
         [row(each) for each in steps],

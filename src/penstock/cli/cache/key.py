@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.cli.failures import UsageError
+from penstock.cli.shapes import parse_shapes
 
 
 def compile_arguments(
@@ -32,7 +33,7 @@ def compile_arguments(
         "devices": list(devices) if devices else None,
         "num_threads": threads,
         "signature": signature,
-        "shapes": dict(map(_shape, shapes)) if shapes else None,
+        "shapes": parse_shapes(shapes) or None,
         "policy": policy_of(accuracy),
     }
 
@@ -41,12 +42,3 @@ def _word(option: str, given: str | None, words: Sequence[str]) -> str | None:
     if given is not None and given not in words:
         raise UsageError(f"{option} {given!r} is not one of {', '.join(words)}")
     return given
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`name=1,2` as a pair; a name may hold a `=` itself."""
-    name, equals, numbers = text.rpartition("=")
-    parts = [part.strip() for part in numbers.split(",")] if numbers.strip() else []
-    if not equals or not name or not all(part.isdecimal() for part in parts):
-        raise UsageError(f"--shape {text!r}: it must be NAME=N,N,... with whole numbers")
-    return name, tuple(map(int, parts))

@@ -15,6 +15,7 @@ from penstock.cli.feed.normalisation import Normalisation
 from penstock.cli.feed.sound import read_sound
 from penstock.ir import NDArray, Operand, TensorMetadata
 from penstock.ir.show import show_operand
+from penstock.ir.types import is_static
 
 Kind = Literal["picture", "sound", "npy", "npz"]
 
@@ -46,12 +47,14 @@ class Fed:
     """What was made of the arguments: an array an input, in order.
 
     *picture* is the last picture read, upright and in its own size (a Pillow image); *sources* says for
-    each input where its values come from; *notes* what was assumed or changed on the way.
+    each input where its values come from; *assumed* has the shapes that `random` made up for unknown dimensions, by input
+    name; *notes* what was assumed or changed on the way.
     """
 
     arrays: list[NDArray] = field(default_factory=list)
     sources: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    assumed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     picture: Any = None
 
     def add(self, operand: Operand, array: NDArray, source: str, **more: Any) -> None:
@@ -91,6 +94,8 @@ def feed(
             )
         if argument == "random":
             fed.add(rest[0], random_array(rest[0], generator), f"random, seed {wishes.seed}")
+            if not is_static(rest[0].shape):
+                fed.assumed[rest[0].name] = fed.arrays[-1].shape
             continue
         path = Path(argument)
         kind = kind_of(path)

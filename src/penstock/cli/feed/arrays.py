@@ -21,6 +21,8 @@ MAX_BYTES: Final = 2**31
 
 CHUNK: Final = 2**20
 
+EXPECTED: Final = "expected/"
+
 _WORDS: Final = (b"gate", b"pipe", b"river", b"turbine", b"water")
 
 
@@ -31,13 +33,15 @@ def read_npy(path: Path, operand: Operand) -> NDArray:
 
 
 def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
-    """An array for each of *operands*, by name, or by position where the file has exactly as many.
+    """An array for each of *operands*, by name, or by position where the file has exactly as many. Entries whose names
+    begin with `expected/` and are no input's are left: they are what `compare` expects of the model.
 
     Raises `FileError`.
     """
     with reading(path, "not an .npz file"), zipfile.ZipFile(path) as archive:
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
         wanted = [o.name for o in operands]
+        names = [n for n in names if n in wanted or not n.startswith(EXPECTED)]
         if not (all(wanted) and set(wanted) <= set(names)):
             if len(names) != len(operands):
                 raise FileError(path, f"holds {_list(names)}; the model needs {_list(wanted)}")
