@@ -201,6 +201,7 @@ def onnxruntime(path: Path, threads: int, _: Sequence[Array]) -> Call | None:
     """ONNX Runtime's session on its CPU provider."""
     if path.suffix != ".onnx":
         return None
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     import onnxruntime as ort  # type: ignore[import-untyped]  # it is published without types
 
     options = ort.SessionOptions()

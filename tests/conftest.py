@@ -23,6 +23,8 @@ atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 os.environ["PENSTOCK_STATE_DIR"] = str(SCRATCH / "state")
 os.environ["PENSTOCK_CACHE_DIR"] = str(SCRATCH / "cache")
 os.environ["PENSTOCK_KEY_STORE"] = "file"
+# ONNX Runtime, the judge of ONNX models, reads it when it is loaded.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 # A time limit per example would fail on a loaded machine.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
