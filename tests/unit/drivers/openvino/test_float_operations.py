@@ -219,6 +219,8 @@ def structure() -> list[OneOperation]:
         operation("squeeze", "SQUEEZE", [(1, 7, 1, 5)], [(7, 5)]),
         operation("expand_dims", "EXPAND_DIMS", [(7, 5), scalar(1)], [(7, 1, 5)]),
         operation("transpose", "TRANSPOSE", [IMAGE, whole(3, 0, 2, 1)], [(5, 1, 6, 7)]),
+        operation("transpose_to_last", "TRANSPOSE", [(2, 3, 5, 4), whole(0, 2, 3, 1)], [(2, 5, 4, 3)]),
+        operation("transpose_to_last_of_one", "TRANSPOSE", [(2, 1, 5, 4), whole(0, 2, 3, 1)], [(2, 5, 4, 1)]),
         operation("transpose_rank_2", "TRANSPOSE", [(7, 5), whole(1, 0)], [(5, 7)]),
         operation("concatenation", "CONCATENATION", [IMAGE, IMAGE, numbers(*IMAGE)], [(1, 7, 6, 15)], {"axis": 3}),
         operation("concatenation_from_behind", "CONCATENATION", [(2, 3), (4, 3)], [(6, 3)], {"axis": -2}),

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, Graph, Node
+from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.site import Site, require
 from penstock.drivers.openvino.types import activation, carried, moved, moves
@@ -43,6 +43,14 @@ def _check_transpose(site: Site) -> AccuracyClass:
 @rule("TRANSPOSE", check=_check_transpose)
 def emit_transpose(graph: Graph, site: Site) -> None:
     order = site.integers(1, "its permutation")
+    index = site.input_indexes[0]
+    if tuple(order) == TO_LAST:
+        # What is there is the result, channels first.
+        graph.move(site, graph.get(index), first=True)
+        return
+    if tuple(order) == TO_FIRST and graph.is_first(index):
+        graph.move(site, graph.get(index, first=True))
+        return
     graph.move(site, graph.transpose(graph.get(site.input_indexes[0]), order))
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, TO_FIRST, Graph, Value
+from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
@@ -43,13 +43,17 @@ def _check_transpose(site: Site) -> AccuracyClass:
 @rule("TRANSPOSE", check=_check_transpose)
 def emit_transpose(graph: Graph, site: Site) -> None:
     order = site.integers(1, "its permutation")
+    if tuple(order) == TO_LAST:
+        # What is there is the result, channels first.
+        graph.define(site, graph.source(site), first=True)
+        return
+    if tuple(order) == TO_FIRST and graph.is_first(site.input_indexes[0]):
+        graph.define(site, graph.source(site, first=True))
+        return
     shape = site.shape()
     long = [axis for axis in order if shape[axis] != 1]
     if long == sorted(long):
         graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
-        return
-    if tuple(order) == TO_FIRST and graph.is_first(site.input_indexes[0]):
-        graph.define(site, graph.source(site, first=True))
         return
     graph.define(site, graph.transpose(graph.source(site), order))
 
