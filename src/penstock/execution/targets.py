@@ -26,6 +26,8 @@ def bind_targets(
     A mapping may name some of them, a sequence gives every one an array or None. Raises `InputError` for
     what does not fit, and for memory that two outputs, or an output and an input, would share.
     """
+    if (ready := _ready(out, interface, outputs, inputs)) is not None:
+        return ready
     names = interface.output_names
     if not isinstance(out, Mapping | Sequence) or isinstance(out, str | bytes):
         raise InputError(
@@ -52,6 +54,35 @@ def bind_targets(
     if any(np.may_share_memory(a, b) for a in given for b in inputs):
         raise InputError("an array of out= shares memory with an input")
     return targets
+
+
+def _ready(
+    out: object, interface: Interface, outputs: Sequence[Operand], inputs: Sequence[NDArray]
+) -> list[NDArray | None] | None:
+    """*out* where nothing need be said about it: arrays of full shapes for all outputs in order, apart from each other
+    and from *inputs*. None where it must be looked at more closely.
+    """
+    if type(out) is not list or not len(out) == len(outputs) == len(interface.outputs):
+        return None
+    for position, (value, operand) in enumerate(zip(out, outputs, strict=True)):
+        if (
+            type(value) is not np.ndarray
+            or value.shape != operand.shape
+            or value.dtype != operand.dtype.numpy
+            or operand.dtype is DType.STRING
+            or interface.output_positions[position] != position
+        ):
+            return None
+        flags = value.flags
+        if not (flags.c_contiguous and flags.writeable):
+            return None
+        for other in inputs:
+            if np.may_share_memory(value, other):
+                return None
+        for other in out[:position]:
+            if np.may_share_memory(value, other):
+                return None
+    return [*out]
 
 
 def store(target: NDArray, result: NDArray, operand: Operand) -> NDArray:
