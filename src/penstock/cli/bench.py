@@ -121,6 +121,8 @@ def bench(
 
 def show_tuned(output: Output, tuned: Tuned) -> None:
     """What measuring placements gave, by candidate."""
+    from penstock.partitioning.plan import PREDICTED
+
     when = "measured before" if tuned.stored else "measured now"
     if tuned.candidates:
         rows = [
@@ -132,6 +134,9 @@ def show_tuned(output: Output, tuned: Tuned) -> None:
             for candidate in tuned.candidates
         ]
         output.table(("placement", "median", "between quartiles"), rows)
+    if not tuned.candidates and tuned.winner == PREDICTED:
+        output.line(f"not tuned, nothing was measured: {tuned.reason}", "dim")
+        return
     output.line(f"tuned ({when}): {tuned.winner}: {tuned.reason}", "dim")
 
 

@@ -35,20 +35,28 @@ def final(
     words = " ".join(str(error).split()) or type(error).__name__
     place, words = _place(step, words)
     text = f"{place} on {device}: {words}; {_why(step, others, allowed=allowed)}"
+    made = error
     try:
         made = copy.copy(error)
         made.args = (text, *error.args[1:])
-        told = made if str(made) == text else None
+        anew = str(made) == text
     except Exception:  # noqa: BLE001  # a driver's own class may do anything
-        told = None
-    if told is None:
-        error.add_note(text)
-        told = error
+        anew = False
+    if anew:
+        made.__cause__ = error
     else:
-        told.__cause__ = error
+        made = error
+        error.add_note(text)
     for failure in others:
-        told.add_note(f"{failure.device} failed at the same step: {failure.error}")
-    return told
+        made.add_note(f"{failure.device} failed at the same step: {failure.error}")
+    return made
+
+
+def told(error: BaseException) -> str:
+    """In one line what a driver said, without the words that `final` put around it: for who tries devices out."""
+    cause = error.__cause__
+    said = cause if isinstance(error, DriverError) and isinstance(cause, DriverError) else error
+    return f"{type(said).__name__}: {' '.join(str(said).split())}"
 
 
 def _place(step: ExecutionStep, words: str) -> tuple[str, str]:

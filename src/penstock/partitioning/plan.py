@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -134,10 +134,15 @@ class Measured(Struct, frozen=True):
     error: str | None = None
 
 
+PREDICTED: Final = "predicted"
+"""The name of the plan that was predicted to be best, among those measured."""
+
+
 class Tuned(Struct, frozen=True):
     """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
 
-    No *candidates* where nothing was measured. *compiles* is how many driver compiles that took; *stored* says
+    No *candidates* where nothing was measured; the plan is then the predicted one, and *reason* says why. *created* is
+    when they were measured, in seconds since the epoch. *compiles* is how many driver compiles that took; *stored* says
     that an earlier call measured them.
     """
 
@@ -146,6 +151,7 @@ class Tuned(Struct, frozen=True):
     reason: str
     compiles: int = 0
     stored: bool = False
+    created: float | None = None
 
 
 class ExecutionPlan(Struct, frozen=True):

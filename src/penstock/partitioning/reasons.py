@@ -64,7 +64,9 @@ class Reasons:
             return f"predicted no better than on {winner}"
         if operation in self._handles:
             return "operations that share handles must run together"
-        return f"predicted better alone, but not in a plan that the policy allows: {winner} has it"
+        return (
+            f"predicted better alone, but no cheaper plan was found with it there: {winner} has it"
+        )
 
     def _boundary(self, operation: int, position: int, chosen: int) -> float:
         """What moving *operation* alone changes beside its own price."""

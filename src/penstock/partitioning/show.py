@@ -6,14 +6,16 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from penstock.partitioning.plan import PREDICTED
 from penstock.partitioning.reasons import duration
 
 if TYPE_CHECKING:
-    from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+    from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement, Tuned
 
 WIDTH: Final = 80
 SHOWN_TYPES: Final = 4
@@ -72,6 +74,24 @@ def groups_of(plan: ExecutionPlan) -> list[Group]:
     ]
 
 
+def describe_tuned(tuned: Tuned) -> str:
+    """What measuring gave, when, and the medians; or that nothing was measured, and why."""
+    if not tuned.candidates:
+        if tuned.winner == PREDICTED:
+            return f"not measured: {tuned.reason}"
+        return f"measured: {tuned.winner}: {tuned.reason}"
+    medians = ", ".join(
+        f"{m.name} {'failed' if m.error is not None else duration(m.median_ns)}"
+        for m in tuned.candidates
+    )
+    when = ""
+    if tuned.created is not None:
+        moment = datetime.fromtimestamp(tuned.created, UTC)
+        when = f" on {moment:%Y-%m-%d %H:%M} UTC"
+    kept = "; kept in the cache directory until 'penstock cache clear'" if tuned.stored else ""
+    return f"measured{when}: {tuned.winner}: {tuned.reason}; medians: {medians}{kept}"
+
+
 def show_plan(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.show`."""
     return "\n".join(_lines(plan, WIDTH)) + "\n"
@@ -82,7 +102,7 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
     if prediction := describe_prediction(plan):
         lines += _wrapped(prediction, "  ", width)
     if plan.tuned is not None:
-        lines += _wrapped(f"measured: {plan.tuned.winner}: {plan.tuned.reason}", "  ", width)
+        lines += _wrapped(describe_tuned(plan.tuned), "  ", width)
     lines += _steps(plan, width)
     if idle := idle_operations(plan):
         text = f"not run, because nothing reads the results: {ranges(idle)}"

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from penstock.compilation.failing import told
 from penstock.errors import DriverError, PlacementError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
@@ -194,9 +195,7 @@ class Search:
                 timeout=self.timeout,
             )
         except (DriverError, PlacementError) as error:
-            # The driver's own words: numbers of the cut-out part would mislead.
-            told = error.__cause__ if isinstance(error.__cause__, DriverError) else error
-            return f"{type(told).__name__}: {' '.join(str(told).split())}"
+            return told(error)
 
     def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
         case = self.cases[index]

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from penstock.compilation.failing import told
 from penstock.errors import PenstockError
 from penstock.partitioning.plan import Measured
 from penstock.partitioning.reasons import duration
@@ -118,7 +119,7 @@ def choose(
         return (m.energy_spread_uj or 0.0) if by_energy else m.spread_ns
 
     better = "takes less energy" if by_energy else "is faster"
-    show = _joules if by_energy else duration
+    show = joules if by_energy else duration
     best = min(ran, key=score)
     singles = [m for m in ran if m.name in alone]
     if not singles:
@@ -141,7 +142,7 @@ def _warm_up(samples: _Samples, clock: Callable[[], int], sample_ns: int) -> Non
         samples.run()
         took = max(1, clock() - began)
     except PenstockError as error:
-        samples.error = f"{type(error).__name__}: {error}"
+        samples.error = told(error)
         return
     samples.runs = max(1, min(MOST_RUNS, sample_ns // took))
 
@@ -165,7 +166,7 @@ def _sample(samples: _Samples, clock: Callable[[], int], energy: Counter | None)
         ended = clock()
         after = energy.read() if energy else 0
     except PenstockError as error:
-        samples.error = f"{type(error).__name__}: {error}"
+        samples.error = told(error)
         return
     samples.times.append((ended - began) / samples.runs)
     if energy:
@@ -185,7 +186,8 @@ def _measured(samples: _Samples) -> Measured:
     )
 
 
-def _joules(microjoules: float) -> str:
+def joules(microjoules: float) -> str:
+    """Microjoules for people."""
     return f"{microjoules / 1e3:.3g} mJ"
 
 

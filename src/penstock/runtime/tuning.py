@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -16,6 +17,7 @@ from penstock.cache.ingredients import CACHE_SCHEMA, cpu_features
 from penstock.cache.verdicts import Verdict, Verdicts, verdict_key
 from penstock.compilation.calls import check_interrupts
 from penstock.compilation.compilation import Means, compile_plan
+from penstock.compilation.failing import told
 from penstock.errors import CacheError, DriverError, MissedDeadline
 from penstock.execution.state import State
 from penstock.execution.trace import Trace
@@ -24,10 +26,11 @@ from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.partitioning.placement import candidates, place
-from penstock.partitioning.plan import ExecutionPlan, Measured, Tuned
+from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
 from penstock.partitioning.policy import Policy
+from penstock.partitioning.reasons import duration
 from penstock.runtime.energy import EnergyCounter
-from penstock.runtime.measuring import Contender, Counter, choose, measure
+from penstock.runtime.measuring import Contender, Counter, choose, joules, measure
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +78,7 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
     plan = _placed(occasion, verdict.devices)
     if tuple(placement.device for placement in plan.operations) != verdict.devices:
         return None
-    return replace(plan, tuned=replace(tuned, stored=True))
+    return with_reasons(replace(plan, tuned=replace(tuned, stored=True)), occasion.config)
 
 
 def tuned_plan(occasion: Occasion) -> ExecutionPlan:
@@ -87,10 +90,10 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     low_power = occasion.config.preference == "low_power"
     plan = _placed(occasion)
     if reason := _unmeasurable(occasion.model):
-        return replace(plan, tuned=Tuned((), "predicted", reason))
+        return _not_measured(plan, reason)
     counter = occasion.counter() if low_power else None
     if low_power and counter is None:
-        return replace(plan, tuned=Tuned((), "predicted", NO_COUNTER))
+        return _not_measured(plan, NO_COUNTER)
     plans = dict(_candidates(occasion))
     alone = [device.name for device in occasion.devices]
     if len(plans) == 1:
@@ -100,12 +103,58 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     try:
         winner, reason = choose(measured, alone, by_energy=low_power)
     except ValueError as error:
-        return replace(plan, tuned=Tuned(tuple(measured), "predicted", str(error), compiles))
-    tuned = Tuned(tuple(measured), winner, reason, compiles)
+        return replace(plan, tuned=Tuned(tuple(measured), PREDICTED, str(error), compiles))
+    tuned = Tuned(tuple(measured), winner, reason, compiles, created=time.time())
     log.info("tuned: %s (%s)", winner, reason)
     chosen = replace(plans[winner], tuned=tuned)
     _keep(occasion, chosen)
-    return chosen
+    return with_reasons(chosen, occasion.config)
+
+
+def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
+    log.warning("tune: nothing was measured, the placement is the predicted one: %s", reason)
+    return replace(plan, tuned=Tuned((), PREDICTED, reason))
+
+
+def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
+    """*plan*, with what was measured of a device by itself as the reason against it in the place of a prediction."""
+    if plan.tuned is None:
+        return plan
+    by_energy = config.preference == "low_power"
+    measured = {m.name: m for m in plan.tuned.candidates}
+    winner = measured.get(plan.tuned.winner)
+    if winner is None:
+        return plan
+    losses = {
+        device: _loss(measured[device], winner, by_energy=by_energy)
+        for device in plan.devices
+        if device in measured and device != winner.name
+    }
+    operations = tuple(
+        replace(
+            placement,
+            reasons={
+                device: losses[device]
+                if device in losses and reason.startswith(PREDICTED)
+                else reason
+                for device, reason in placement.reasons.items()
+            },
+        )
+        for placement in plan.operations
+    )
+    return replace(plan, operations=operations)
+
+
+def _loss(loser: Measured, winner: Measured, *, by_energy: bool) -> str:
+    if loser.error is not None:
+        return f"failed as it was measured: {loser.error}"
+    if by_energy and loser.energy_uj is not None and winner.energy_uj is not None:
+        amounts = f"{joules(loser.energy_uj)} against {joules(winner.energy_uj)}"
+        better = loser.energy_uj < winner.energy_uj
+        return f"measured {'no better than the noise' if better else 'to take more energy'}: {amounts} a run"
+    amounts = f"{duration(loser.median_ns)} against {duration(winner.median_ns)} a run"
+    better = loser.median_ns < winner.median_ns
+    return f"measured {'no better than the noise' if better else 'slower'}: {amounts}"
 
 
 def _placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> ExecutionPlan:
@@ -142,8 +191,7 @@ def _measure(
             except MissedDeadline:
                 raise
             except DriverError as error:
-                message = f"{type(error).__name__}: {error}"
-                failed[name] = Measured(name, 0, 0, 0, error=message)
+                failed[name] = Measured(name, 0, 0, 0, error=told(error))
                 continue
             stack.callback(variant.close)
             compiles += variant.compilation.receipt.compiles

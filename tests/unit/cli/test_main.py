@@ -434,20 +434,21 @@ def test_what_cannot_be_written_is_said_before_the_work(
     run: Run, tmp_path: Path, command: str, option: str
 ) -> None:
     missing = tmp_path / "no such model"
+    ending = ".svg" if option == "--svg" else ".npz"
     line = one_line(
         run(
             command,
             missing,
             option,
-            tmp_path / "nowhere" / ("y.svg" if option == "--svg" else "y.npz"),
+            tmp_path / "nowhere" / f"y{ending}",
         ),
         1,
     )
     assert "cannot write" in line
     assert "there is no directory" in line
-    (tmp_path / "directory.npz").mkdir()
+    (tmp_path / f"directory{ending}").mkdir()
     assert "it is a directory" in one_line(
-        run(command, missing, option, tmp_path / "directory.npz"), 1
+        run(command, missing, option, tmp_path / f"directory{ending}"), 1
     )
 
 

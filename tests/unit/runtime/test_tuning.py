@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from penstock.hal import (
 )
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
+from penstock.partitioning.reasons import duration
 from penstock.runtime.explain import explain_model
 from penstock.runtime.tuning import NO_COUNTER, Occasion, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
@@ -269,13 +272,40 @@ def test_low_power_goes_by_measured_energy() -> None:
     assert plan.tuned.candidates == ()
 
 
-def test_what_cannot_be_measured() -> None:
+def test_the_reasons_after_a_verdict_are_what_was_measured(tmp_path: Path) -> None:
+    devices = liars()
+    model = chain(KINDS)
+    first = tuned_plan(occasion(model, devices, tmp_path))
+    again = stored_plan(occasion(model, devices, tmp_path))
+    assert again is not None
+    assert first.tuned is not None
+    loser = next(m for m in first.tuned.candidates if m.name == "a")
+    for plan in (first, again):
+        reasons = [p.reasons["a"] for p in plan.operations]
+        medians = f"{duration(loser.median_ns)} against "
+        assert all(r.startswith(f"measured slower: {medians}") for r in reasons)
+    assert first.tuned.created is not None
+    shown = " ".join(again.show().split())
+    moment = datetime.fromtimestamp(first.tuned.created, UTC)
+    assert f"measured on {moment:%Y-%m-%d %H:%M} UTC: b: " in shown
+    assert f"medians: a {duration(loser.median_ns)}, b " in shown
+    assert "until 'penstock cache clear'" in shown
+    assert "cache clear" not in first.show()
+
+
+def test_what_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
     net = ModelBuilder()
     x = net.input(DType.FLOAT32, (None, 3), "x")
     model = net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, (None, 3))])))
-    plan = tuned_plan(occasion(model, liars()))
+    with caplog.at_level(logging.WARNING, "penstock"):
+        plan = tuned_plan(occasion(model, liars()))
     assert plan.tuned is not None
-    assert plan.tuned.reason == "the shape of input 'x' is not known: give shapes"
+    reason = "the shape of input 'x' is not known: give shapes"
+    assert plan.tuned.reason == reason
+    assert plan.tuned.candidates == ()
+    assert f"\nnot measured: {reason}\n" in plan.show()
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told == f"tune: nothing was measured, the placement is the predicted one: {reason}"
     only = tuned_plan(occasion(chain(KINDS), liars()[:1]))
     assert only.tuned is not None
     assert only.tuned.reason == "there is no other placement"
