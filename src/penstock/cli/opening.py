@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 import penstock
+from penstock import knobs
 from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.shapes import shapes_of, with_remedy
 from penstock.errors import ModelError
@@ -75,6 +76,8 @@ def compile_model(
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
+    if not devices:
+        check_knob()
     policy = policy_of(accuracy)
     if cache:
         import_module("penstock.compilation.caching")
@@ -102,6 +105,15 @@ def check_devices(names: Iterable[str]) -> None:
     known = [d.name for d in penstock.devices()]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")
+
+
+def check_knob() -> None:
+    """Raises `UsageError` where the knob `devices` names a device that there is not."""
+    names = knobs.devices()
+    try:
+        check_devices(name for n in names.split(",") if (name := n.strip()))
+    except UsageError as error:
+        raise UsageError(f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}") from None
 
 
 def policy_of(accuracy: str | None) -> Policy | None:

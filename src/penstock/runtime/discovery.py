@@ -82,7 +82,14 @@ class Manager:
         reason for a name that is unknown or unusable.
         """
         if wanted is None and (names := knobs.devices()):
-            wanted = [n.strip() for n in names.split(",") if n.strip()]
+            try:
+                return self.choose([n.strip() for n in names.split(",") if n.strip()])
+            except PlacementError as error:
+                told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error.message}"
+                raise PlacementError(told, error.reasons) from error
+            except InputError as error:
+                told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}"
+                raise InputError(told) from error
         if wanted is None:
             everything = self._discover()
             usable = [f for f in everything if f.info.usable and not f.info.only_when_named]

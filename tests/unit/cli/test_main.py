@@ -281,6 +281,15 @@ def test_names_that_are_no_knobs_and_devices_that_are_not_there_are_mentioned(
     assert "names 'quantum'" in refused.stdout
 
 
+def test_a_device_that_the_environment_misspells_is_wrong_usage(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DEVICES", "reference,nope")
+    for command in (("run", model, "random"), ("plan", model)):
+        line = one_line(run(*command), 2)
+        assert "the knob devices (PENSTOCK_DEVICES) is 'reference,nope': no device is named" in line
+
+
 def test_devices_have_a_reason_when_they_are_not_usable(run: Run) -> None:
     found = {d["name"]: d for d in parsed(run("devices", "--json"))["devices"]}
     assert {"null", "sample", "reference"} <= set(found)

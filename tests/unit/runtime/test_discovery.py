@@ -328,6 +328,13 @@ def test_the_knob_names_the_default_devices(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PENSTOCK_DEVICES", "b, a")
     manager = manager_of(a=lambda: FakeDevice("a"), b=lambda: FakeDevice("b"))
     assert [d.name for d in manager.choose(None)] == ["b", "a"]
+    monkeypatch.setenv("PENSTOCK_DEVICES", "nope")
+    words = r"^the knob devices \(PENSTOCK_DEVICES\) is 'nope': no device is named 'nope'; found: "
+    with pytest.raises(PlacementError, match=words):
+        manager.choose(None)
+    monkeypatch.setenv("PENSTOCK_DEVICES", "a, a")
+    with pytest.raises(InputError, match=r"PENSTOCK_DEVICES.*listed twice"):
+        manager.choose(None)
 
 
 class Drivers:

@@ -24,6 +24,10 @@ AI_ONNX: Final = ""
 ML: Final = "ai.onnx.ml"
 DOMAINS: Final = {"": AI_ONNX, "ai.onnx": AI_ONNX, "ai.onnx.ml": ML}
 LEAST_OPSET: Final = 6
+
+NEWEST_OPSET: Final = 28
+"""The newest opset of `ai.onnx` that there is; what operators mean in a later one is not known."""
+
 MAX_NODES: Final = 200_000
 UNDEFINED: Final = 0
 

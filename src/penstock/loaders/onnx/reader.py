@@ -30,6 +30,7 @@ def lower(proto: Any, size: int) -> Model:
         DOMAINS,
         LEAST_OPSET,
         ML,
+        NEWEST_OPSET,
         Function,
         GraphReader,
     )
@@ -44,6 +45,10 @@ def lower(proto: Any, size: int) -> Model:
     if AI_ONNX in opsets and opsets[AI_ONNX] < LEAST_OPSET:
         raise NotLowerable(
             f"the file is of opset {opsets[AI_ONNX]}; {LEAST_OPSET} is the oldest that is read"
+        )
+    if opsets.get(AI_ONNX, 0) > NEWEST_OPSET:
+        raise NotLowerable(
+            f"the file is of opset {opsets[AI_ONNX]}; {NEWEST_OPSET} is the newest that is read"
         )
     opsets.setdefault(ML, 1)
     budget = Budget(knobs.densify_limit_mib() * MIB + MEMORY_PER_BYTE * size)

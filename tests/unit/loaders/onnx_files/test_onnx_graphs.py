@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.errors import NotLowerable
 from penstock.ir import NDArray
 from tests.support_onnx import ML, check, declared, helper, judged, model_of, ours, tensor
 
@@ -257,6 +258,14 @@ def test_scatter_by_its_old_name() -> None:
     nodes = [node("Scatter", ["x", "i", "u"], ["y"], axis=0)]
     fed = {"x": f(3, 2), "u": f(1, 2)}
     check(model_of(nodes, fed, ["y"], {"i": np.array([[2, 0]])}, opset=10), fed)
+
+
+def test_an_opset_that_nobody_knows_is_refused() -> None:
+    x = f(2, 3)
+    for opset, words in ((99, "28 is the newest that is read"), (5, "6 is the oldest")):
+        model = model_of([node("Relu", ["x"], ["y"])], {"x": x}, ["y"], opset=opset)
+        with pytest.raises(NotLowerable, match=f"of opset {opset}; {words}"):
+            ours(model, {"x": x})
 
 
 def test_opset_6_broadcasts_by_axis() -> None:
