@@ -90,6 +90,21 @@ class Verdicts:
             self._write(self._name(verdict.key), content)
             self._drop_oldest()
 
+    def every(self) -> list[Verdict]:
+        """All that can be trusted, the newest first. Raises `Unreadable`."""
+        with self._store.naming("read"):
+            names = [name for name in self._names() if name.endswith(".json")]
+        found = (self.load(name.removesuffix(".json")) for name in names)
+        return sorted(filter(None, found), key=lambda verdict: -verdict.created)
+
+    def remove(self, key: str) -> None:
+        """Removes the verdict under *key*; without one nothing happens. Raises `Unreadable`."""
+        with self._store.naming("emptied"):
+            try:
+                self._files.unlink(self._name(key))
+            except FileNotFoundError:
+                return
+
     def clear(self) -> int:
         """Removes every verdict, and returns how many there were. Raises `Unreadable`."""
         with self._store.naming("emptied"):

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 import penstock
 from penstock.cache import Cache
+from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.cli.cache.explaining import readable
 from penstock.cli.main import app
 from penstock.export import tflite
@@ -127,6 +129,7 @@ def test_a_directory_that_is_not_there_is_an_empty_cache(run: Run, directory: Pa
     assert parsed(run("cache", "ls", "--json")) == {
         "directory": str(directory),
         "entries": [],
+        "verdicts": [],
         "nbytes": 0,
     }
     assert "0 entries, 0 bytes" in run("cache", "ls").stdout
@@ -452,3 +455,20 @@ def test_clear_asks_nobody_off_a_terminal(run: Run, warm: Path, directory: Path)
     assert len(data["removed"]) == 1
     assert Cache(directory).entries() == []
     assert "miss" in run("cache", "explain", warm, "-d", "lab").stdout
+
+
+def test_measured_placements_are_listed_and_removed_one_by_one(run: Run, directory: Path) -> None:
+    verdicts = Verdicts(directory)
+    for digit in "ab":
+        verdicts.save(
+            Verdict(key=digit * 64, devices=("one", "two", "one"), report=msgspec.Raw(b"{}"))
+        )
+    listed = parsed(run("cache", "ls", "--json"))["verdicts"]
+    assert sorted(v["key"][0] for v in listed) == ["a", "b"]
+    assert listed[0]["devices"] == ["one", "two"]
+    assert "aaaaaaaaaaaa" in run("cache", "ls").stdout
+    assert "no measured placements begin so" in one_line(run("cache", "clear", "--verdict", "c"), 2)
+    assert run("cache", "clear", "--verdict", "a").exit_code == 0
+    assert [v.key[0] for v in verdicts.every()] == ["b"]
+    assert run("cache", "clear", "--yes").exit_code == 0
+    assert verdicts.every() == []

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.cache.directory import (
+    SHORT,
     describe,
     find,
     open_cache,
@@ -21,6 +22,7 @@ from penstock.cli.output import milliseconds, output_of, shortened, size
 
 if TYPE_CHECKING:
     from penstock.cache import CacheEntry
+    from penstock.cache.verdicts import Verdict
 
 Token: TypeAlias = Annotated[
     str,
@@ -37,7 +39,9 @@ NO_INDEX: Final = (
 
 
 def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None:
-    """List the entries, the one used last first."""
+    """List the entries, the one used last first, and the placements that were measured ('bench --tune')."""
+    from penstock.cache.verdicts import Verdicts
+
     output = output_of(context)
     cache = open_cache(directory)
     entries = cache.entries()
@@ -48,14 +52,29 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
             [row(entry) for entry in entries],
             whole=("token", "size", "compile"),
         )
+    verdicts = Verdicts(cache.directory).every()
+    if verdicts:
+        output.table(
+            ("measured placement", "devices", "created"),
+            [(v.key[:SHORT], ", ".join(devices_of(v)), when(v.created)) for v in verdicts],
+            whole=("measured placement",),
+        )
     output.line(f"{counted(entries)}, {size(total)} in {cache.directory}", "dim")
     output.json(
         {
             "directory": str(cache.directory),
             "entries": [describe(entry) for entry in entries],
+            "verdicts": [
+                {"key": v.key, "devices": devices_of(v), "created": v.created} for v in verdicts
+            ],
             "nbytes": total,
         }
     )
+
+
+def devices_of(verdict: Verdict) -> list[str]:
+    """The devices that a measured placement puts operations on."""
+    return list(dict.fromkeys(verdict.devices))
 
 
 def show(context: typer.Context, token: Token, directory: options.CacheDirectory = None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import options
-from penstock.cli.cache.directory import describe, open_cache, owner, short, when
+from penstock.cli.cache.directory import SHORT, describe, open_cache, owner, short, when
 from penstock.cli.cache.listing import counted
 from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.output import Output, output_of, size
@@ -39,11 +39,22 @@ def gc(
 def clear(
     context: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    verdict: Annotated[
+        str | None,
+        typer.Option(
+            "--verdict",
+            metavar="KEY",
+            help="Remove this measured placement alone: the beginning of its key, as 'ls' shows it.",
+        ),
+    ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Remove every entry that nobody uses at the moment."""
+    """Remove every entry that nobody uses at the moment, and the placements that were measured."""
     output = output_of(context)
     cache = open_cache(directory)
+    if verdict is not None:
+        forget(output, cache, verdict)
+        return
     if (entries := cache.entries()) and not yes:
         question = f"remove {counted(entries)} from {cache.directory}?"
         if output.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -51,6 +62,22 @@ def clear(
         if not typer.confirm(question, err=True):
             raise Unfinished("nothing was removed")
     report(output, cache, cache.clear())
+
+
+def forget(output: Output, cache: Cache, beginning: str) -> None:
+    """Removes the one measured placement whose key begins so. Raises `UsageError` for none, or several."""
+    from penstock.cache.verdicts import Verdicts
+
+    verdicts = Verdicts(cache.directory)
+    found = [v.key for v in verdicts.every() if beginning and v.key.startswith(beginning)]
+    if len(found) != 1:
+        count = "no" if not found else str(len(found))
+        raise UsageError(
+            f"--verdict {beginning}: {count} measured placements begin so; 'penstock cache ls' lists them"
+        )
+    verdicts.remove(found[0])
+    output.line(f"removed the measured placement {found[0][:SHORT]}", "dim")
+    output.json({"directory": str(cache.directory), "removed": found[0]})
 
 
 def report(output: Output, cache: Cache, removed: Removed) -> None:
