@@ -46,8 +46,9 @@ class Several(KernelDevice):
     def fully_connected(
         self, site: Site, x: NDArray, weights: NDArray, bias: NDArray | None
     ) -> NDArray:
-        product = x @ weights.T
-        return product if bias is None else product + bias
+        rows = x.reshape(-1, weights.shape[1]) @ weights.T
+        y = rows if bias is None else rows + bias
+        return y.reshape(*x.shape[:-1], -1) if site.attributes.flag("keep_num_dims") else y
 
     def refuse(self, site: Site) -> str:
         if site.operation.type == "FULLY_CONNECTED" and site.constant(1) is None:
@@ -249,3 +250,23 @@ def test_a_mark_needs_types_that_make_sense() -> None:
     with pytest.raises(InputError, match=r"^kernel: no operation is named 'qqqq'$"):
         kernel("qqqq")
     kernel("CUSTOM:mine", "CUSTOM")
+
+
+class Flat(Several):
+    """Its product takes every input for a matrix."""
+
+    name = "flat"
+
+    @kernel("FULLY_CONNECTED")
+    def fully_connected(
+        self, site: Site, x: NDArray, weights: NDArray, bias: NDArray | None
+    ) -> NDArray:
+        product = x @ weights.T
+        return product if bias is None else product + bias
+
+
+def test_the_contract_finds_a_product_that_takes_every_input_for_a_matrix() -> None:
+    (check,) = [c for c in CHECKS if c.__name__ == "check_values"]
+    check(Several())
+    with pytest.raises(Exception, match="fully_connected_of_pictures|FULLY_CONNECTED"):
+        check(Flat())

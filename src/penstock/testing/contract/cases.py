@@ -150,6 +150,23 @@ def fully_connected_without_bias() -> Case:
     return _case(b, out, [x], [x @ w.T], "fully_connected_without_bias")
 
 
+def fully_connected_of_pictures() -> Case:
+    """The input has more than two dimensions: it is taken as rows of the weights' depth, which are not its last dimension."""
+    b = ModelBuilder()
+    x, w, k = _numbers(2, 3, 2, 2), _numbers(5, 12, start=3), _numbers(5)
+    given = [b.input(F32, x.shape, "x"), b.constant(w, "weights"), b.constant(k, "bias")]
+    out = b.operation("FULLY_CONNECTED", given, [(F32, (2, 5))])
+    return _case(b, out, [x], [x.reshape(2, 12) @ w.T + k], "fully_connected_of_pictures")
+
+
+def fully_connected_keeping_dimensions() -> Case:
+    b = ModelBuilder()
+    x, w = _numbers(2, 3, 4), _numbers(5, 4, start=3)
+    given = [b.input(F32, x.shape, "x"), b.constant(w, "weights"), None]
+    out = b.operation("FULLY_CONNECTED", given, [(F32, (2, 3, 5))], {"keep_num_dims": True})
+    return _case(b, out, [x], [x @ w.T], "fully_connected_keeping_dimensions")
+
+
 def conv_2d() -> Case:
     """A 1x1 convolution: a matrix product at every pixel."""
     b = ModelBuilder()
@@ -285,6 +302,8 @@ MAKERS: Final[tuple[Maker, ...]] = (
     multiply,
     fully_connected,
     fully_connected_without_bias,
+    fully_connected_of_pictures,
+    fully_connected_keeping_dimensions,
     conv_2d,
     add_int8,
     add_int32,
