@@ -185,10 +185,7 @@ class DelegatedRun:
         value = self._value(operand, values)
         entry = self._delegated.model.entry
         shared = (
-            operand in self._fixed
-            or operand in entry.inputs
-            or operand in entry.ordinary_outputs
-            or not value.flags.writeable
+            operand in self._fixed or operand in entry.inputs or operand in entry.ordinary_outputs
         )
         return np.array(value) if shared else value
 

@@ -131,11 +131,6 @@ class Tensors:
         known = self._buffered.get(index)
         return known is not None and known.stale
 
-    def is_newer(self, index: int) -> bool:
-        """Whether host memory has a value that the buffer has not."""
-        known = self._buffered.get(index)
-        return known is not None and known.newer
-
     def owner(self, index: int) -> Delegate | None:
         """The delegate whose buffers it may lie in."""
         known = self._buffered.get(index)
@@ -236,7 +231,7 @@ class Tensors:
         """Host memory has a new value."""
         buffered = self._buffered.get(index)
         if buffered is not None and not buffered.stale:
-            buffered.newer = buffered.handle != NULL_BUFFER_HANDLE
+            buffered.newer = True
 
     def overwritten(self, index: int) -> None:
         """Host memory has a new value, whatever the buffer had."""
@@ -297,10 +292,9 @@ class Tensors:
             del self._buffered[index]
 
     def drop(self, index: int) -> None:
-        """Frees the buffer of one tensor, whose memory is about to change."""
-        if (buffered := self._buffered.get(index)) is not None:
+        """Frees the buffer of one tensor, whose memory is about to change; it is nobody's then."""
+        if (buffered := self._buffered.pop(index, None)) is not None:
             self._free(buffered)
-            buffered.stale = buffered.newer = buffered.lent = False
 
     def present(self, index: int) -> NDArray | None:
         """The array that holds it now, None where it has none."""

@@ -17,6 +17,7 @@ from penstock.delegates import (
     DriverDelegate,
     NnapiDelegate,
 )
+from penstock.testing.contract.delegate_subjects import standard_subjects
 from penstock.testing.contract.delegates import (
     CHECKS,
     DelegateCheck,
@@ -129,3 +130,49 @@ def test_a_delegate_that_takes_nothing_shows_nothing() -> None:
     found = run_delegate_contract(Subject(lambda: Recorder("SQUARE"), CHAIN))
     assert {r.outcome for r in found} == {"not_covered"}
     assert {r.message for r in found} == {"the delegate takes no node of this file"}
+
+
+RESULTS: list[DelegateCheck] = [c for c in CHECKS if "results_are_those" in c.__name__]
+STANDARD = list(standard_subjects(MyDelegate))
+
+
+def outcomes(make: Callable[[], Delegate]) -> dict[str, str]:
+    """What comes of the first check on every standard subject."""
+    found: dict[str, str] = {}
+    for name, subject in standard_subjects(make).items():
+        (result,) = run_delegate_contract(subject, RESULTS)
+        found[name] = result.outcome
+        assert "Error" not in result.message, result.message
+    return found
+
+
+@pytest.mark.parametrize("kind", [MyDelegate, MyRawDelegate])
+def test_the_example_is_right_on_every_standard_subject(kind: type[Delegate]) -> None:
+    found = outcomes(kind)
+    assert "failed" not in found.values()
+    passed = {n for n, outcome in found.items() if outcome == "passed"}
+    assert {"CONV_2D NONE", "CONV_2D RELU", "CONV_2D VALID", "MEAN keep_dims True"} <= passed
+
+
+def test_a_device_is_right_on_every_standard_subject() -> None:
+    found = outcomes(lambda: DriverDelegate("reference", cache=False))
+    assert found == dict.fromkeys(STANDARD, "passed")
+
+
+def test_a_delegate_that_takes_whatever_has_the_right_name_is_found() -> None:
+    class Careless(MyDelegate):
+        is_node_supported = staticmethod(lambda kind, *_: kind.builtin_name in ("CONV_2D", "MEAN"))  # type: ignore[assignment]
+
+    wrong: set[str] = set()
+    for name, subject in standard_subjects(Careless).items():
+        (result,) = run_delegate_contract(subject, RESULTS)
+        wrong |= {name} if result.outcome == "failed" else set()
+    assert wrong >= {
+        "CONV_2D RELU6",
+        "CONV_2D RELU_N1_TO_1",
+        "CONV_2D dilation_h",
+        "CONV_2D dilation_w",
+        "CONV_2D groups",
+        "CONV_2D int8",
+        "CONV_2D without bias",
+    }

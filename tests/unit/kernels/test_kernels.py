@@ -268,5 +268,5 @@ class Flat(Several):
 def test_the_contract_finds_a_product_that_takes_every_input_for_a_matrix() -> None:
     (check,) = [c for c in CHECKS if c.__name__ == "check_values"]
     check(Several())
-    with pytest.raises(Exception, match="fully_connected_of_pictures|FULLY_CONNECTED"):
+    with pytest.raises(Exception, match=r"fully_connected_of_pictures|FULLY_CONNECTED"):
         check(Flat())
