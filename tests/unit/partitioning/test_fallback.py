@@ -66,6 +66,14 @@ def test_the_coverage_holds_with_every_step_fallen_back_that_may(
     assert flags(Policy(min_coverage=coverage)) == expected
 
 
+def test_the_smallest_steps_are_let_first_wherever_they_are() -> None:
+    devices = [NumpyDevice("adder", {"ADD"}, FAST), NumpyDevice("relu", {"RELU"}, FAST)]
+    model = chain(["ADD", "ADD", "ADD", "RELU", "RELU", "ADD"])
+    plan = place(model, devices, Policy(min_coverage=3 / 6))
+    assert ["reference" in step.fallbacks for step in plan.steps] == [False, True, True]
+    assert "min_coverage of 0.5 needs it" in plan.steps[0].no_fallback
+
+
 def test_steps_that_may_not_for_another_reason_use_up_no_coverage() -> None:
     policy = Policy(min_coverage=0.5, forbid={"v0": "reference", "RELU": "reference"})
     assert flags(policy) == [False, False, True]

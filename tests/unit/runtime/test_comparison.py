@@ -252,8 +252,7 @@ def test_a_device_that_fails_is_a_departure_at_the_operation_it_fails_at() -> No
     found = compare(model, inputs, Fails(reference(), "fails"))
     assert found.departure is not None
     assert (found.departure.operations, found.departure.type) == ((3,), "TANH")
-    assert found.departure.error.startswith("GeneralFailure: operation 0 (TANH, 'op3') on fails: ")
-    assert "no room for TANH" in found.departure.error
+    assert found.departure.error == "GeneralFailure: no room for TANH"
 
 
 def test_a_failure_that_does_not_come_back_is_still_told() -> None:
@@ -261,8 +260,7 @@ def test_a_failure_that_does_not_come_back_is_still_told() -> None:
     device = FaultyDevice(reference(), {"execute": 1}, name="once")
     found = compare(model, inputs, device)
     assert found.departure is not None
-    assert found.departure.error.startswith("GeneralFailure: ")
-    assert ", on once: once: execute fails at call 1" in found.departure.error
+    assert found.departure.error.startswith("GeneralFailure: once: execute fails at call 1")
 
 
 def test_control_flow_and_state_are_compared() -> None:
