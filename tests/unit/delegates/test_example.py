@@ -69,3 +69,17 @@ def test_real_networks_are_as_without_it(corpus: Path, name: str) -> None:
 def test_it_is_under_sixty_lines() -> None:
     source = Path(__file__).parents[3] / "examples" / "my_delegate.py"
     assert len(source.read_text("utf-8").splitlines()) < 60
+
+
+@pytest.mark.parametrize("kind", [MyDelegate, MyRawDelegate])
+@pytest.mark.parametrize("name", ["digits_float32", "digits_int8"])
+def test_the_projects_own_networks_are_as_without_it(kind: type[Delegate], name: str) -> None:
+    root = Path(__file__).parents[3]
+    content = (root / "examples" / "digits" / f"{name}.tflite").read_bytes()
+    plain, interpreter = opened(content), opened(content, kind())
+    (detail,) = plain.get_input_details()
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        value = (rng.random(detail["shape"]) * 127).astype(detail["dtype"])
+        for got, wanted in zip(run(interpreter, value), run(plain, value), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)

@@ -24,6 +24,7 @@ from penstock.testing.contract import CHECKS, Check, NotCovered
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.trial import PLAIN, Trial
 from penstock.testing.loopback import LoopbackDevice
+from tests.conftest import ROOT
 
 F32 = DType.FLOAT32
 
@@ -270,3 +271,17 @@ def test_the_contract_finds_a_product_that_takes_every_input_for_a_matrix() -> N
     check(Several())
     with pytest.raises(Exception, match=r"fully_connected_of_pictures|FULLY_CONNECTED"):
         check(Flat())
+
+
+def test_the_projects_own_network_runs_on_it() -> None:
+    """Its fully connected layer is given pictures."""
+    network = ROOT / "examples" / "digits" / "digits_float32.tflite"
+    policy = penstock.Policy(require={"FULLY_CONNECTED": "several"})
+    devices: list[str | Device] = [Several(), "reference"]
+    with (
+        penstock.compile(network, devices=devices, policy=policy, cache=None) as ours,
+        penstock.compile(network, devices=["reference"], cache=None) as wanted,
+    ):
+        shape = [d or 1 for d in wanted.model.inputs[0].shape or ()]
+        value = np.random.default_rng(0).random(shape).astype(np.float32)
+        np.testing.assert_allclose(ours(value)[0], wanted(value)[0], rtol=1e-4, atol=1e-5)
