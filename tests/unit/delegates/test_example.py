@@ -55,7 +55,9 @@ def test_what_it_would_compute_otherwise_is_left(
     assert names == ["CONV_2D", "DELEGATE"]
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v1_0.25_224_float", "yunet_int8_float_io"])
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v1_0.25_224_float", "yunet_int8_float_io", "resnet8_cifar10_float"]
+)
 def test_real_networks_are_as_without_it(corpus: Path, name: str) -> None:
     """Networks with RELU6, quantised convolutions and means of integers."""
     content = (corpus / "models" / "networks" / f"{name}.tflite").read_bytes()
