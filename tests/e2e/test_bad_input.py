@@ -85,7 +85,7 @@ CASES = {
         1,
         "there is no directory",
     ),
-    "not there yet": (["compare", "m.tflite"], 2, "not available yet"),
+    "not there yet": (["replay", "m.tflite"], 2, "not available yet"),
 }
 
 

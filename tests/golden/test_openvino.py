@@ -46,7 +46,7 @@ def run(
     model, signature = load(path), cases[0].get("signature")
     sizes = shapes(model, signature, cases[0].get("resize_inputs"))
     devices: list[str | Device] = [device, "reference"]
-    policy = penstock.Policy(accuracy=accuracy, allow_fallback=False)
+    policy = penstock.Policy(accuracy=accuracy, placement="nnapi", allow_fallback=False)
     recorded, computed = [], []
     with penstock.compile(
         model, devices=devices, signature=signature, shapes=sizes, policy=policy, cache=False

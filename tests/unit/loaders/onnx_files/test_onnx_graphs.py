@@ -17,6 +17,12 @@ F = np.float32
 RNG = np.random.default_rng(3)
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Every test draws the same numbers, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(3).bit_generator.state
+
+
 def f(*shape: int) -> NDArray:
     return RNG.uniform(-2, 2, shape).astype(F)
 

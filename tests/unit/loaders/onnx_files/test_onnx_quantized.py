@@ -15,6 +15,12 @@ F = np.float32
 RNG = np.random.default_rng(11)
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Every test draws the same numbers, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(11).bit_generator.state
+
+
 def node(op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
     return helper.make_node(op, inputs, outputs, name=f"n_{outputs[0]}", **attributes)
 
