@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.engines.installed import package_folder, processor_features
 from penstock.hal import DeviceType
 
 PACKAGE: Final = "onnxruntime"
@@ -24,12 +24,6 @@ ADAPTER_VERSION: Final = 2
 """Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write other cache files."""
 
 DIGEST_DIGITS: Final = 16
-CPUINFO_BYTES: Final = 1 << 14
-FEATURE_PREFIXES: Final = (
-    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
-)  # fmt: skip
-"""Of the processor's flags those that a choice of kernels may look at."""
-
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
 """Features without which an x86-64 processor's product of unsigned and signed bytes saturates."""
 
@@ -107,7 +101,7 @@ class Installation(msgspec.Struct, frozen=True):
             return f"{ADAPTER_VERSION} (onnxruntime missing)"
         return (
             f"{ADAPTER_VERSION} (onnxruntime {self.version} {self.digest}; {provider.name}; "
-            f"{platform.machine()} {cpu_features()})"
+            f"{platform.machine()} {processor_features()})"
         )
 
 
@@ -142,58 +136,11 @@ def saturates() -> bool:
     """Whether this processor's product of unsigned and signed bytes saturates in ONNX Runtime's kernels."""
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return False
-    return not DOT_PRODUCTS.intersection(cpu_features().split())
+    return not DOT_PRODUCTS.intersection(processor_features().split())
 
 
 def _nothing(reason: str) -> Installation:
     return Installation("", (msgspec.structs.replace(CPU, reason=reason),))
-
-
-@functools.cache
-def cpu_features() -> str:
-    """The processor's features, space-separated and sorted."""
-    flags: set[str] = set()
-    if sys.platform == "linux":
-        try:
-            with Path("/proc/cpuinfo").open("rb") as file:
-                text = file.read(CPUINFO_BYTES).decode("ascii", "replace")
-        except OSError:
-            text = ""
-        for line in text.splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                break
-    if not flags:
-        flags = _numpy_features()
-    return " ".join(sorted(filter(_matters, flags))) or "baseline"
-
-
-def _matters(flag: str) -> bool:
-    """Whether a choice of kernels may look at *flag* (smep is no kind of sme)."""
-    return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
-
-
-def _numpy_features() -> set[str]:
-    from numpy.lib import introspect
-
-    runtime = getattr(introspect, "__cpu_features__", None)
-    if runtime is None:
-        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # NumPy publishes no other
-
-        runtime = getattr(_multiarray_umath, "__cpu_features__", {})
-    return {name.lower() for name, present in runtime.items() if present}
-
-
-def package_folder(package: str) -> Path | None:
-    """Where a package is installed, found without importing it."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _metadata(folder: Path) -> tuple[str, str]:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from penstock.drivers.onnxruntime.arguments import bound, lent
 from penstock.drivers.onnxruntime.artefact import Ports
 from penstock.drivers.onnxruntime.executable import Executable
+from penstock.engines.arguments import bound, lent
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     DONE,

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock.drivers.openvino.site import QUANTIZED
+from penstock.engines.site import QUANTIZED
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Subgraph
 from penstock.ir.types import static_shape

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
 import platform
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from penstock.engines.installed import package_folder, package_texts, processor_features
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = "pip install 'penstock[openvino]'"
@@ -25,11 +25,6 @@ ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
 """The engine's own variables that limit the instructions it compiles for."""
 
 DIGEST_DIGITS: Final = 16
-CPUINFO_BYTES: Final = 1 << 14
-FEATURE_PREFIXES: Final = (
-    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
-)  # fmt: skip
-"""Of the processor's flags those that a compiler of kernels may look at."""
 
 
 class Plugin(msgspec.Struct, frozen=True):
@@ -68,14 +63,14 @@ class Installation(msgspec.Struct, frozen=True):
         )
         return (
             f"{ADAPTER_VERSION} (openvino {self.version}; {plugin.name} plugin {digest}; "
-            f"{platform.machine()} {cpu_features()}{limits})"
+            f"{platform.machine()} {processor_features()}{limits})"
         )
 
 
 @functools.cache
 def find_installation() -> Installation:
     """The installed OpenVINO; found once a process."""
-    folder = _package_folder()
+    folder = package_folder(PACKAGE)
     if folder is None:
         missing = f"OpenVINO is not installed: {INSTALL}"
         return Installation("", (Plugin("CPU", None, missing),))
@@ -109,52 +104,6 @@ def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
     return digest.hexdigest()[:DIGEST_DIGITS]
 
 
-@functools.cache
-def cpu_features() -> str:
-    """The processor's features, space-separated and sorted."""
-    flags: set[str] = set()
-    if sys.platform == "linux":
-        try:
-            with Path("/proc/cpuinfo").open("rb") as file:
-                text = file.read(CPUINFO_BYTES).decode("ascii", "replace")
-        except OSError:
-            text = ""
-        for line in text.splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                break
-    if not flags:
-        flags = _numpy_features()
-    return " ".join(sorted(filter(_matters, flags))) or "baseline"
-
-
-def _matters(flag: str) -> bool:
-    """Whether a compiler of kernels may look at *flag* (smep is no kind of sme)."""
-    return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
-
-
-def _numpy_features() -> set[str]:
-    from numpy.lib import introspect
-
-    runtime = getattr(introspect, "__cpu_features__", None)
-    if runtime is None:
-        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # NumPy publishes no other
-
-        runtime = getattr(_multiarray_umath, "__cpu_features__", {})
-    return {name.lower() for name, present in runtime.items() if present}
-
-
-def _package_folder() -> Path | None:
-    try:
-        spec = importlib.util.find_spec(PACKAGE)
-    except (ImportError, ValueError):
-        return None
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
 def _missing_hardware(name: str) -> str:
     """Why there is no such processor, as far as the system's device files tell; "" where there may be one."""
     if sys.platform != "linux":
@@ -167,29 +116,10 @@ def _missing_hardware(name: str) -> str:
 
 def _metadata(folder: Path) -> tuple[str, Mapping[str, str]]:
     """The version of the package in *folder* ("" where nothing tells), and the hashes of its libraries in RECORD."""
-    described, record = _installed_texts(folder)
+    described, record = package_texts(PACKAGE, folder)
     version = re.search(r"(?m)^Version: *(\S+)", described)
     lines = re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record)
     return (version.group(1) if version else ""), dict(lines)
-
-
-def _installed_texts(folder: Path) -> tuple[str, str]:
-    """METADATA and RECORD of the installed package; empty where there are none."""
-    beside = list(folder.parent.glob(f"{PACKAGE}-*.dist-info"))
-    if len(beside) == 1:
-        with suppress(OSError, UnicodeDecodeError):
-            described, record = (
-                (beside[0] / name).read_text("utf-8") for name in ("METADATA", "RECORD")
-            )
-            return described, record
-    # Installed in another way. To import this takes longer than all else here.
-    from importlib import metadata
-
-    try:
-        found = metadata.distribution(PACKAGE)
-    except metadata.PackageNotFoundError:
-        return "", ""
-    return found.read_text("METADATA") or "", found.read_text("RECORD") or ""
 
 
 def _hash_of(path: Path) -> str:

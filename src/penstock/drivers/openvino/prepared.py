@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from penstock.drivers.openvino.arguments import bound
 from penstock.drivers.openvino.artefact import Ports
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.late import Late
+from penstock.engines.arguments import bound
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     CacheReport,

@@ -10,7 +10,7 @@ from penstock.drivers.openvino import artefact, engine
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules import RULES
-from penstock.drivers.openvino.site import make_sites
+from penstock.engines.site import make_sites
 from penstock.errors import DriverError, GeneralFailure, PenstockError
 from penstock.hal import CancelToken, PrepareConfig, check_deadline
 from penstock.ir import Model, NDArray

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.drivers.openvino.rules import RULES
-from penstock.drivers.openvino.site import Refused, Site, make_sites
+from penstock.engines.site import Refused, Site, make_sites
 from penstock.errors import PenstockError
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.drivers.openvino.site import QUANTIZED, Refused, Site, require
+from penstock.engines.site import QUANTIZED, Refused, Site, require
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 

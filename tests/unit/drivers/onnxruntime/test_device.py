@@ -145,7 +145,7 @@ def test_the_version_names_engine_provider_and_processor() -> None:
     version = cpu().version
     assert f"onnxruntime {importlib.metadata.version('onnxruntime')} " in version
     assert "; CPUExecutionProvider; " in version
-    assert installation.cpu_features() in version
+    assert installation.processor_features() in version
 
 
 def test_another_library_makes_another_version(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
 
 def absent(monkeypatch: pytest.MonkeyPatch) -> OpenVinoDevice:
     """The device of a machine without OpenVINO."""
-    monkeypatch.setattr(installation, "_package_folder", lambda: None)
+    monkeypatch.setattr(installation, "package_folder", lambda _: None)
     installation.find_installation.cache_clear()
     try:
         (device,) = create()
@@ -83,7 +83,7 @@ def test_the_version_names_engine_plugin_and_processor() -> None:
 
     version = cpu().version
     assert f"openvino {importlib.metadata.version('openvino')}; CPU plugin " in version
-    assert installation.cpu_features() in version
+    assert installation.processor_features() in version
 
 
 def test_another_library_makes_another_version(tmp_path: Path) -> None:

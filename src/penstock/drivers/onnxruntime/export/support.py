@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.drivers.onnxruntime.export.rules import RULES
-from penstock.drivers.onnxruntime.export.site import Refused, Site, make_sites
+from penstock.engines.site import Refused, Site, make_sites
 from penstock.errors import PenstockError
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.drivers.onnxruntime.export.site import QUANTIZED, Refused, Site, require
+from penstock.engines.site import QUANTIZED, Refused, Site, require
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
 from penstock.drivers.onnxruntime.export.rules import RULES
-from penstock.drivers.onnxruntime.export.site import known_shape, make_sites
+from penstock.engines.site import known_shape, make_sites
 from penstock.errors import DriverError, GeneralFailure, PenstockError
 from penstock.ir import DType, Model, NDArray, Operand
 

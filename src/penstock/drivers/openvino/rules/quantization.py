@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.site import QUANTIZED, Site, require
 from penstock.drivers.openvino.types import F32, one_scale
+from penstock.engines.site import QUANTIZED, Site, require
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from penstock.drivers.openvino.graph import Graph
-from penstock.drivers.openvino.site import Site
+from penstock.engines.site import Site
 from penstock.hal import AccuracyClass
 
 Check: TypeAlias = Callable[[Site], AccuracyClass]

@@ -6,8 +6,8 @@ import msgspec
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.site import Site, require
 from penstock.drivers.openvino.types import carried, moves
+from penstock.engines.site import Site, require
 from penstock.hal import AccuracyClass
 
 

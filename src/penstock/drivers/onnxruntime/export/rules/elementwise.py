@@ -20,7 +20,6 @@ from penstock.drivers.onnxruntime.export.graph import (
     stored_grid,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.site import QUANTIZED, Site, require
 from penstock.drivers.onnxruntime.export.types import (
     F32,
     WHOLE,
@@ -29,6 +28,7 @@ from penstock.drivers.onnxruntime.export.types import (
     moves,
     numbers,
 )
+from penstock.engines.site import QUANTIZED, Site, require
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.drivers.onnxruntime.export.graph import Graph
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.site import Site, require
 from penstock.drivers.onnxruntime.export.types import F32, activation
+from penstock.engines.site import Site, require
 from penstock.hal import AccuracyClass
 
 LEAST_LENGTH = 1e-6

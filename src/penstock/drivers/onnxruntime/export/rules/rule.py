@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from penstock.drivers.onnxruntime.export.graph import Graph
-from penstock.drivers.onnxruntime.export.site import Site
+from penstock.engines.site import Site
 from penstock.hal import AccuracyClass
 
 Check: TypeAlias = Callable[[Site], AccuracyClass]

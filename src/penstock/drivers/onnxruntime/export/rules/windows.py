@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.drivers.onnxruntime.export.site import Site, require
+from penstock.engines.site import Site, require
 
 
 class Windows(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from penstock.ir import DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8})
-"""Activations that go through OpenVINO's low-precision arithmetic."""
+"""Activations that engines compute in 8 bits."""
 
 
 class Refused(Exception):

@@ -1,0 +1,76 @@
+"""What a machine has, read from files alone: no engine is imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+CPUINFO_BYTES: Final = 1 << 14
+FEATURE_PREFIXES: Final = (
+    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
+)  # fmt: skip
+"""Of the processor's flags those that a compiler or a choice of kernels may look at."""
+
+
+@functools.cache
+def processor_features() -> str:
+    """The processor's features, space-separated and sorted; "baseline" where nothing tells."""
+    flags: set[str] = set()
+    if sys.platform == "linux":
+        with suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
+            for line in file.read(CPUINFO_BYTES).decode("ascii", "replace").splitlines():
+                key, _, value = line.partition(":")
+                if key.strip() in {"flags", "Features"}:
+                    flags = set(value.split())
+                    break
+    return " ".join(sorted(filter(_matters, flags or _numpy_features()))) or "baseline"
+
+
+def _matters(flag: str) -> bool:
+    """Whether kernels may be chosen by *flag* (smep is no kind of sme)."""
+    return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
+
+
+def _numpy_features() -> set[str]:
+    from numpy.lib import introspect
+
+    runtime = getattr(introspect, "__cpu_features__", None)
+    if runtime is None:
+        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # NumPy publishes no other
+
+        runtime = getattr(_multiarray_umath, "__cpu_features__", {})
+    return {name.lower() for name, present in runtime.items() if present}
+
+
+def package_folder(package: str) -> Path | None:
+    """Where a package is installed, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def package_texts(package: str, folder: Path) -> tuple[str, str]:
+    """METADATA and RECORD of the *package* in *folder*; empty where there are none."""
+    beside = list(folder.parent.glob(f"{package}-*.dist-info"))
+    if len(beside) == 1:
+        with suppress(OSError, UnicodeDecodeError):
+            described, record = (
+                (beside[0] / name).read_text("utf-8") for name in ("METADATA", "RECORD")
+            )
+            return described, record
+    # Installed in another way. To import this takes longer than all else here.
+    from importlib import metadata
+
+    try:
+        found = metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return "", ""
+    return found.read_text("METADATA") or "", found.read_text("RECORD") or ""
