@@ -126,9 +126,9 @@ class WatchedConnection(QuickConnection):
         return super().execute(sql, *arguments)
 
 
-def watched_connect(watch: Callable[[str], None], path: Path) -> sqlite3.Connection:
+def watched_connect(watch: Callable[[str], None], path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        f"{Path(path).absolute().as_uri()}?mode=rw",
         uri=True,
         isolation_level=None,
         factory=WatchedConnection,
