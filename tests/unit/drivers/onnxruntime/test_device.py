@@ -20,6 +20,7 @@ import penstock
 from penstock.drivers.onnxruntime import OnnxRuntimeDevice, create, installation
 from penstock.drivers.onnxruntime.export import support
 from penstock.drivers.onnxruntime.installation import Installation, providers_in
+from penstock.engines.installed import package_folder, processor_features
 from penstock.errors import (
     Cancelled,
     DeviceUnavailable,
@@ -57,7 +58,7 @@ def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
 
 def lacking(package: str, monkeypatch: pytest.MonkeyPatch) -> OnnxRuntimeDevice:
     """The device of a machine without one of the packages."""
-    found = installation.package_folder
+    found = package_folder
     monkeypatch.setattr(
         installation, "package_folder", lambda name: None if name == package else found(name)
     )
@@ -145,7 +146,7 @@ def test_the_version_names_engine_provider_and_processor() -> None:
     version = cpu().version
     assert f"onnxruntime {importlib.metadata.version('onnxruntime')} " in version
     assert "; CPUExecutionProvider; " in version
-    assert installation.processor_features() in version
+    assert processor_features() in version
 
 
 def test_another_library_makes_another_version(tmp_path: Path) -> None:
