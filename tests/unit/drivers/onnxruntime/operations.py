@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from penstock.ir import NDArray
-from tests.support_onnxruntime import Given, OneOperation, operation
+from tests.support_operations import Given, OneOperation, operation
 
 IMAGE: Final = (1, 7, 6, 5)
 

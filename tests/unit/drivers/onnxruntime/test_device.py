@@ -37,7 +37,8 @@ from penstock.hal import (
     Request,
 )
 from penstock.ir import DType, Model, ModelBuilder
-from tests.support_onnxruntime import F32, cpu, needs_onnxruntime
+from tests.support_onnxruntime import cpu, needs_onnxruntime
+from tests.support_operations import F32
 
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
 HOMES = (

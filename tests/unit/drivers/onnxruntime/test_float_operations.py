@@ -10,7 +10,8 @@ import pytest
 
 from penstock.drivers.onnxruntime.export.rules import RULES
 from tests.golden.comparison import FLOAT_SHARE
-from tests.support_onnxruntime import OneOperation, cpu, needs_onnxruntime, run_on
+from tests.support_onnxruntime import cpu, needs_onnxruntime
+from tests.support_operations import OneOperation, run_on
 from tests.unit.drivers.onnxruntime.operations import FLOAT
 from tests.unit.drivers.onnxruntime.whole_operations import WHOLE
 

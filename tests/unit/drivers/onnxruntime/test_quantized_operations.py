@@ -13,7 +13,8 @@ from penstock.drivers.onnxruntime import OnnxRuntimeDevice
 from penstock.drivers.onnxruntime.installation import Installation, Provider
 from penstock.hal import Device, DeviceType
 from penstock.ir import DType, ModelBuilder, NDArray, Quantization
-from tests.support_onnxruntime import OneOperation, cpu, needs_onnxruntime, run_on
+from tests.support_onnxruntime import cpu, needs_onnxruntime
+from tests.support_operations import OneOperation, run_on
 
 pytestmark = needs_onnxruntime
 

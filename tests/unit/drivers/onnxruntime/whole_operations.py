@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from penstock.ir import DType, ModelBuilder
-from tests.support_onnxruntime import F32, Given, OneOperation, operation
+from tests.support_operations import F32, Given, OneOperation, operation
 from tests.unit.drivers.onnxruntime.operations import numbers, scalar, whole
 
 BOOL: Final = DType.BOOL

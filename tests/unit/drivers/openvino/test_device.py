@@ -28,7 +28,8 @@ from penstock.errors import (
 )
 from penstock.hal import CancelToken, ExecutionConfig, HostMemory, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder
-from tests.support_openvino import F32, cpu, needs_openvino
+from tests.support_openvino import cpu, needs_openvino
+from tests.support_operations import F32
 
 
 def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:

@@ -11,7 +11,8 @@ import pytest
 from penstock.drivers.openvino.rules import RULES
 from penstock.ir import NDArray
 from tests.golden.comparison import FLOAT_SHARE
-from tests.support_openvino import Given, OneOperation, cpu, needs_openvino, operation, run_on
+from tests.support_openvino import cpu, needs_openvino
+from tests.support_operations import Given, OneOperation, operation, run_on
 
 pytestmark = needs_openvino
 

@@ -11,7 +11,8 @@ import pytest
 import penstock
 from penstock.hal import Device
 from penstock.ir import DType, ModelBuilder, NDArray, Quantization
-from tests.support_openvino import OneOperation, cpu, needs_openvino, run_on
+from tests.support_openvino import cpu, needs_openvino
+from tests.support_operations import OneOperation, run_on
 
 pytestmark = needs_openvino
 

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from tests.support_openvino import cpu, needs_openvino, run_on
+from tests.support_openvino import cpu, needs_openvino
+from tests.support_operations import run_on
 
 pytestmark = needs_openvino
 
