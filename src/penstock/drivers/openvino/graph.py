@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
-from penstock.drivers.openvino.types import one_scale
 from penstock.engines.site import QUANTIZED, Site, known_shape
+from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
 
 Node: TypeAlias = Any

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.onnxruntime.export.types import one_scale
 from penstock.engines.site import QUANTIZED, Site, known_shape
+from penstock.engines.types import one_scale
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, Model, NDArray, Operand
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.engines.site import QUANTIZED, Refused, Site, require
+from penstock.engines.site import QUANTIZED, Site
+from penstock.engines.types import one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 
@@ -61,19 +62,3 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
         site.refuse_types()
     same = all(o.quantization == t.quantization for o in given for t in site.outputs)
     return "exact" if same else "relaxed"
-
-
-def one_scale(operand: Operand) -> tuple[float, int]:
-    """Scale and zero point of an activation quantised as a whole."""
-    quantization = operand.quantization
-    if quantization is None or quantization.scale <= 0:
-        raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
-    require(not quantization.per_channel, "activations quantised by channel are not computed here")
-    return quantization.scale, quantization.zero_point
-
-
-def activation(site: Site, known: Iterable[str]) -> str:
-    """The fused activation, which must be one of *known*."""
-    fused = site.operation.attributes.text("fused_activation_function")
-    require(fused in known, f"no fused activation {fused}")
-    return fused

@@ -8,8 +8,9 @@ from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.rules.windows import windows
-from penstock.drivers.openvino.types import F32, activation, activations, one_scale
+from penstock.drivers.openvino.types import F32, activations
 from penstock.engines.site import QUANTIZED, Refused, Site, require
+from penstock.engines.types import activation, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 

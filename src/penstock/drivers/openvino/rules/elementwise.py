@@ -9,8 +9,9 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, activation, activations
+from penstock.drivers.openvino.types import F32, activations
 from penstock.engines.site import Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 
 UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {

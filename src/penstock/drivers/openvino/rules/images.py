@@ -10,8 +10,9 @@ import numpy as np
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.rules.windows import windows
-from penstock.drivers.openvino.types import F32, activation, activations, moves
+from penstock.drivers.openvino.types import F32, activations, moves
 from penstock.engines.site import Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.convolution import add_bias, check_layer
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, activation, activations
+from penstock.drivers.openvino.types import F32, activations
 from penstock.engines.site import Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, one_scale
+from penstock.drivers.openvino.types import F32
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -9,8 +9,9 @@ import numpy as np
 from penstock.drivers.openvino.graph import FIRST_AXIS, Graph
 from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import activations, one_scale
+from penstock.drivers.openvino.types import activations
 from penstock.engines.site import Site, require
+from penstock.engines.types import one_scale
 from penstock.hal import AccuracyClass
 
 

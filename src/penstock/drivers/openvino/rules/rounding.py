@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.openvino.graph import Graph, Node
-from penstock.drivers.openvino.types import one_scale
 from penstock.engines.site import Site
+from penstock.engines.types import one_scale
 from penstock.ir import NDArray
 
 

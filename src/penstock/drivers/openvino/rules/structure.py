@@ -8,8 +8,9 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import activation, carried, moved, moves
+from penstock.drivers.openvino.types import carried, moved, moves
 from penstock.engines.site import Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -23,8 +23,9 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.rules.windows import Windows, windows
-from penstock.drivers.onnxruntime.export.types import F32, activation
+from penstock.drivers.onnxruntime.export.types import F32
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir.operations.custom_options import transpose_conv_bias
 

@@ -20,15 +20,9 @@ from penstock.drivers.onnxruntime.export.graph import (
     stored_grid,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import (
-    F32,
-    WHOLE,
-    activation,
-    activations,
-    moves,
-    numbers,
-)
+from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves, numbers
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 

@@ -16,8 +16,9 @@ from penstock.drivers.onnxruntime.export.graph import (
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.rules.windows import Windows, windows
-from penstock.drivers.onnxruntime.export.types import F32, activation, activations, moves
+from penstock.drivers.onnxruntime.export.types import F32, activations, moves
 from penstock.engines.site import Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 

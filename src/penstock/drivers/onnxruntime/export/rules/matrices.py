@@ -13,8 +13,9 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
     stored_weights,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import activation, activations
+from penstock.drivers.onnxruntime.export.types import activations
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 
 

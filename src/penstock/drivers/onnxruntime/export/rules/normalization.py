@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from penstock.drivers.onnxruntime.export.graph import Graph
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, activation
+from penstock.drivers.onnxruntime.export.types import F32
 from penstock.engines.site import Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 
 LEAST_LENGTH = 1e-6

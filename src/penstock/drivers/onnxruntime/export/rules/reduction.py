@@ -7,8 +7,9 @@ from typing import Final
 from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, Graph
 from penstock.drivers.onnxruntime.export.rules.elementwise import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves, one_scale
+from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

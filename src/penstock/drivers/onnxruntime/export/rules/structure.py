@@ -9,8 +9,9 @@ import numpy as np
 from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import activation, moved, moves
+from penstock.drivers.onnxruntime.export.types import moved, moves
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
