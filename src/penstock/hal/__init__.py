@@ -36,8 +36,9 @@ if TYPE_CHECKING:
         ProgressCallback,
         ProgressEvent,
     )
+    from penstock.hal.descriptors import DescriptorFence, FenceSignal, as_descriptor, fence_pair
     from penstock.hal.device import HAL_VERSION, Device, DeviceBase
-    from penstock.hal.fence import EventFence, Fence
+    from penstock.hal.fence import EventFence, Fence, FenceStatus, MergedFence, status_of
     from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
     from penstock.hal.prepared import (
         NO_CACHE_REPORT,
@@ -96,6 +97,7 @@ __all__ = [
     "CacheReport",
     "CancelToken",
     "Capabilities",
+    "DescriptorFence",
     "Device",
     "DeviceBase",
     "DeviceType",
@@ -103,11 +105,14 @@ __all__ = [
     "ExecutionConfig",
     "ExecutionResult",
     "Fence",
+    "FenceSignal",
+    "FenceStatus",
     "HostMemory",
     "InvalidBuffer",
     "InvalidDevice",
     "InvalidPreparedModel",
     "Memory",
+    "MergedFence",
     "NoValue",
     "OperationTiming",
     "OutputShape",
@@ -127,7 +132,10 @@ __all__ = [
     "Support",
     "Timing",
     "TokenArgument",
+    "as_descriptor",
     "check_deadline",
+    "fence_pair",
+    "status_of",
     "validate_fenced",
     "validate_prepare",
     "validate_prepare_config",
@@ -140,8 +148,9 @@ __getattr__ = lazily(
         "buffer": "Buffer BufferDesc BufferRole",
         "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType PerformanceInfo Support",
         "config": "BYTE_SIZE_OF_CACHE_TOKEN DEFAULT_LOOP_TIMEOUT_NS MAX_NUMBER_OF_CACHE_FILES MAXIMUM_LOOP_TIMEOUT_NS NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
+        "descriptors": "DescriptorFence FenceSignal as_descriptor fence_pair",
         "device": "HAL_VERSION Device DeviceBase",
-        "fence": "EventFence Fence",
+        "fence": "EventFence Fence FenceStatus MergedFence status_of",
         "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
         "request": "DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.errors import DriverError
+
+
+class FenceStatus(enum.Enum):
+    """What a look at a fence says (NNAPI section 7.2). UNKNOWN is that of a descriptor that is none, or closed."""
+
+    ACTIVE = "active"
+    SIGNALLED = "signalled"
+    ERROR = "error"
+    UNKNOWN = "unknown"
 
 
 class Fence(Protocol):
@@ -22,23 +33,65 @@ class Fence(Protocol):
 
 
 class EventFence:
-    """A fence in this process."""
+    """A fence in this process. Safe from any thread."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._error: DriverError | None = None
+        self._lock = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []
 
     def signal(self, error: DriverError | None = None) -> None:
         """Signals once; later calls change nothing."""
-        if not self._event.is_set():
+        with self._lock:
+            if self._event.is_set():
+                return
             self._error = error
             self._event.set()
+            waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def when_signalled(self, callback: Callable[[], None]) -> None:
+        """Calls *callback* once: in the thread that signals, or now where that has happened. It must not raise."""
+        with self._lock:
+            if not self._event.is_set():
+                self._waiting.append(callback)
+                return
+        callback()
 
     def wait(self, timeout_ns: int | None = None) -> bool:
         return self._event.wait(None if timeout_ns is None else timeout_ns / 1e9)
 
     def error(self) -> DriverError | None:
         return self._error
+
+
+class MergedFence:
+    """Signalled when all of several are; with the error of the first, in order, that has one."""
+
+    def __init__(self, *fences: Fence) -> None:
+        self._fences = fences
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        return all(fence.wait(remaining_ns(end)) for fence in self._fences)
+
+    def error(self) -> DriverError | None:
+        if not self.wait(0):
+            return None
+        return next((e for fence in self._fences if (e := fence.error()) is not None), None)
+
+
+def status_of(fence: Fence) -> FenceStatus:
+    """The status of any fence, without waiting."""
+    from penstock.hal.descriptors import DescriptorFence
+
+    if isinstance(fence, DescriptorFence):
+        return fence.status()
+    if not fence.wait(0):
+        return FenceStatus.ACTIVE
+    return FenceStatus.SIGNALLED if fence.error() is None else FenceStatus.ERROR
 
 
 def remaining_ns(deadline_ns: int | None) -> int | None:

@@ -1,0 +1,202 @@
+"""Fences that are file descriptors: they can be polled beside others, and sent to another process.
+
+A descriptor that is readable has signalled; an error condition or a hang-up is a failure (NNAPI section 7.2,
+the kernel's `sync_file`). Those made here are one end of a socket pair, whose message nobody takes out: every
+duplicate in every process sees it, and it says what failed. One whose other end is closed unsignalled has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from typing import Final
+
+from penstock.errors import (
+    DeadObject,
+    DriverError,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    OutputInsufficientSize,
+    driver_error_classes,
+)
+from penstock.hal.fence import EventFence, Fence, FenceStatus
+
+MARK: Final = b"penstock.fence\0"
+"""What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a sentence."""
+MAX_MESSAGE: Final = 1024
+
+GONE: Final = "whoever was to signal this fence is gone"
+
+
+class DescriptorFence:
+    """A fence that another process can be sent: any descriptor that is readable once it has signalled.
+
+    Keeps a duplicate of *fd* until `close`, or until it is forgotten. Raises `InvalidArgument` for what is no
+    descriptor. Safe from any thread.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = -1
+        if type(fd) is not int:
+            raise InvalidArgument(f"a fence is made of a file descriptor, not {type(fd).__name__}")
+        try:
+            self._fd = os.dup(fd)
+        except OSError as error:
+            raise InvalidArgument(f"descriptor {fd} cannot be a fence: {error}") from error
+
+    def fileno(self) -> int:
+        """The descriptor, still owned by this fence; -1 once closed."""
+        return self._fd
+
+    def status(self, timeout_ns: int | None = 0) -> FenceStatus:
+        """Looks, for as long as *timeout_ns* while it is active; None waits for good."""
+        if self._fd < 0:
+            return FenceStatus.UNKNOWN
+        events = _poll(self._fd, timeout_ns)
+        if events is None:
+            return FenceStatus.UNKNOWN
+        if not any(events):
+            return FenceStatus.ACTIVE
+        readable, failed = events
+        if not readable:
+            return FenceStatus.ERROR
+        told = _message(self._fd)
+        # A foreign descriptor says no more than that it is readable.
+        failure = failed if told is None else told[0] is not ErrorStatus.NONE
+        return FenceStatus.ERROR if failure else FenceStatus.SIGNALLED
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        return self.status(timeout_ns) is not FenceStatus.ACTIVE
+
+    def error(self) -> DriverError | None:
+        match self.status():
+            case FenceStatus.ACTIVE | FenceStatus.SIGNALLED:
+                return None
+            case FenceStatus.UNKNOWN:
+                return GeneralFailure("the fence's descriptor is closed, or none")
+        told = _message(self._fd)
+        if told is None:
+            return GeneralFailure("the fence's descriptor reports an error")
+        status, text = told
+        if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return OutputInsufficientSize(text)
+        return driver_error_classes()[status](text)
+
+    def close(self) -> None:
+        """Gives the descriptor back; twice is harmless. Not while another thread waits."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class FenceSignal:
+    """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails with `DeadObject`."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._lock = threading.Lock()
+
+    def signal(self, error: DriverError | None = None) -> None:
+        """Signals once; later calls change nothing, nor does it matter whether anybody waits."""
+        status = ErrorStatus.NONE if error is None else error.status
+        text = b"" if error is None else str(error).encode("utf-8", "replace")
+        head = MARK + int(status).to_bytes(2, "little")
+        with self._lock, contextlib.suppress(OSError):
+            self._end.send(head + text[: MAX_MESSAGE - len(head)])
+            self._end.close()
+
+    def close(self) -> None:
+        """Fails the fence unless it was signalled; twice is harmless."""
+        with self._lock:
+            self._end.close()
+
+    def __del__(self) -> None:
+        self._end.close()
+
+
+def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
+    """A new fence, with what signals it. Raises `OSError` where there is no descriptor left."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return FenceSignal(ours), DescriptorFence(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+
+
+def as_descriptor(fence: Fence) -> DescriptorFence:
+    """*fence* as one that can be sent to another process; the same one where it is that already.
+
+    A fence of another kind than `EventFence` is waited for in a thread of its own.
+    """
+    if isinstance(fence, DescriptorFence):
+        return fence
+    signal, descriptor = fence_pair()
+
+    def pass_on() -> None:
+        fence.wait()
+        signal.signal(fence.error())
+
+    if isinstance(fence, EventFence):
+        fence.when_signalled(pass_on)
+    else:
+        threading.Thread(target=pass_on, name="penstock-fence", daemon=True).start()
+    return descriptor
+
+
+def _message(fd: int) -> tuple[ErrorStatus, str] | None:
+    """What `FenceSignal` said, left where it is; None of a descriptor that is none of ours."""
+    try:
+        end = socket.socket(fileno=fd)
+    except OSError:
+        return None
+    try:
+        data = end.recv(MAX_MESSAGE, socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0))
+    except OSError:
+        return None
+    finally:
+        end.detach()
+    if not data:
+        return DeadObject.status, GONE
+    if not data.startswith(MARK) or len(data) < len(MARK) + 2:
+        return None
+    number = int.from_bytes(data[len(MARK) : len(MARK) + 2], "little")
+    text = data[len(MARK) + 2 :].decode("utf-8", "replace")
+    try:
+        return ErrorStatus(number), text
+    except ValueError:
+        return ErrorStatus.GENERAL_FAILURE, f"an unknown status {number}: {text}"
+
+
+def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
+    """Whether it is readable, and whether it reports an error; None for what is no descriptor."""
+    end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+    if not hasattr(select, "poll"):
+        left = None if timeout_ns is None else timeout_ns / 1e9
+        try:
+            readable, _, failed = select.select([fd], [], [fd], left)
+        except (OSError, ValueError):
+            return None
+        return bool(readable), bool(failed)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while True:
+        left_ns = None if end is None else max(0, end - time.monotonic_ns())
+        found = poll.poll(None if left_ns is None else -(-left_ns // 1_000_000))
+        if found:
+            events = found[0][1]
+            if events & select.POLLNVAL:
+                return None
+            signalled = bool(events & select.POLLIN)
+            return signalled, not signalled or bool(events & select.POLLERR)
+        if left_ns is not None and left_ns == 0:
+            return False, False
