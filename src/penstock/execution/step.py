@@ -106,15 +106,27 @@ class StepRunner:
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:
-            failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
-            if self._may_fall_back and self._others().repeat(values, config, trace, began):
-                return
-            from penstock.compilation.failing import final
-
-            others = trace.failures[len(failures) :]
-            name = self.prepared.device.name
-            raise final(error, self.prepared.step, name, others, allowed=self._allowed) from error
+            self.failed(error, values, config, trace, began)
+            return
         trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
+
+    def failed(
+        self,
+        error: DriverError,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        began: int,
+    ) -> None:
+        """Repeats the step, at which its device has failed by *error*, on another, as `run` does; raises what it does."""
+        failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
+        if self._may_fall_back and self._others().repeat(values, config, trace, began):
+            return
+        from penstock.compilation.failing import final
+
+        others = trace.failures[len(failures) :]
+        name = self.prepared.device.name
+        raise final(error, self.prepared.step, name, others, allowed=self._allowed) from error
 
     def close(self) -> None:
         """Closes the fall-backs, if there are any."""
@@ -147,7 +159,7 @@ class StepRunner:
                     ]
                 ),
             )
-            if self._enclosed:
+            if self._enclosed and make is self._proven:
                 places.requests[self] = request
         result = call_execute(self.prepared, request, config)
         if type(result) is not ExecutionResult or result.output_shapes:
