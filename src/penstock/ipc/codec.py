@@ -36,7 +36,7 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
-from penstock.memory import MappedFd
+from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 
 T = TypeVar("T")
 
@@ -95,6 +95,9 @@ class Packer:
                 return wire.MemoryForm(memory.name, place, memory.size, (offset, protection))
             case "ashmem", int(fd):
                 return wire.MemoryForm(memory.name, self.handle(Descriptor(fd)), memory.size)
+            case _, (int(fd), HardwareBufferDescription() as buffer):
+                place = self.handle(Descriptor(fd))
+                return wire.MemoryForm(memory.name, place, memory.size, None, buffer)
         return wire.MemoryForm(memory.name, self.handle(Opaque(memory.handle)), memory.size)
 
     def request(self, request: Request) -> wire.RequestForm:
@@ -168,12 +171,14 @@ class Unpacker:
 
     def memory(self, form: wire.MemoryForm) -> Memory:
         value = self.handle(form.handle, object, "a memory")
-        match value, form.window:
-            case Descriptor(fd), None:
+        match value, form.window, form.buffer:
+            case Descriptor(fd), None, None:
                 return Memory(form.name, fd, form.size)
-            case Descriptor(fd), (offset, protection):
+            case Descriptor(fd), (offset, protection), None:
                 return Memory(form.name, MappedFd(fd, offset, protection), form.size)
-            case Opaque(handle), None:
+            case Descriptor(fd), None, HardwareBufferDescription() as buffer:
+                return Memory(form.name, HardwareBufferHandle(fd, buffer), form.size)
+            case Opaque(handle), None, None:
                 return Memory(form.name, handle, form.size)
         raise WireError(f"handle {form.handle} is a {type(value).__name__}, not a memory's")
 

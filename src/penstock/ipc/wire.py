@@ -31,6 +31,7 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.ir import Signature, Subgraph, Variable
+from penstock.memory import HardwareBufferDescription
 
 WIRE_VERSION: Final = 1
 """Raised whenever a message changes its form."""
@@ -82,12 +83,13 @@ class ModelForm(Form, frozen=True):
 
 
 class MemoryForm(Form, frozen=True):
-    """A `Memory`; *window* is the (offset, protection) of an `mmap_fd`."""
+    """A `Memory`; *window* is the (offset, protection) of an `mmap_fd`, *buffer* what a hardware buffer holds."""
 
     name: str
     handle: Handle
     size: int
     window: tuple[int, int] | None = None
+    buffer: HardwareBufferDescription | None = None
 
 
 class HostForm(msgspec.Struct, frozen=True, tag="host"):

@@ -1,21 +1,51 @@
-"""Bytes and who owns them: client-managed pools, and mapping them on the driver's side."""
+"""Bytes and who owns them: client-managed pools, hardware buffers, and mapping them on the driver's side."""
 
+from typing import TYPE_CHECKING
+
+from penstock.facade import lazily
 from penstock.memory.mapping import (
+    MEMORY_KINDS,
     PROT_READ,
     PROT_WRITE,
     MappedFd,
     Mapping,
-    live_mappings,
     map_memory,
 )
-from penstock.memory.pool import MemoryPool
+from penstock.memory.regions import PoolPlace, live_mappings, pool_of
+
+if TYPE_CHECKING:
+    from penstock.memory.handles import (
+        HardwareBufferDescription,
+        HardwareBufferFormat,
+        HardwareBufferHandle,
+        HardwareBufferUsage,
+    )
+    from penstock.memory.hardware import HardwareBuffer
+    from penstock.memory.pool import MemoryPool
 
 __all__ = [
+    "MEMORY_KINDS",
     "PROT_READ",
     "PROT_WRITE",
+    "HardwareBuffer",
+    "HardwareBufferDescription",
+    "HardwareBufferFormat",
+    "HardwareBufferHandle",
+    "HardwareBufferUsage",
     "MappedFd",
     "Mapping",
     "MemoryPool",
+    "PoolPlace",
     "live_mappings",
     "map_memory",
+    "pool_of",
 ]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "handles": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
+        "hardware": "HardwareBuffer",
+        "pool": "MemoryPool",
+    },
+)

@@ -1,9 +1,11 @@
 """Mapping `hal.Memory` by its name: how a driver reaches the bytes of a request's pools.
 
-| name | handle |
-|---|---|
-| `ashmem` | the descriptor of an anonymous shared region (a memfd, or the platform's nearest) |
-| `mmap_fd` | a `MappedFd`: descriptor, byte offset and protection |
+| name | handle | size |
+|---|---|---|
+| `ashmem` | the descriptor of an anonymous shared region (a memfd, or the platform's nearest) | its bytes |
+| `mmap_fd` | a `MappedFd`: descriptor, byte offset and protection | bytes from the offset on |
+| `hardware_buffer_blob` | a `HardwareBufferHandle` whose description has the format BLOB | its width |
+| `hardware_buffer` | a `HardwareBufferHandle` of any other format: an image, never mapped by the runtime | bytes of the buffer |
 
 A descriptor is borrowed: a mapping holds its own reference to the region, so that the caller may
 close the descriptor as soon as `map_memory` has returned.
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -22,12 +23,19 @@ import numpy as np
 from penstock.errors import ClosedError, GeneralFailure
 from penstock.hal import Memory
 from penstock.ir import NDArray
+from penstock.memory.regions import map_region
+
+ASHMEM: Final = "ashmem"
+MMAP_FD: Final = "mmap_fd"
+HARDWARE_BUFFER_BLOB: Final = "hardware_buffer_blob"
+HARDWARE_BUFFER: Final = "hardware_buffer"
+
+MEMORY_KINDS: Final = (ASHMEM, MMAP_FD, HARDWARE_BUFFER_BLOB, HARDWARE_BUFFER)
+"""The names that a `hal.Memory` may have."""
 
 PROT_READ: Final = 1
 PROT_WRITE: Final = 2
 """Protection bits of a `MappedFd`, with POSIX's values on every platform."""
-
-_live: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class MappedFd(NamedTuple):
@@ -78,38 +86,58 @@ class Mapping:
 def map_memory(memory: Memory) -> Mapping:
     """Maps *memory* by its name.
 
-    Raises `GeneralFailure` for a name that is not in the table of this module, for a handle that is not
+    Raises `GeneralFailure` for a name that is of no mappable kind, for a handle that is not
     what the name says, that cannot be mapped, or that has fewer bytes than *memory* claims.
     """
     if memory.size < 0:
         raise GeneralFailure(f"a memory of {memory.size} bytes cannot be mapped")
+    both = PROT_READ | PROT_WRITE
     match memory.name, memory.handle:
         case "ashmem", int(fd):
-            return Mapping(_region(memory, fd, 0, PROT_READ | PROT_WRITE, fall_back=True))
+            return Mapping(_region(memory, fd, 0, both, fall_back=True))
         case "mmap_fd", (int(fd), int(offset), int(protection)):
             return Mapping(_region(memory, fd, offset, protection, fall_back=False))
-        case "ashmem" | "mmap_fd", _:
-            raise GeneralFailure(f"a {memory.name} memory cannot have the handle {memory.handle!r}")
-    raise GeneralFailure(f"memory {memory.name!r} is of no kind that can be mapped here")
+        case "hardware_buffer_blob", (int(fd), _):
+            _check_blob(memory)
+            return Mapping(_region(memory, fd, 0, both, fall_back=True))
+    if memory.name in {ASHMEM, MMAP_FD, HARDWARE_BUFFER_BLOB}:
+        raise GeneralFailure(f"a {memory.name} memory cannot have the handle {memory.handle!r}")
+    known = "never mapped" if memory.name in MEMORY_KINDS else "of no kind that can be mapped here"
+    raise GeneralFailure(f"memory {memory.name!r} is {known}")
 
 
-def live_mappings() -> int:
-    """How many regions this process has mapped by `map_memory` or a `MemoryPool` and still uses."""
-    return len(_live)
+def size_of(fd: int) -> int:
+    """How many bytes *fd* has: a file's, a memfd's, or a dma-buf's. Raises `OSError` and `OverflowError`."""
+    if size := os.fstat(fd).st_size:
+        return size
+    try:
+        # The size of a dma-buf is where its end is.
+        end = os.lseek(fd, 0, os.SEEK_END)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:
+        return 0
+    return end
 
 
-def map_shared(fd: int, nbytes: int) -> NDArray:
-    """The first *nbytes* > 0 of *fd* as writable flat uint8, counted; raises `OSError`."""
-    region = mmap.mmap(fd, nbytes, access=mmap.ACCESS_WRITE)
-    _live.add(region)
-    return np.frombuffer(region, np.uint8)
+def _check_blob(memory: Memory) -> None:
+    from penstock.memory.handles import HardwareBufferDescription
+
+    description = memory.handle[1]
+    if (
+        not isinstance(description, HardwareBufferDescription)
+        or not description.is_blob
+        or description.width < memory.size
+    ):
+        raise GeneralFailure(
+            f"a hardware_buffer_blob of {memory.size} bytes cannot have the description {description}"
+        )
 
 
 def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back: bool) -> NDArray:
     if not protection & PROT_READ or protection & ~(PROT_READ | PROT_WRITE):
         raise GeneralFailure(f"a mapping with protection {protection} cannot be read")
     try:
-        available = os.fstat(fd).st_size
+        available = size_of(fd)
     except (OSError, OverflowError) as error:
         raise GeneralFailure(f"descriptor {fd} of a {memory.name} memory: {error}") from None
     if offset < 0 or offset + memory.size > available:
@@ -122,26 +150,14 @@ def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back:
     kinds = [mmap.ACCESS_WRITE] if protection & PROT_WRITE else []
     if fall_back or not kinds:
         kinds += [mmap.ACCESS_READ, mmap.ACCESS_COPY]
-    skipped = offset % mmap.ALLOCATIONGRANULARITY
-    region, kind = _map(memory, fd, memory.size + skipped, offset - skipped, kinds)
-    _live.add(region)
-    array: NDArray = np.frombuffer(region, np.uint8)[skipped:]
-    if kind != mmap.ACCESS_WRITE:
-        array.flags.writeable = False
-    return array
-
-
-def _map(
-    memory: Memory, fd: int, length: int, start: int, kinds: list[int]
-) -> tuple[mmap.mmap, int]:
     failure: Exception | None = None
     for kind in kinds:
         try:
-            return mmap.mmap(fd, length, access=kind, offset=start), kind
+            return map_region(fd, memory.size, kind, offset).array
         except PermissionError as error:
             # Before Linux 6.7 a region sealed against writing can be mapped privately only.
             failure = error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             failure = error
             break
     raise GeneralFailure(f"descriptor {fd} of a {memory.name} memory: {failure}")

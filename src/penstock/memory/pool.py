@@ -3,55 +3,100 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
-import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from penstock.errors import ClosedError, InputError, ResourceExhaustedTransient
+from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
 from penstock.ir import NDArray
-from penstock.memory.mapping import map_shared
+from penstock.memory.mapping import (
+    ASHMEM,
+    MMAP_FD,
+    PROT_READ,
+    PROT_WRITE,
+    MappedFd,
+    size_of,
+)
+from penstock.memory.shared import SharedMemory, anonymous_fd, check_size, duplicate
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MAX_POOL_BYTES: Final = 2**40
-"""No pool is larger: sizes beyond it are mistakes in the caller's arithmetic."""
+    from penstock.memory.hardware import HardwareBuffer
+
+BOTH = PROT_READ | PROT_WRITE
 
 
 class MemoryPool:
-    """Shareable memory, of fixed size, zero at first; made by `anonymous`.
+    """Shareable memory of fixed size, made by `anonymous`, `from_file` or `from_hardware_buffer`.
 
-    `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is unmapped
-    when the pool is closed and its last view has died; views stay good after `close`.
+    `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is unmapped, and its
+    descriptor closed, when the pool is closed and its last view has died; views stay good after `close`.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
-        self._memory: Memory | None = Memory("ashmem", fd, nbytes)
+    def __init__(self, shared: SharedMemory, fd: int, offset: int = 0, prot: int = BOTH) -> None:
+        self._shared: SharedMemory | None = shared
+        self._fd, self._offset, self._prot = fd, offset, prot
         self._bytes: NDArray | None = None
-        self._lock = threading.Lock()
-        self._close_fd = weakref.finalize(self, os.close, fd)
 
     @classmethod
     def anonymous(cls, nbytes: int) -> MemoryPool:
-        """A pool of *nbytes* bytes that belongs to no file: a memfd sealed against resizing, or an
-        unlinked temporary file where there are none.
+        """A pool of *nbytes* zero bytes that belongs to no file: a memfd sealed against resizing, or an
+        unlinked temporary file where there are none. Its memory is `ashmem`.
 
         Raises `InputError` for a size that is negative or beyond `MAX_POOL_BYTES`,
         `ResourceExhaustedTransient` when the system has no room or no descriptor left.
         """
-        if not 0 <= nbytes <= MAX_POOL_BYTES:
-            raise InputError(f"a pool of {nbytes} bytes; 0 to {MAX_POOL_BYTES} are possible")
+        check_size(nbytes)
+        fd = anonymous_fd(nbytes, "pool")
+        return cls(SharedMemory(fd, Memory(ASHMEM, fd, nbytes)), fd)
+
+    @classmethod
+    def from_file(
+        cls,
+        file: str | os.PathLike[str] | int,
+        offset: int = 0,
+        nbytes: int | None = None,
+        prot: int = BOTH,
+    ) -> MemoryPool:
+        """The *nbytes* of *file* (a path, or a descriptor, which is duplicated) from byte *offset* on, None for all
+        that are there. Its memory is `mmap_fd` (NNAPI's `ANeuralNetworksMemory_createFromFd`).
+
+        *offset* need not be aligned. *prot* is 0 or made of `PROT_READ` and `PROT_WRITE`: without `PROT_READ` there
+        are no views, without `PROT_WRITE` they are read-only. What is written goes to the file. Whoever else can
+        write or shorten the file changes what the pool holds, or ends a process that reads beyond its new end.
+
+        Raises `InputError` for a negative offset, a size that is not positive or not in the file, a *prot* of other
+        bits, and what cannot be mapped; `OSError` where the path cannot be opened;
+        `ResourceExhaustedTransient` when no descriptor is left.
+        """
+        if prot not in range(BOTH + 1):
+            raise InputError(f"prot is {prot!r}; it is 0, PROT_READ, PROT_WRITE or both together")
+        fd = _open(file, prot)
         try:
-            fd = _anonymous_fd(nbytes)
-        except OSError as error:
-            raise ResourceExhaustedTransient(f"no pool of {nbytes} bytes: {error}") from error
-        return cls(fd, nbytes)
+            length = _checked_length(fd, offset, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        handle = MappedFd(fd, offset, prot)
+        return cls(SharedMemory(fd, Memory(MMAP_FD, handle, length)), fd, offset, prot)
+
+    @classmethod
+    def from_hardware_buffer(cls, buffer: HardwareBuffer) -> MemoryPool:
+        """The bytes of *buffer*, which must be a BLOB. Its memory is `hardware_buffer_blob`. *buffer* may be closed.
+
+        Raises `InputError` for another format: an image is never mapped, but lent to drivers as it is.
+        """
+        if not buffer.description.is_blob:
+            raise InputError(
+                f"a hardware buffer of format {buffer.description.format:#x} has no bytes to view; "
+                "only a BLOB is a memory pool: give the buffer itself as an input or in out="
+            )
+        shared = buffer.shared
+        return cls(shared, shared.memory.handle.fd)
 
     @property
     def nbytes(self) -> int:
@@ -60,44 +105,56 @@ class MemoryPool:
 
     @property
     def memory(self) -> Memory:
-        """The pool as drivers get it; its descriptor is good until `close`."""
-        if self._memory is None:
-            raise ClosedError("memory pool used after close()")
-        return self._memory
+        """The pool as drivers get it; its descriptor is good until `close`, and while any view lives."""
+        return self._open().memory
+
+    @property
+    def readonly(self) -> bool:
+        """Whether views cannot be written."""
+        self._open()
+        return not self._prot & PROT_WRITE
 
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> NDArray:
-        """An array of *dtype* and *shape* over the pool's bytes from *offset* on, writable.
+        """An array of *dtype* and *shape* over the pool's bytes from *offset* on, writable unless `readonly`.
 
-        Raises `InputError` where it would not fit, or holds Python objects.
+        Raises `InputError` where it would not fit, holds Python objects, or the pool cannot be read.
         """
-        memory, kind = self.memory, np.dtype(dtype)
+        size, kind = self.nbytes, np.dtype(dtype)
         if kind.hasobject:
             raise InputError("a pool holds bytes; it cannot be viewed as Python objects")
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         needed = kind.itemsize
         for dimension in dimensions:
             needed *= dimension
-        if min(dimensions, default=0) < 0 or offset < 0 or offset + needed > memory.size:
+        if min(dimensions, default=0) < 0 or offset < 0 or offset + needed > size:
             raise InputError(
                 f"{kind.name} of shape {dimensions} at byte {offset} "
-                f"does not fit into a pool of {memory.size} bytes"
+                f"does not fit into a pool of {size} bytes"
             )
-        array: NDArray = self._map(memory)[offset : offset + needed].view(kind).reshape(dimensions)
+        array: NDArray = self._map()[offset : offset + needed].view(kind).reshape(dimensions)
         return array
 
     def close(self) -> None:
-        """Closes the descriptor; twice is harmless. Views keep the memory itself."""
-        with self._lock:
-            self._memory = self._bytes = None
-            self._close_fd()
+        """Lets go of the memory; twice is harmless. Views keep it, and its descriptor."""
+        self._shared = self._bytes = None
 
-    def _map(self, memory: Memory) -> NDArray:
-        with self._lock:
-            if self._memory is None:
-                raise ClosedError("memory pool used after close()")
-            if self._bytes is None:
-                self._bytes = _map(memory)
-            return self._bytes
+    def _open(self) -> SharedMemory:
+        if (shared := self._shared) is None:
+            raise ClosedError("memory pool used after close()")
+        return shared
+
+    def _map(self) -> NDArray:
+        shared = self._open()
+        if (known := self._bytes) is not None:
+            return known
+        if not self._prot & PROT_READ:
+            raise InputError("a pool without PROT_READ cannot be viewed")
+        mapped = shared.map(self._fd, self._offset, writable=bool(self._prot & PROT_WRITE))
+        self._bytes = mapped
+        if self._shared is None:
+            # Closed meanwhile by another thread, which must not leave it mapped.
+            self._bytes = None
+        return mapped
 
     def __enter__(self) -> Self:
         return self
@@ -111,42 +168,28 @@ class MemoryPool:
         self.close()
 
     def __repr__(self) -> str:
-        size = "closed" if self._memory is None else f"{self._memory.size} bytes"
+        shared = self._shared
+        size = "closed" if shared is None else f"{shared.memory.name}, {shared.memory.size} bytes"
         return f"MemoryPool({size})"
 
     def __reduce__(self) -> Any:
         raise TypeError("a memory pool cannot be pickled; its bytes can")
 
 
-def _map(memory: Memory) -> NDArray:
-    if memory.size == 0:
-        return np.empty(0, np.uint8)
-    try:
-        return map_shared(memory.handle, memory.size)
-    except OSError as error:
-        raise ResourceExhaustedTransient(f"no address space for a pool: {error}") from error
+def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
+    """A descriptor of one's own."""
+    if not isinstance(file, str | os.PathLike):
+        return duplicate(file, "a memory pool")
+    flags = os.O_RDWR if prot & PROT_WRITE else os.O_RDONLY
+    return os.open(file, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
 
 
-if sys.platform == "linux":
-    import fcntl
-
-    _SEALS: Final = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-
-    def _anonymous_fd(nbytes: int) -> int:
-        fd = os.memfd_create("penstock-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-
-else:
-
-    def _anonymous_fd(nbytes: int) -> int:
-        import tempfile
-
-        with tempfile.TemporaryFile(prefix="penstock-pool-") as file:
-            file.truncate(nbytes)
-            return os.dup(file.fileno())
+def _checked_length(fd: int, offset: int, nbytes: int | None) -> int:
+    size = size_of(fd)
+    length = size - offset if nbytes is None else nbytes
+    if offset < 0 or length <= 0 or offset + length > size:
+        raise InputError(
+            f"a pool of {length} bytes at byte {offset} is not in a file of {size} bytes"
+        )
+    check_size(length)
+    return length

@@ -53,7 +53,7 @@ from penstock.ir import (
     Model,
     ModelBuilder,
 )
-from penstock.memory import MappedFd
+from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.testing.contract.cases import Case, every_case
 
 CASES = every_case()
@@ -139,6 +139,7 @@ def test_an_attribute_without_bytes_cannot_be_sent(value: AttributeValue) -> Non
 
 def test_a_request_comes_back_whole() -> None:
     array = np.arange(6, dtype=np.float32)
+    blob = HardwareBufferDescription(0x21, 64, stride=64, usage=3)
     request = Request(
         (
             HostMemory(array),
@@ -153,11 +154,12 @@ def test_a_request_comes_back_whole() -> None:
             Memory("mmap_fd", MappedFd(6, 7, 1), 200),
             Memory("hardware_buffer", "a buffer", 300),
             Memory("ashmem", None, 1),
+            Memory("hardware_buffer_blob", HardwareBufferHandle(8, blob), 64),
         ),
     )
     pack = Packer()
     form = pack.request(request)
-    kinds = [np.ndarray, np.ndarray, Descriptor, Descriptor, Opaque, Opaque]
+    kinds = [np.ndarray, np.ndarray, Descriptor, Descriptor, Opaque, Opaque, Descriptor]
     assert [type(h) for h in pack.handles] == kinds
     frame = pack.frame(
         wire.Execute(3, form, pack.execution_config(ExecutionConfig(cancel=CancelToken())))
@@ -296,6 +298,14 @@ def _prepare_form(**changes: object) -> wire.PrepareForm:
 def test_a_window_needs_a_descriptor() -> None:
     with pytest.raises(WireError, match="not a memory's"):
         Unpacker((Opaque(1),)).memory(wire.MemoryForm("mmap_fd", 0, 1, (0, 3)))
+
+
+def test_a_hardware_buffer_needs_a_descriptor_and_has_no_window() -> None:
+    blob = HardwareBufferDescription(0x21, 1)
+    with pytest.raises(WireError, match="not a memory's"):
+        Unpacker((Opaque(1),)).memory(wire.MemoryForm("hardware_buffer", 0, 1, None, blob))
+    with pytest.raises(WireError, match="not a memory's"):
+        Unpacker((Descriptor(1),)).memory(wire.MemoryForm("mmap_fd", 0, 1, (0, 3), blob))
 
 
 def test_a_fence_is_known_by_its_methods() -> None:

@@ -95,7 +95,7 @@ def test_descriptor_may_be_closed_once_mapped() -> None:
     ("name", "handle", "size", "complaint"),
     [
         ("bogus", 0, 1, "'bogus' is of no kind"),
-        ("hardware_buffer", 0, 1, "of no kind"),
+        ("hardware_buffer", 0, 1, "never mapped"),
         ("", None, 1, "of no kind"),
         ("ashmem", "fd", 1, "cannot have the handle"),
         ("ashmem", None, 1, "cannot have the handle"),

@@ -1,0 +1,196 @@
+"""`HardwareBuffer`: memory that cameras, GPUs and drivers share: a dma-buf, or a memfd that stands in for one."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock.errors import ClosedError, InputError
+from penstock.hal import Memory
+from penstock.memory.handles import (
+    HardwareBufferDescription,
+    HardwareBufferFormat as Format,
+    HardwareBufferHandle,
+    HardwareBufferUsage as Usage,
+)
+from penstock.memory.mapping import HARDWARE_BUFFER, HARDWARE_BUFFER_BLOB, size_of
+from penstock.memory.shared import (
+    MAX_POOL_BYTES,
+    SharedMemory,
+    anonymous_fd,
+    check_size,
+    duplicate,
+)
+
+ROW_ALIGNMENT: Final = 64
+"""Bytes that the rows of allocated images are a multiple of, where whole pixels allow."""
+
+BITS_PER_PIXEL: Final[dict[int, int]] = {
+    Format.BLOB: 8,
+    Format.R8G8B8A8_UNORM: 32,
+    Format.R8G8B8X8_UNORM: 32,
+    Format.R8G8B8_UNORM: 24,
+    Format.R5G6B5_UNORM: 16,
+    Format.R16G16B16A16_FLOAT: 64,
+    Format.R10G10B10A2_UNORM: 32,
+    Format.D16_UNORM: 16,
+    Format.D24_UNORM: 32,
+    Format.D24_UNORM_S8_UINT: 32,
+    Format.D32_FLOAT: 32,
+    Format.D32_FLOAT_S8_UINT: 64,
+    Format.S8_UINT: 8,
+    Format.Y8CB8CR8_420: 12,
+    Format.YCBCR_P010: 24,
+    Format.R8_UNORM: 8,
+    Format.R16_UINT: 16,
+    Format.R16G16_UINT: 32,
+    Format.R10G10B10A10_UNORM: 64,
+}
+"""Of one pixel with its share of every plane, by format."""
+
+
+class HardwareBuffer:
+    """One buffer of a hardware allocator, made by `allocate`, or around one that others made by `wrap`.
+
+    A BLOB is bytes, and `MemoryPool.from_hardware_buffer` views it. Any other format is an image: the runtime never
+    maps it, and it serves as an input or an output of an execution only (NNAPI section 6.3).
+    """
+
+    def __init__(self, shared: SharedMemory, backing: str) -> None:
+        self._shared: SharedMemory | None = shared
+        self._backing = backing
+
+    @classmethod
+    def allocate(
+        cls,
+        width: int,
+        height: int = 1,
+        *,
+        format: int = Format.BLOB,
+        layers: int = 1,
+        usage: int = Usage.CPU_READ_OFTEN | Usage.CPU_WRITE_OFTEN,
+    ) -> HardwareBuffer:
+        """A new buffer of zeros: *width* bytes of a BLOB, else *layers* images of *width* x *height* pixels.
+
+        Raises `InputError` for dimensions that are not positive, a BLOB of more than one row or layer and a format
+        of unknown size, `ResourceExhaustedTransient` when the system has no room or no descriptor left.
+        """
+        bits = BITS_PER_PIXEL.get(format)
+        if bits is None:
+            raise InputError(f"the size of hardware buffers of format {format:#x} is not known")
+        stride = width if format == Format.BLOB else _stride(width, bits)
+        description = HardwareBufferDescription(format, width, height, layers, stride, usage)
+        nbytes = _needed(description)
+        fd, backing = anonymous_fd(nbytes, "hardware-buffer"), "memfd"
+        return cls(_shared(fd, description, nbytes), backing)
+
+    @classmethod
+    def wrap(cls, fd: int, description: HardwareBufferDescription) -> HardwareBuffer:
+        """The buffer behind *fd*, a dma-buf that others made (V4L2, PipeWire, a GPU's driver), or the memfd that
+        stands in for one. The descriptor is duplicated: the caller keeps, and closes, its own.
+
+        Raises `InputError` for a description that contradicts itself or needs more bytes than are there, and for
+        what is no descriptor of memory; `ResourceExhaustedTransient` when no descriptor is left.
+        """
+        if not isinstance(description, HardwareBufferDescription):
+            raise InputError(
+                f"a HardwareBufferDescription is needed, not {type(description).__name__}"
+            )
+        needed = _needed(description)
+        own = duplicate(fd, "a hardware buffer")
+        try:
+            available = size_of(own)
+            if available < needed or not available:
+                raise InputError(
+                    f"descriptor {fd} has {available} bytes; {description} needs {needed}"
+                )
+        except BaseException:
+            os.close(own)
+            raise
+        return cls(
+            _shared(own, description, needed if description.is_blob else available), "wrapped"
+        )
+
+    @property
+    def description(self) -> HardwareBufferDescription:
+        """What the buffer holds."""
+        handle: HardwareBufferHandle = self.memory.handle
+        return handle.description
+
+    @property
+    def memory(self) -> Memory:
+        """The buffer as drivers get it; its descriptor is good until `close`, and while a pool or view of it lives."""
+        return self.shared.memory
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes: of a BLOB its width."""
+        return self.memory.size
+
+    @property
+    def backing(self) -> str:
+        """What holds the bytes: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped" for what others made."""
+        return self._backing
+
+    @property
+    def shared(self) -> SharedMemory:
+        """What owns the descriptor; for `MemoryPool`."""
+        if (shared := self._shared) is None:
+            raise ClosedError("hardware buffer used after close()")
+        return shared
+
+    def close(self) -> None:
+        """Lets go of the buffer; twice is harmless. Pools made of it keep it."""
+        self._shared = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._shared is None:
+            return "HardwareBuffer(closed)"
+        return f"HardwareBuffer({self.description}, {self._backing})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a hardware buffer cannot be pickled; send its descriptor instead")
+
+
+def _shared(fd: int, description: HardwareBufferDescription, nbytes: int) -> SharedMemory:
+    name = HARDWARE_BUFFER_BLOB if description.is_blob else HARDWARE_BUFFER
+    return SharedMemory(fd, Memory(name, HardwareBufferHandle(fd, description), nbytes))
+
+
+def _stride(width: int, bits: int) -> int:
+    """Pixels from one row to the next: the fewest that make rows of whole `ROW_ALIGNMENT`s."""
+    import math
+
+    unit = ROW_ALIGNMENT * 8 // math.gcd(ROW_ALIGNMENT * 8, bits)
+    return -(-width // unit) * unit
+
+
+def _needed(description: HardwareBufferDescription) -> int:
+    """Bytes that a buffer of *description* must have, as far as its format tells."""
+    d = description
+    if min(d.width, d.height, d.layers) < 1 or d.stride < 0 or d.usage < 0:
+        raise InputError(f"{d} has a dimension that is not positive")
+    if d.is_blob:
+        if d.height != 1 or d.layers != 1:
+            raise InputError(f"a BLOB has one row and one layer, not {d.height} and {d.layers}")
+        check_size(d.width)
+        return d.width
+    if d.stride and d.stride < d.width:
+        raise InputError(f"{d} has a stride below its width")
+    bits = BITS_PER_PIXEL.get(d.format, 0)
+    nbytes = -(-(d.stride or d.width) * d.height * d.layers * bits // 8)
+    if nbytes > MAX_POOL_BYTES:
+        raise InputError(f"{d} takes {nbytes} bytes; {MAX_POOL_BYTES} are possible")
+    return nbytes
