@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec import Struct
 
 from penstock.execution.transfer import lent
-from penstock.hal import HostMemory, Request
+from penstock.hal import HostMemory, Request, RequestArgument
 from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.arena import ArenaLayout
 
 if TYPE_CHECKING:
     from penstock.execution.step import StepRunner
+    from penstock.memory.bound import BoundMemory
 
 
 class Slot(Struct, frozen=True):
@@ -29,19 +30,22 @@ class Slot(Struct, frozen=True):
 
 
 class Places:
-    """Arrays that a run finds in place, by operand, and as arguments to be read and to be written; the *requests* of
-    the steps that use nothing else. One run at a time has them.
+    """Values that a run finds in place, by operand: arrays, and the arguments to read and to write them by; the
+    *requests* of the steps that use nothing else. *bound* are the operands that are no arrays of the host. One run at
+    a time has them.
     """
 
-    __slots__ = ("readable", "requests", "values", "writable")
+    __slots__ = ("bound", "readable", "requests", "values", "writable")
 
     def __init__(
         self,
         values: dict[int, NDArray],
-        readable: dict[int, HostMemory],
-        writable: dict[int, HostMemory],
+        readable: dict[int, RequestArgument],
+        writable: dict[int, RequestArgument],
+        bound: Mapping[int, BoundMemory] | None = None,
     ) -> None:
         self.values, self.readable, self.writable = values, readable, writable
+        self.bound = bound
         self.requests: dict[StepRunner, Request] = {}
 
     def joined(self, other: Places) -> Places:
@@ -50,9 +54,14 @@ class Places:
             self.values | other.values,
             self.readable | other.readable,
             self.writable | other.writable,
+            self.bound or other.bound,
         )
         both.requests = self.requests
         return both
+
+    def binding(self, bound: Mapping[int, BoundMemory]) -> Places:
+        """These, and *bound* operands."""
+        return self.joined(Places({}, {}, {}, bound))
 
 
 class Arena(Places):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from penstock.errors import InputError
 from penstock.execution.compiled import DEFAULT_EXECUTION, CompiledModel
 from penstock.execution.state import State
@@ -21,7 +23,7 @@ class BoundRun:
     nothing else. Raises `InputError` for arrays that do not fit, and where an input's shape is not known.
     """
 
-    __slots__ = ("_compiled", "_inputs", "_targets")
+    __slots__ = ("_bound", "_compiled", "_inputs", "_targets")
 
     def __init__(
         self,
@@ -36,8 +38,12 @@ class BoundRun:
         self._targets = None
         if out is not None:
             self._targets = bind_targets(
-                out, compiled._interface, compiled._base.model.outputs, self._inputs
+                out, compiled._interface, compiled._base.model.outputs, self._inputs, compiled
             )
+        given = [*self._inputs, *(self._targets or ())]
+        self._bound = None
+        if not all(a is None or isinstance(a, np.ndarray) for a in given):
+            self._bound = compiled._base.bound(self._inputs, self._targets)
 
     def run(self, state: State | None) -> list[NDArray]:
         """The outputs, in order; those given in *out* are these arrays. Raises what `CompiledModel.run` does."""
@@ -49,5 +55,6 @@ class BoundRun:
                 compiled._state_for(state),
                 DEFAULT_EXECUTION,
                 Trace(),
+                self._bound,
             )
             return compiled._deliver(results, False, [])

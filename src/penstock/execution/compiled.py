@@ -19,6 +19,7 @@ from penstock.execution.inputs import (
     as_array,
     dequantize,
     in_order,
+    is_bindable,
     to_stored,
 )
 from penstock.execution.interface import Interface
@@ -102,7 +103,7 @@ class CompiledModel:
     def run(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
-        out: Mapping[str, NDArray] | Sequence[NDArray | None] | None = None,
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
         state: State | None = None,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
@@ -129,17 +130,23 @@ class CompiledModel:
             config = _execution_config(timeout, cancel, measure)
             ready = self._ready
             arrays = None if ready is None or dequantize else ready.arrays(inputs)
+            plain = arrays is not None
             if arrays is None:
                 arrays = self._bind(inputs, dequantize, trace.copies)
+                plain = all(type(a) is np.ndarray for a in arrays)
                 if self._dynamic:
                     ready = None
             if not self._dynamic:
-                results = self._run(self._base, arrays, out, state, config, trace, dequantize)
+                results = self._run(
+                    self._base, arrays, out, state, config, trace, dequantize, plain
+                )
             else:
                 shapes = tuple([a.shape for a in arrays])
                 variant = self._variants.take(shapes, config, trace)
                 try:
-                    results = self._run(variant, arrays, out, state, config, trace, dequantize)
+                    results = self._run(
+                        variant, arrays, out, state, config, trace, dequantize, plain
+                    )
                 finally:
                     self._variants.give_back(variant)
                 if ready is None and self._in_order:
@@ -231,7 +238,7 @@ class CompiledModel:
                 for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
             ]
         arrays = [
-            as_array(v, o, i, copies)
+            v.bind_argument(self, "input", i, o) if is_bindable(v) else as_array(v, o, i, copies)
             for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
         ]
         if self._in_order:
@@ -242,11 +249,12 @@ class CompiledModel:
         self,
         variant: Variant,
         arrays: Sequence[NDArray],
-        out: Mapping[str, NDArray] | Sequence[NDArray | None] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
         state: State | None,
         config: ExecutionConfig,
         trace: Trace,
         real: bool,
+        plain: bool,
     ) -> list[NDArray]:
         targets = None
         if out is not None:
@@ -254,10 +262,15 @@ class CompiledModel:
                 raise InputError(
                     "out= takes stored values; it cannot be combined with dequantize=True"
                 )
-            from penstock.execution.targets import bind_targets
+            from penstock.execution.targets import bind_targets, ready_targets
 
-            targets = bind_targets(out, self._interface, variant.model.outputs, arrays)
-        results = variant.run(arrays, targets, self._state_for(state), config, trace)
+            outputs = variant.model.outputs
+            targets = ready_targets(out, self._interface, outputs, arrays)
+            if targets is None:
+                targets = bind_targets(out, self._interface, outputs, arrays, self)
+                plain = plain and all(t is None or type(t) is np.ndarray for t in targets)
+        bound = None if plain else variant.bound(arrays, targets)
+        results = variant.run(arrays, targets, self._state_for(state), config, trace, bound)
         return self._deliver(results, real, trace.copies)
 
     def _state_for(self, state: State | None) -> State | None:

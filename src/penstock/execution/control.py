@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,6 +21,9 @@ from penstock.execution.variant import Variant
 from penstock.hal import DONE, Device, ExecutionConfig, PrepareConfig
 from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from penstock.memory.bound import BoundMemory
 
 
 class ControlRunner:
@@ -68,6 +72,8 @@ class ControlRunner:
     ) -> None:
         """As `StepRunner.run`."""
         began = time.perf_counter_ns()
+        if places.bound is not None:
+            self._fetch(places.bound, values, trace)
         given = [_value(i, constant, values) for i, constant in self._inputs]
         inside = Trace()
         folded = InnerSteps()
@@ -82,13 +88,22 @@ class ControlRunner:
             trace.failures = inside.failures or (
                 Failure(self.prepared.device.name, describe(error)),
             )
-            if self._fallbacks is None or not self._fallbacks.repeat(values, config, trace, began):
+            if self._fallbacks is None or not self._fallbacks.repeat(
+                values, config, trace, began, bound=places.bound
+            ):
                 raise
             return
         finally:
             trace.copies += inside.copies
             trace.compiles += inside.compiles
             trace.spans += inside.spans
+        if places.bound is not None:
+            from penstock.execution.binding import put_all
+
+            name = self.prepared.device.name
+            put_all(
+                self._outputs, self.prepared.step.index, values, places.bound, trace.copies, name
+            )
         ended = time.perf_counter_ns()
         trace.steps.append(
             StepTrace(self.prepared, began, ended, DONE, (), tuple(folded.steps.values()))
@@ -100,6 +115,16 @@ class ControlRunner:
             branch.close()
         if self._fallbacks is not None:
             self._fallbacks.close()
+
+    def _fetch(
+        self, bound: Mapping[int, BoundMemory], values: dict[int, NDArray], trace: Trace
+    ) -> None:
+        """What is *bound* and read by this step, which the runtime carries out itself, as arrays."""
+        from penstock.execution.binding import fetch_all
+
+        needed = [i for i, _ in self._inputs if i is not None]
+        step = self.prepared.step.index
+        fetch_all(needed, step, values, bound, trace.copies, self.prepared.device.name)
 
     def _run(
         self,

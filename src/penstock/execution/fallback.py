@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -24,6 +25,9 @@ from penstock.ir import NDArray
 from penstock.logs import Log
 from penstock.partitioning.fallback import WHOLE, whole_step
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+
+if TYPE_CHECKING:
+    from penstock.memory.bound import BoundMemory
 
 log = Log(__name__)
 
@@ -51,6 +55,7 @@ class Fallbacks:
         trace: Trace,
         began: int,
         only: str | None = None,
+        bound: Mapping[int, BoundMemory] | None = None,
     ) -> bool:
         """Whether one of the devices, or the one named *only*, ran the step; each failure is added to *trace*."""
         for device, step in self._devices_asked():
@@ -59,7 +64,7 @@ class Fallbacks:
             self._tell(trace.failures[-1], device)
             try:
                 prepared = self._prepare(device, step, config, trace)
-                result = execute(self._ports, prepared, values, config, trace.copies)
+                result = execute(self._ports, prepared, values, config, trace.copies, bound)
             except (MissedDeadline, Cancelled):
                 raise
             except DriverError as error:
@@ -121,9 +126,18 @@ class WholeModel:
         step = whole_step(plan.model)
         self._fallbacks = Fallbacks(step, ports_of(step), devices, config)
 
-    def repeat(self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace) -> bool:
-        """Whether it ran: inputs and state are read from *values*, outputs put there, as they were at first."""
-        return self._fallbacks.repeat(values, config, trace, time.perf_counter_ns())
+    def repeat(
+        self,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        bound: Mapping[int, BoundMemory] | None = None,
+    ) -> bool:
+        """Whether it ran: inputs and state are read from *values*, outputs put there, as they were at first; those
+        that are *bound* there.
+        """
+        began = time.perf_counter_ns()
+        return self._fallbacks.repeat(values, config, trace, began, bound=bound)
 
     def close(self) -> None:
         """Closes what was prepared."""

@@ -57,7 +57,9 @@ def in_order(arrays: Sequence[NDArray], interface: Interface) -> list[NDArray]:
     return [arrays[found[position]] for position in sorted(found)]
 
 
-def _same(a: NDArray, b: NDArray) -> bool:
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return getattr(a, "owner", a) is getattr(b, "owner", b)
     if a is b or a.dtype.hasobject:
         return a is b or (a.shape == b.shape and bool(np.all(a == b)))
     return a.shape == b.shape and a.tobytes() == b.tobytes()
@@ -84,6 +86,11 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
         )
         array = np.ascontiguousarray(array)
     return array
+
+
+def is_bindable(value: Any) -> bool:
+    """Whether *value* says itself what stands for it in a run (`penstock.memory.bound.Bindable`)."""
+    return type(value) is not np.ndarray and hasattr(type(value), "bind_argument")
 
 
 def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> Any:

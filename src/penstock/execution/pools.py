@@ -27,13 +27,14 @@ def execute_in_pools(
     config: ExecutionConfig,
     copying: Copying,
 ) -> ExecutionResult:
-    """Executes *request*, whose arguments are `HostMemory`, through one anonymous pool.
+    """Executes *request* with its `HostMemory` arguments in one anonymous pool.
 
     Inputs are copied in and, after a success, outputs out.
     """
     copying.reason = f"device {prepared.device.name} takes pools only"
     arrays = [a.array for a in (*request.inputs, *request.outputs) if isinstance(a, HostMemory)]
     offsets, size = _lay_out(arrays, prepared.device.capabilities.alignment)
+    number = len(request.pools)
     with MemoryPool.anonymous(max(size, 1)) as pool:
         content = pool.view(np.uint8, (max(size, 1),))
         places = iter(offsets)
@@ -45,7 +46,7 @@ def execute_in_pools(
             at, array = next(places), argument.array
             copying.copy(content[at : at + array.nbytes], _bytes(array), operand, out=False)
             shape = argument.dimensions if argument.dimensions is not None else array.shape
-            inputs.append(PoolArgument(DataLocation(0, at, array.nbytes), shape))
+            inputs.append(PoolArgument(DataLocation(number, at, array.nbytes), shape))
         outputs: list[RequestArgument] = []
         targets: list[tuple[NDArray, int, int]] = []
         for argument, (operand, _) in zip(request.outputs, ports.outputs, strict=True):
@@ -54,8 +55,8 @@ def execute_in_pools(
                 continue
             at = next(places)
             targets.append((argument.array, at, operand))
-            outputs.append(PoolArgument(DataLocation(0, at, argument.array.nbytes)))
-        pooled = Request(tuple(inputs), tuple(outputs), (pool.memory,))
+            outputs.append(PoolArgument(DataLocation(number, at, argument.array.nbytes)))
+        pooled = Request(tuple(inputs), tuple(outputs), (*request.pools, pool.memory))
         result = call_execute(prepared, pooled, config)
         for array, at, operand in targets:
             copying.copy(_bytes(array), content[at : at + array.nbytes], operand, out=True)

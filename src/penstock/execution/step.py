@@ -31,6 +31,7 @@ from penstock.ir.types import is_static, static_shape
 
 if TYPE_CHECKING:
     from penstock.execution.fallback import Fallbacks
+    from penstock.memory.bound import BoundMemory
 
 
 class StepRunner:
@@ -63,6 +64,7 @@ class StepRunner:
         )
         self._inputs = tuple(i for i, _ in ports.inputs)
         self._outputs = tuple(o for _, o in ports.outputs)
+        self._touched = frozenset(i for i, _ in (*ports.inputs, *ports.outputs))
         self._kinds = tuple(
             (i, (static_shape(o.shape) or (), o.dtype.numpy)) for i, o in ports.outputs
         )
@@ -96,17 +98,20 @@ class StepRunner:
         the step, with every failure in `trace.failures`.
         """
         began = perf_counter_ns()
-        if self._learned and self._repeat_without_elements(values, config, trace, began):
+        bound = places.bound
+        if self._learned and self._repeat_without_elements(values, config, trace, began, bound):
             return
         try:
-            if self._lends:
+            if bound is not None and not self._touched.isdisjoint(bound):
+                result = execute(self._ports, self.prepared, values, config, trace.copies, bound)
+            elif self._lends:
                 result = self._execute(values, config, places)
             else:
                 result = execute(self._ports, self.prepared, values, config, trace.copies)
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:
-            self.failed(error, values, config, trace, began)
+            self.failed(error, values, config, trace, began, bound)
             return
         trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
 
@@ -117,10 +122,11 @@ class StepRunner:
         config: ExecutionConfig,
         trace: Trace,
         began: int,
+        bound: Mapping[int, BoundMemory] | None = None,
     ) -> None:
         """Repeats the step, at which its device has failed by *error*, on another, as `run` does; raises what it does."""
         failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
-        if self._may_fall_back and self._others().repeat(values, config, trace, began):
+        if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
             return
         from penstock.compilation.failing import final
 
@@ -169,15 +175,21 @@ class StepRunner:
         return result
 
     def _repeat_without_elements(
-        self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace, began: int
+        self,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        began: int,
+        bound: Mapping[int, BoundMemory] | None,
     ) -> bool:
         """Runs the step on the last fall-back where the run made an input empty, which no driver need take."""
-        empty = [i for i in self._learned if values[i].size == 0]
+        empty = [i for i in self._learned if i in values and values[i].size == 0]
         if not empty:
             return False
         name = self.prepared.device.name
         trace.failures = (Failure(name, f"not asked: operand {empty[0]} has no elements"),)
-        return self._others().repeat(values, config, trace, began, only=FALLBACK_DEVICE)
+        others = self._others()
+        return others.repeat(values, config, trace, began, only=FALLBACK_DEVICE, bound=bound)
 
     def _others(self) -> Fallbacks:
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.execution.inputs import arrange, fits
+from penstock.execution.inputs import arrange, fits, is_bindable
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.ir import DType, NDArray, Operand
@@ -19,14 +19,15 @@ def bind_targets(
     out: object,
     interface: Interface,
     outputs: Sequence[Operand],
-    inputs: Sequence[NDArray],
+    inputs: Sequence[Any],
+    user: object = None,
 ) -> list[NDArray | None]:
-    """One array, or None, for each of the model's ordinary *outputs*.
+    """One array, or None, for each of the model's ordinary *outputs*; what stands for memory that is no array.
 
-    A mapping may name some of them, a sequence gives every one an array or None. Raises `InputError` for
-    what does not fit, and for memory that two outputs, or an output and an input, would share.
+    A mapping may name some of them, a sequence gives every one an array or None. *user* is the compiled model.
+    Raises `InputError` for what does not fit, and for memory that two outputs, or an output and an input, would share.
     """
-    if (ready := _ready(out, interface, outputs, inputs)) is not None:
+    if (ready := ready_targets(out, interface, outputs, inputs)) is not None:
         return ready
     names = interface.output_names
     if not isinstance(out, Mapping | Sequence) or isinstance(out, str | bytes):
@@ -40,23 +41,29 @@ def bind_targets(
     else:
         values = arrange(out, names, "output")
     targets: list[NDArray | None] = [None] * len(outputs)
-    for position, value in zip(interface.output_positions, values, strict=True):
+    for place, (position, value) in enumerate(zip(interface.output_positions, values, strict=True)):
         if value is None:
             continue
         if targets[position] is not None:
             raise InputError(
                 f"two arrays of out= are for output {outputs[position].name!r}, which has several names: give one"
             )
+        if is_bindable(value):
+            value = value.bind_argument(user, "output", place, outputs[position])  # noqa: PLW2901  # what stands for it
+            if not isinstance(value, np.ndarray):
+                targets[position] = value
+                continue
         targets[position] = _checked(value, outputs[position], position)
-    given = [t for t in targets if t is not None]
+    given = [t for t in targets if isinstance(t, np.ndarray)]
     if any(np.may_share_memory(a, b) for a, b in combinations(given, 2)):
         raise InputError("two arrays of out= share memory")
-    if any(np.may_share_memory(a, b) for a in given for b in inputs):
+    read = [a for a in inputs if isinstance(a, np.ndarray)]
+    if any(np.may_share_memory(a, b) for a in given for b in read):
         raise InputError("an array of out= shares memory with an input")
     return targets
 
 
-def _ready(
+def ready_targets(
     out: object, interface: Interface, outputs: Sequence[Operand], inputs: Sequence[NDArray]
 ) -> list[NDArray | None] | None:
     """*out* where nothing need be said about it: arrays of full shapes for all outputs in order, apart from each other
@@ -77,7 +84,7 @@ def _ready(
         if not (flags.c_contiguous and flags.writeable):
             return None
         for other in inputs:
-            if np.may_share_memory(value, other):
+            if type(other) is not np.ndarray or np.may_share_memory(value, other):
                 return None
         for other in out[:position]:
             if np.may_share_memory(value, other):

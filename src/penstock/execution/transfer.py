@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec import Struct
@@ -12,10 +13,21 @@ from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import Cancelled, DriverError, GeneralFailure, OutputInsufficientSize
 from penstock.execution.results import allocate, check_result, grown_sizes, is_sized, shaped
-from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, Request
+from penstock.hal import (
+    NO_VALUE_ARGUMENT,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    Memory,
+    Request,
+    RequestArgument,
+)
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.partitioning.plan import ExecutionStep
+
+if TYPE_CHECKING:
+    from penstock.memory.bound import BoundMemory
 
 MAX_ATTEMPTS: Final = 8
 """How often a step may answer "too small" before the runtime stops believing it."""
@@ -48,27 +60,41 @@ def execute(
     values: dict[int, NDArray],
     config: ExecutionConfig,
     copies: list[CopyReceipt],
+    bound: Mapping[int, BoundMemory] | None = None,
 ) -> ExecutionResult:
     """Executes once on any device: inputs are read from *values* (operand -> array), outputs put there.
 
     A device that does not share host memory reads and writes memory of its own, copied both ways; one that
     takes pools only likewise, in a pool. An output of unknown shape is tried with more memory until it
     fits (NNAPI sections 4.6 and 4.7). Arrays already in *values* for outputs of known shape are written in place, and
-    only by an execution that succeeded where they are copied.
+    only by an execution that succeeded where they are copied. What is *bound* is read and written where it lies if the
+    device takes it, else copied through the host; an output that the device wrote is not in *values*.
     """
     capabilities = prepared.device.capabilities
     in_pools = not capabilities.accepts_host_memory
     private = not capabilities.shares_host_memory and not in_pools
     copying = Copying(ports.step, prepared.device.name, copies)
-    inputs = tuple(_input(i, o, values[i], copying if private else None) for i, o in ports.inputs)
+    direct = None if bound is None else Direct(ports, prepared, values, bound, copying)
+    inputs: tuple[RequestArgument, ...] = tuple(
+        direct.inputs[i]
+        if direct is not None and i in direct.inputs
+        else _input(i, o, values[i], copying if private else None)
+        for i, o in ports.inputs
+    )
     operands = tuple(operand for _, operand in ports.outputs)
     sizes = [FIRST_GUESS] * len(operands)
     for _ in range(MAX_ATTEMPTS):
         given = [
-            _memory(i, o, size, values, private)
+            None
+            if direct is not None and i in direct.outputs
+            else _memory(i, o, size, values, private)
             for (i, o), size in zip(ports.outputs, sizes, strict=True)
         ]
-        request = Request(inputs, tuple(map(HostMemory, given)))
+        outputs = tuple(
+            _wanted(array, index, direct)
+            for array, (index, _) in zip(given, ports.outputs, strict=True)
+        )
+        request = Request(inputs, outputs, () if direct is None else tuple(direct.pools))
         try:
             if in_pools:
                 from penstock.execution.pools import execute_in_pools
@@ -76,25 +102,85 @@ def execute(
                 result = execute_in_pools(ports, prepared, request, config, copying)
             else:
                 result = call_execute(prepared, request, config)
+            check_result(result, operands, given)
         except OutputInsufficientSize as error:
             sizes = grown_sizes(sizes, operands, error)
             continue
-        check_result(result, operands, given)
+        except BaseException:
+            if direct is not None:
+                direct.lose()
+            raise
         for place, (index, operand) in enumerate(ports.outputs):
+            array = given[place]
+            if array is None:
+                continue
             if not is_sized(operand):
                 dimensions = tuple(result.output_shapes[place].dimensions)
-                value = shaped(given[place], operand, dimensions)
+                value = shaped(array, operand, dimensions)
                 values[index] = copying.home(value, index) if private else value
             elif private:
-                copying.copy(target(index, operand, values), given[place], index, out=True)
+                copying.copy(target(index, operand, values), array, index, out=True)
+        if direct is not None:
+            direct.finish(result)
         return result
     raise GeneralFailure(f"device {prepared.device.name} said 'too small' {MAX_ATTEMPTS} times")
 
 
-class Copying:
-    """Copies at the boundary of one step, each with its receipt in *copies*."""
+class Direct:
+    """The *bound* operands of one step: those that its device takes, by argument; the others copied."""
 
-    def __init__(self, step: int, device: str, copies: list[CopyReceipt]) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        prepared: PreparedStep,
+        values: dict[int, NDArray],
+        bound: Mapping[int, BoundMemory],
+        copying: Copying,
+    ) -> None:
+        self.pools: list[Memory] = []
+        self.inputs: dict[int, RequestArgument] = {}
+        self.outputs: dict[int, RequestArgument] = {}
+        self._ports, self._values, self._bound, self._copying = ports, values, bound, copying
+        device, model = prepared.device, prepared.prepared
+        for position, (index, _) in enumerate(ports.inputs):
+            if index not in bound or index in values:
+                continue
+            found = bound[index].argument(device, model, "input", position, self.pools)
+            if found is not None:
+                self.inputs[index] = found
+            else:
+                values[index] = copying.fetch(bound[index], index)
+        for position, (index, operand) in enumerate(ports.outputs):
+            if index not in bound:
+                continue
+            found = bound[index].argument(device, model, "output", position, self.pools)
+            if found is not None:
+                self.outputs[index] = found
+            elif is_sized(operand):
+                staged = bound[index].stage(static_shape(operand.shape) or (), operand)
+                if staged is not None:
+                    values[index] = staged
+
+    def lose(self) -> None:
+        """The execution failed: what it was to write has no value."""
+        for index in self.outputs:
+            self._bound[index].lost()
+
+    def finish(self, result: ExecutionResult) -> None:
+        """The execution succeeded: its outputs have their values, those copied too."""
+        for place, (index, operand) in enumerate(self._ports.outputs):
+            if index in self.outputs:
+                told = result.output_shapes[place].dimensions if result.output_shapes else None
+                shape = static_shape(operand.shape) if told is None else tuple(told)
+                self._bound[index].written(shape or ())
+            elif index in self._bound:
+                self._copying.put(self._bound[index], self._values[index], index)
+
+
+class Copying:
+    """Copies at the boundary of one step, or of the run, each with its receipt in *copies*."""
+
+    def __init__(self, step: int | None, device: str, copies: list[CopyReceipt]) -> None:
         self._step, self._device, self._copies = step, device, copies
         self.reason = f"device {device} shares no host memory"
 
@@ -113,6 +199,28 @@ class Copying:
                 began,
                 time.perf_counter_ns() - began,
             )
+        )
+
+    def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
+        """The value of *memory*, which the device does not take, in the host's."""
+        began = time.perf_counter_ns()
+        value = memory.read()
+        self._moved(value.nbytes, memory.name, "host", operand, began)
+        return value
+
+    def put(self, memory: BoundMemory, value: NDArray, operand: int) -> None:
+        """Puts *value* into *memory*, which the device did not take."""
+        began = time.perf_counter_ns()
+        memory.write(value)
+        self._moved(value.nbytes, "host", memory.name, operand, began)
+
+    def _moved(
+        self, nbytes: int, source: str, destination: str, operand: int, began_ns: int
+    ) -> None:
+        spent = time.perf_counter_ns() - began_ns
+        reason = f"{self._device} does not take it as it is"
+        self._copies.append(
+            CopyReceipt(nbytes, source, destination, reason, self._step, operand, began_ns, spent)
         )
 
     def home(self, value: NDArray, operand: int) -> NDArray:
@@ -159,6 +267,12 @@ def call_execute(
         raise GeneralFailure(
             f"device {prepared.device.name} failed in execute: {error!r}"
         ) from error
+
+
+def _wanted(array: NDArray | None, index: int, direct: Direct | None) -> RequestArgument:
+    if array is None and direct is not None:
+        return direct.outputs[index]
+    return NO_VALUE_ARGUMENT if array is None else HostMemory(array)
 
 
 def _input(index: int, operand: Operand, value: NDArray, copying: Copying | None) -> HostMemory:

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.execution.fallback import WholeModel
     from penstock.execution.state import State
     from penstock.execution.turns import Turn
+    from penstock.memory.bound import BoundMemory
 
 
 class Variant:
@@ -87,15 +88,26 @@ class Variant:
         state: State | None,
         config: ExecutionConfig,
         trace: Trace,
+        bound: Mapping[int, BoundMemory] | None = None,
     ) -> list[NDArray]:
-        """The ordinary outputs, in order; *inputs* and *out* are in the model's order.
+        """The ordinary outputs, in order; *inputs* and *out* are in the model's order, and those of *bound* (see
+        `bound`) no arrays.
 
         With state ports *state* is needed; it is locked for the run and changed only by success.
         """
         if state is None or not self._states:
-            return self._run(inputs, out, None, config, trace)
+            return self._run(inputs, out, None, config, trace, bound)
         with state.lock:
-            return self._run(inputs, out, state, config, trace)
+            return self._run(inputs, out, state, config, trace, bound)
+
+    def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
+        """For `run`, the operands among *inputs* and *out* that are a `BoundMemory`.
+
+        Raises `InputError` for one that is written and used otherwise.
+        """
+        from penstock.execution.binding import bound_operands
+
+        return bound_operands(self._inputs, inputs, self.outputs, out, self._not_computed)
 
     def _runner(self, step: PreparedStep) -> StepRunner | ControlRunner:
         if step.branches:
@@ -145,19 +157,22 @@ class Variant:
         state: State | None,
         config: ExecutionConfig,
         trace: Trace,
+        bound: Mapping[int, BoundMemory] | None,
     ) -> list[NDArray]:
         turn = None
         if state is not None:
             if self._needed:
                 self._check_assigned(state)
             turn = state.turn(self._turning)
-        values = self._values(inputs, out, state, turn)
+        values = self._values(inputs, out, state, turn, bound)
         places = turn or NO_PLACES
         arena = None
         if self._slots:
             arena = self._take_arena()
             places = arena if turn is None else arena.joined(turn)
             values.update(arena.values)
+        if bound is not None:
+            places = places.binding(bound)
         if self._pending:
             self._take_compiled()
         try:
@@ -170,15 +185,17 @@ class Variant:
         except (MissedDeadline, Cancelled):
             raise
         except DriverError:
-            values = self._values(inputs, out, state, turn)
-            if not self._repeat_whole(values, config, trace):
+            values = self._values(inputs, out, state, turn, bound)
+            if not self._repeat_whole(values, config, trace, bound):
                 raise
         finally:
             if arena is not None:
                 self._arenas.append(arena)
         if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
             raise MissedDeadlineTransient("the run took longer than its timeout")
-        if out is None and self._delivers_its_own:
+        if bound is not None:
+            results = self._bound_results(values, out, bound, trace)
+        elif out is None and self._delivers_its_own:
             results = [values[i] for i in self.outputs]
         else:
             results = [self._result(i, k, values, out) for k, i in enumerate(self.outputs)]
@@ -204,6 +221,7 @@ class Variant:
         out: Sequence[NDArray | None] | None,
         state: State | None,
         turn: Turn | None,
+        bound: Mapping[int, BoundMemory] | None,
     ) -> dict[int, NDArray]:
         """What a run begins with: the caller's arrays and the state, by operand."""
         values: dict[int, NDArray] = dict(zip(self._inputs, inputs, strict=True))
@@ -211,6 +229,8 @@ class Variant:
             given = zip(self.outputs, out, strict=True)
             # What no step computes is copied at the end; its place here is the input's.
             values.update({i: a for i, a in given if a is not None and i not in self._not_computed})
+        if bound is not None:
+            values = {i: a for i, a in values.items() if i not in bound}
         if turn is not None:
             values.update(turn.values)
         elif state is not None:
@@ -220,7 +240,11 @@ class Variant:
         return values
 
     def _repeat_whole(
-        self, values: dict[int, NDArray], config: ExecutionConfig, trace: Trace
+        self,
+        values: dict[int, NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        bound: Mapping[int, BoundMemory] | None,
     ) -> bool:
         """Whether the reference device could run the whole model instead (NNAPI section 4.6)."""
         with self._lock:
@@ -231,7 +255,22 @@ class Variant:
                 from penstock.execution.fallback import WholeModel
 
                 self._whole = WholeModel(plan, self._devices, self._config)
-        return self._whole.repeat(values, config, trace)
+        return self._whole.repeat(values, config, trace, bound)
+
+    def _bound_results(
+        self,
+        values: dict[int, NDArray],
+        out: Sequence[NDArray | None] | None,
+        bound: Mapping[int, BoundMemory],
+        trace: Trace,
+    ) -> list[NDArray]:
+        from penstock.execution.binding import deliver
+
+        found = deliver(self.outputs, self._constants, values, out, bound, trace.copies)
+        return [
+            found[k] if k in found else self._result(i, k, values, out)
+            for k, i in enumerate(self.outputs)
+        ]
 
     def _stored(self, given: NDArray, result: NDArray, operand: int) -> NDArray:
         from penstock.execution.targets import store

@@ -1,0 +1,142 @@
+"""What stands for a value of one run that is no array of the host: a device buffer, or a pool that drivers map."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from penstock.errors import GeneralFailure
+
+if TYPE_CHECKING:
+    from penstock.hal import Device, Memory, PreparedModel, RequestArgument
+    from penstock.ir import DType, NDArray, Operand
+
+Kind: TypeAlias = Literal["input", "output"]
+
+HARDWARE_BUFFERS_FROM_LEVEL = 3
+"""Below this NNAPI feature level no hardware buffer is passed to a driver."""
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """Memory of the caller that is given where an array is: as an input, or in `out=`."""
+
+    def bind_argument(
+        self, user: object, kind: Kind, index: int, operand: Operand
+    ) -> BoundMemory | NDArray:
+        """What stands for it in one run of *user*, a compiled model, as its input or output *index*, which *operand*
+        describes: an array over it, where the host can view it, else a `BoundMemory`.
+
+        Raises `InputError` where it may not be used so, `StateError` for an input without a value, `ClosedError`.
+        """
+        ...
+
+
+class BoundMemory:
+    """One use of memory by one run. What is not overridden says that no device takes it as it is.
+
+    *owner* is what the caller gave, and gets back as the output; *name* is for receipts; *shape* is the value's, None
+    for an output whose shape the run tells.
+    """
+
+    __slots__ = ("name", "owner", "shape")
+
+    def __init__(self, owner: Any, name: str, shape: tuple[int, ...] | None) -> None:
+        self.owner, self.name, self.shape = owner, name, shape
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        """How *prepared* gets it as its *position*-th input or output; None where it has to be copied.
+
+        Pools that the argument needs are added to *pools*, those of the request. Raises `DriverError` where the
+        device can neither take it nor the host copy it.
+        """
+        return None
+
+    def read(self) -> NDArray:
+        """The value, in memory of the host. Raises `DriverError`."""
+        raise GeneralFailure(f"{self.name} cannot be read by the host")
+
+    def stage(self, shape: tuple[int, ...], operand: Operand) -> NDArray | None:
+        """Memory of the host from which `write` copies soonest; None where there is nothing better than any."""
+        return None
+
+    def write(self, value: NDArray) -> None:
+        """Puts *value* there. Raises `DriverError`."""
+        raise GeneralFailure(f"{self.name} cannot be written by the host")
+
+    def written(self, shape: tuple[int, ...]) -> None:
+        """A run has written it by its argument, a value of *shape*."""
+
+    def lost(self) -> None:
+        """A run that was to write it by its argument has failed."""
+
+
+class BoundPool(BoundMemory):
+    """*nbytes* bytes from *offset* of a pool that is given as it is: for devices that map its kind."""
+
+    __slots__ = ("_dtype", "_memory", "_nbytes", "_offset")
+
+    def __init__(
+        self,
+        owner: Any,
+        memory: Memory,
+        dtype: DType,
+        shape: tuple[int, ...],
+        *,
+        offset: int = 0,
+        nbytes: int | None = None,
+    ) -> None:
+        super().__init__(owner, f"{memory.name} pool", shape)
+        self._memory, self._dtype, self._offset = memory, dtype, offset
+        self._nbytes = memory.size - offset if nbytes is None else nbytes
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        """As `BoundMemory.argument`; `GeneralFailure` where the device does not map this kind of memory."""
+        from penstock.hal import PoolArgument
+        from penstock.ir import DataLocation
+
+        name = self._memory.name
+        too_old = (
+            name.startswith("hardware_buffer")
+            and device.feature_level < HARDWARE_BUFFERS_FROM_LEVEL
+        )
+        if too_old or name not in device.capabilities.memory_kinds:
+            raise GeneralFailure(f"device {device.name} maps no {name} memory")
+        if self._memory in pools:
+            at = pools.index(self._memory)
+        else:
+            at = len(pools)
+            pools.append(self._memory)
+        place = DataLocation(at, self._offset, self._nbytes)
+        return PoolArgument(place, self.shape or ())
+
+    def read(self) -> NDArray:
+        """As `BoundMemory.read`; `GeneralFailure` for a kind that the host does not map either."""
+        return self._view().copy()
+
+    def write(self, value: NDArray) -> None:
+        """As `BoundMemory.write`, likewise."""
+        array = self._view()
+        if not array.flags.writeable:
+            raise GeneralFailure(f"{self.name} cannot be written")
+        array[...] = value
+
+    def _view(self) -> NDArray:
+        from penstock.memory.mapping import map_memory
+
+        with map_memory(self._memory) as mapping:
+            content = mapping.array[self._offset : self._offset + self._nbytes]
+        return content.view(self._dtype.numpy).reshape(self.shape or ())
