@@ -66,7 +66,7 @@ def prewarm(
     output.table(
         ("model", "step", "device", "time", "outcome", "why"),
         [row for one in warmed for row in one.rows()],
-        whole=("model", "device", "time", "outcome"),
+        whole=("device", "time", "outcome"),
     )
     output.problems(problems)
     notes = [note for one in warmed for note in one.notes]
