@@ -13,6 +13,9 @@ RUNTIME_THREAD: Final = 0
 KERNELS: Final = " kernels"
 """What a device's second row is named after its first; a driver's clock may overlap the runtime's by a little."""
 
+MOST_NAMES: Final = 8
+"""Operations up to which the name of a kernel's bar has them all."""
+
 BRANCHES: Final = " in branches"
 """Likewise of its row for steps of branches, which lie inside the step of their IF or WHILE."""
 
@@ -96,8 +99,14 @@ class _Writer:
             self._inner(inner)
 
     def _kernel(self, kernel: KernelReceipt, device: str) -> None:
-        arguments = {"kernel": kernel.kernel, "operations": list(kernel.operations)}
+        arguments = {
+            "kernel": kernel.kernel,
+            "operations": list(kernel.operations),
+            "names": list(kernel.names),
+        }
         name = " + ".join(kernel.names) or kernel.kernel
+        if len(kernel.names) > MOST_NAMES:
+            name = f"{kernel.names[0]} + ... + {kernel.names[-1]} ({len(kernel.names)} operations)"
         self._event(
             name, "execute", device + KERNELS, kernel.start_ns, kernel.duration_ns, arguments
         )

@@ -123,11 +123,12 @@ def session_of(
     optimised: bool = False,
     fuse: bool = False,
     save_to: Path | None = None,
+    profile_to: Path | None = None,
 ) -> Session:
     """A session of an ONNX model's bytes; `GeneralFailure` with ONNX Runtime's words.
 
     *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it is. The
-    optimised model is written to *save_to*. *fuse* lets it make integer kernels of operators that stand between
+    optimised model is written to *save_to*, what its kernels take to a file that begins so as *profile_to*. *fuse* lets it make integer kernels of operators that stand between
     dequantisation and quantisation; its own graphs name those kernels.
     """
     package = onnxruntime()
@@ -145,6 +146,9 @@ def session_of(
         options.add_session_config_entry(name, value)
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
+    if profile_to is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_to)
     if not fuse:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     chosen = [provider] if provider == CPU else [provider, CPU]

@@ -17,6 +17,7 @@ from penstock.ir import Model
 
 if TYPE_CHECKING:
     from penstock.drivers.onnxruntime.device import OnnxRuntimeDevice
+    from penstock.drivers.onnxruntime.export.graph import Graph
 
 OPTIMISED = "model.onnx"
 
@@ -27,24 +28,31 @@ def prepare(
     """Writes a model whose operations are all supported as ONNX, and saves what ONNX Runtime makes of it to the
     cache handles.
     """
+    from penstock.drivers.onnxruntime.profiling import Profiler
+
     ports = artefact.ports_of(model)
-    graph = build(model, wide=saturates(), portable=not device.measured)
+
+    def write() -> Graph:
+        return build(model, wide=saturates(), portable=not device.measured)
+
+    graph = write()
     _check(config)
     content = serialize(graph, engine.onnx())
     _check(config)
     caching = bool(config.model_cache or config.data_cache)
     device.count(compiles=1)
+    profiler = Profiler(write, config.num_threads) if device.measured else None
     if not caching:
         session = engine.session_of(
             content, device.provider.name, config.num_threads, fuse=not device.measured
         )
-        return OnnxRuntimePreparedModel(ports, CacheReport(), Executable(session))
+        return OnnxRuntimePreparedModel(ports, CacheReport(), Executable(session), profiler)
     with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
         path = Path(folder) / OPTIMISED
         session = engine.session_of(content, device.provider.name, config.num_threads, save_to=path)
         _check(config)
         report = _save(device, path, ports, config)
-    return OnnxRuntimePreparedModel(ports, report, Executable(session))
+    return OnnxRuntimePreparedModel(ports, report, Executable(session), profiler)
 
 
 def _save(

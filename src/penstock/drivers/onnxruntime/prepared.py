@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from penstock.drivers.onnxruntime.artefact import Ports
 from penstock.drivers.onnxruntime.executable import Executable
@@ -22,25 +22,40 @@ from penstock.hal import (
 )
 from penstock.ir import Model, NDArray
 
+if TYPE_CHECKING:
+    from penstock.drivers.onnxruntime.profiling import ProfiledRun, Profiler
+
 
 class OnnxRuntimePreparedModel(PreparedModelBase):
-    """*executable* with the inputs and outputs that *ports* say."""
+    """*executable* with the inputs and outputs that *ports* say. Where there is a *profiler* it runs what is to be
+    measured.
+    """
 
-    def __init__(self, ports: Ports, report: CacheReport, executable: Executable) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        report: CacheReport,
+        executable: Executable,
+        profiler: Profiler | None = None,
+    ) -> None:
         # Requests are checked against inputs and outputs alone; there may be no model to show.
         self.model = cast("Model", ports.interface())
         self.cache_report = report
         self._forwards = [(k, i) for k, i in enumerate(ports.forwards) if i >= 0]
         self._computed = [k for k, i in enumerate(ports.forwards) if i < 0]
         self._executable: Executable | None = executable
+        self._profiler = profiler
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         began = time.perf_counter_ns()
         validate_request(self.model, request, config)
         if config.cancel is not None:
             config.cancel.check()
-        if (executable := self._executable) is None:
+        executable: Executable | ProfiledRun | None = self._executable
+        if executable is None:
             raise GeneralFailure("the prepared model is closed")
+        if config.measure and self._profiler is not None:
+            executable = self._profiler.start(began) or executable
         given, wanted = lent(request.inputs), lent(request.outputs)
         if given is not None and wanted is not None:
             self._run(executable, given, wanted, config)
@@ -49,14 +64,16 @@ class OnnxRuntimePreparedModel(PreparedModelBase):
                 self._run(executable, inputs, outputs, config)
         if not config.measure:
             return DONE
-        return ExecutionResult((), Timing(None, time.perf_counter_ns() - began))
+        if isinstance(executable, Executable):
+            return ExecutionResult((), Timing(None, time.perf_counter_ns() - began))
+        return ExecutionResult((), Timing(None, executable.duration_ns, executable.timings))
 
     def close(self) -> None:
-        self._executable = None
+        self._executable = self._profiler = None
 
     def _run(
         self,
-        executable: Executable,
+        executable: Executable | ProfiledRun,
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray | None],
         config: ExecutionConfig,

@@ -6,7 +6,7 @@ import ctypes
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,10 +21,14 @@ POLL_MS: Final = 2
 
 
 class Executable:
-    """*compiled*, and what it reads as long as it lives: *keep*."""
+    """*compiled*, and what it reads as long as it lives: *keep*. *exported* are the bytes that it was imported from:
+    OpenVINO does not read what it exports of such a model.
+    """
 
-    def __init__(self, compiled: CompiledModel, keep: object = None) -> None:
-        self.compiled = compiled
+    def __init__(
+        self, compiled: CompiledModel, keep: object = None, exported: NDArray | None = None
+    ) -> None:
+        self.compiled, self.exported = compiled, exported
         self._keep = keep
         self._lock = threading.Lock()
         self._free: list[_Run] = []
@@ -34,8 +38,11 @@ class Executable:
         inputs: Sequence[NDArray],
         outputs: Sequence[NDArray | None],
         config: ExecutionConfig,
+        profile: Callable[[Iterable[Any]], None] | None = None,
     ) -> None:
-        """Runs once, in place where the arrays are aligned. After an error nothing is written any more."""
+        """Runs once, in place where the arrays are aligned. After an error nothing is written any more. *profile* is
+        told what OpenVINO has counted.
+        """
         if (reason := unusable()) is not None:
             raise DeadObject(reason)
         with self._lock:
@@ -43,6 +50,8 @@ class Executable:
         if run is None:
             run = _Run(self.compiled)
         run.execute(inputs, outputs, config)
+        if profile is not None:
+            profile(run.profile())
         # One that failed is not used again.
         with self._lock:
             self._free.append(run)
@@ -81,6 +90,10 @@ class _Run:
         for wanted, result in zip(outputs, results, strict=True):
             if wanted is not None and wanted is not result:
                 wanted[...] = result
+
+    def profile(self) -> list[Any]:
+        """What OpenVINO has counted of the kernels, in the order they run."""
+        return list(self._request.get_profiling_info())
 
     def _run(self, config: ExecutionConfig) -> None:
         if config.deadline_ns is None and config.cancel is None:

@@ -49,6 +49,15 @@ class Graph:
         ]
         return self.ov.Model(results, self.parameters, name)
 
+    def name_of(self, index: int) -> str | None:
+        """OpenVINO's name of the node whose value operand *index* is; None where no node makes one."""
+        value = self._last.get(index, self._first.get(index))
+        if value is None:
+            return None
+        made = value.get_node() if hasattr(value, "get_node") else value
+        name: str = made.get_name()
+        return name
+
     @property
     def constants(self) -> tuple[NDArray, ...]:
         """The constants as OpenVINO was given them."""

@@ -41,7 +41,7 @@ def imported(device: OpenVinoDevice, exported: NDArray, manner: engine.Manner) -
     chosen = engine.settings(device.plugin.name, manner)
     device.count(imports=1)
     compiled = engine.import_model(exported, device.plugin.name, chosen)
-    return Executable(compiled, exported)
+    return Executable(compiled, exported, exported)
 
 
 def said(saved: SaveReport | None, form: str, *, later: bool = False) -> CacheReport:

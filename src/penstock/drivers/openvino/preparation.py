@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from penstock.sealed import SaveReport
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
+    from penstock.drivers.openvino.executable import Executable
+    from penstock.drivers.openvino.profiling import Profiler
 
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
@@ -35,12 +38,16 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
     saved = _save(device, compiled, config)
     if mode == "now":
         report = said(saved, compiled.form)
-        return OpenVinoPreparedModel(source.ports, report, compiled.executable)
+        return OpenVinoPreparedModel(
+            source.ports, report, compiled.executable, profilers=_profilers(device, source.manner)
+        )
     entry = None if saved is None else saved.entry
     writer = None if entry is None else device.seal.late_writer(config, expected=entry)
     report = said(saved, compiled.form, later=writer is not None)
     late = Late(device, source, writer, uses=device.uses)
-    return OpenVinoPreparedModel(source.ports, report, compiled.executable, late)
+    return OpenVinoPreparedModel(
+        source.ports, report, compiled.executable, late, _profilers(device, source.manner)
+    )
 
 
 def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel:
@@ -62,13 +69,18 @@ def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel
     executable = imported(device, parts[0], manner)
     if manifest.form == "optimised" or len(parts) == 1:
         return OpenVinoPreparedModel(
-            manifest.ports, CacheReport(artefact=manifest.form), executable
+            manifest.ports,
+            CacheReport(artefact=manifest.form),
+            executable,
+            profilers=_profilers(device, manner),
         )
     source = GraphSource(device, manifest.ports, parts[1], parts[2], manner)
     writer = device.seal.late_writer(config, expected=entry.entry)
     report = CacheReport(later=writer is not None, artefact=manifest.form)
     late = Late(device, source, writer, uses=device.uses)
-    return OpenVinoPreparedModel(manifest.ports, report, executable, late)
+    return OpenVinoPreparedModel(
+        manifest.ports, report, executable, late, _profilers(device, manner)
+    )
 
 
 def _prepare_later(
@@ -92,7 +104,22 @@ def _prepare_later(
         writer = device.seal.late_writer(config, expected=None)
         report = CacheReport(later=True)
     late = Late(device, source, writer)
-    return OpenVinoPreparedModel(source.ports, report, None, late)
+    return OpenVinoPreparedModel(
+        source.ports, report, None, late, _profilers(device, source.manner)
+    )
+
+
+def _profilers(device: OpenVinoDevice, manner: Manner) -> Callable[[Executable], Profiler] | None:
+    """What measures the kernels of executables; only the CPU plugin runs them one after another."""
+    if device.plugin.name != "CPU":
+        return None
+
+    def make(executable: Executable) -> Profiler:
+        from penstock.drivers.openvino.profiling import Profiler
+
+        return Profiler(device, manner, executable)
+
+    return make
 
 
 def _save(device: OpenVinoDevice, compiled: Compiled, config: PrepareConfig) -> SaveReport | None:

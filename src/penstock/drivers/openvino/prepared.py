@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from penstock.drivers.openvino.artefact import Ports
 from penstock.drivers.openvino.executable import Executable
@@ -22,10 +22,20 @@ from penstock.hal import (
 )
 from penstock.ir import Model, NDArray
 
+if TYPE_CHECKING:
+    from penstock.drivers.openvino.profiling import MeasuredRun, Profiler
+
+
+def _timing(executable: Executable | MeasuredRun, began_ns: int) -> Timing:
+    if isinstance(executable, Executable):
+        return Timing(None, time.perf_counter_ns() - began_ns)
+    return Timing(None, executable.duration_ns, executable.timings)
+
 
 class OpenVinoPreparedModel(PreparedModelBase):
     """*executable* with the inputs and outputs that *ports* say. *late* has the optimised form: from the first
-    run on where there is no *executable* yet, else when the model has run often enough.
+    run on where there is no *executable* yet, else when the model has run often enough. *profilers* makes what
+    runs of an executable are measured by.
     """
 
     def __init__(
@@ -34,6 +44,7 @@ class OpenVinoPreparedModel(PreparedModelBase):
         report: CacheReport,
         executable: Executable | None,
         late: Late | None = None,
+        profilers: Callable[[Executable], Profiler] | None = None,
     ) -> None:
         # Requests are checked against inputs and outputs alone; there may be no model to show.
         self.model = cast("Model", ports.interface())
@@ -41,23 +52,25 @@ class OpenVinoPreparedModel(PreparedModelBase):
         self._forwards = [(k, i) for k, i in enumerate(ports.forwards) if i >= 0]
         self._computed = [k for k, i in enumerate(ports.forwards) if i < 0]
         self._executable, self._late, self._closed = executable, late, False
+        self._profilers = profilers
+        self._profiler: Profiler | None = None
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         began = time.perf_counter_ns()
         validate_request(self.model, request, config)
         if config.cancel is not None:
             config.cancel.check()
-        executable = self._current(config)
+        executable = self._started(config, began)
         with bound(request, self.model.entry) as (inputs, outputs):
             self._forward(inputs, outputs)
             executable.run(inputs, [outputs[k] for k in self._computed], config)
-        elapsed = time.perf_counter_ns() - began
+        timing = _timing(executable, began)
         if (late := self._late) is not None:
             self._become(late.after_a_run(config))
-        return ExecutionResult((), Timing(None, elapsed))
+        return ExecutionResult((), timing)
 
     def close(self) -> None:
-        self._closed, self._executable = True, None
+        self._closed, self._executable, self._profiler = True, None, None
         if (late := self._late) is not None:
             late.close()
 
@@ -77,6 +90,16 @@ class OpenVinoPreparedModel(PreparedModelBase):
         if executable is None:
             raise GeneralFailure("the prepared model is closed")
         return executable
+
+    def _started(self, config: ExecutionConfig, began_ns: int) -> Executable | MeasuredRun:
+        """What the execution that began at *began_ns* is run by."""
+        executable = self._current(config)
+        if not config.measure or self._profilers is None:
+            return executable
+        profiler = self._profiler
+        if profiler is None or profiler.executable is not executable:
+            profiler = self._profiler = self._profilers(executable)
+        return profiler.start(began_ns) or executable
 
     def _become(self, better: tuple[Executable, CacheReport] | None) -> Executable | None:
         """Goes on with the optimised form; runs of other threads end with the old one."""

@@ -9,6 +9,7 @@ import msgspec
 from penstock.drivers.openvino import artefact, engine
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
 from penstock.engines.site import make_sites
 from penstock.errors import DriverError, GeneralFailure, PenstockError
@@ -73,6 +74,7 @@ class ModelSource:
         check(interrupts)
         graph = build_graph(self._model)
         built = graph.finish("penstock")
+        name_nodes(built, makers_of(graph))
         check(interrupts)
         compiled = compile_graph(self._device, built, form, self.manner)
         check(interrupts)
@@ -100,6 +102,16 @@ class GraphSource:
         constants = constants_of(graph)
         keep = (graph, self._weights)
         return Compiled(Executable(compiled, keep), constants, self.ports, form)
+
+
+def makers_of(graph: Graph) -> dict[str, int]:
+    """The operation whose result a node of OpenVINO's is, by the node's name; the first one, where others hand it on."""
+    makers: dict[str, int] = {}
+    for index, operation in enumerate(graph.entry.operations):
+        for output in operation.outputs:
+            if (name := graph.name_of(output)) is not None:
+                makers.setdefault(name, index)
+    return makers
 
 
 def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine.Manner) -> Any:

@@ -23,6 +23,7 @@ from penstock.hal import (
     ExecutionResult,
     HostMemory,
     NoValue,
+    OperationTiming,
     PreparedModelBase,
     Request,
     Timing,
@@ -36,6 +37,9 @@ FORKED: Final = (
 )
 MOST_KEPT: Final = 16
 """Sets of interpreters that are kept for later runs."""
+
+NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
+"""How a measured run names the kernel sets."""
 
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
@@ -68,6 +72,7 @@ class XnnpackPreparedModel(PreparedModelBase):
         if config.cancel is not None:
             config.cancel.check()
         began = time.perf_counter_ns() if config.measure else 0
+        timings: list[OperationTiming] = []
         try:
             runners = self._free.pop()
         except IndexError:
@@ -78,10 +83,13 @@ class XnnpackPreparedModel(PreparedModelBase):
                 if type(argument) is not HostMemory:
                     raise unknown(argument)
                 view[...] = argument.array
+            start = time.perf_counter_ns() if began else 0
             try:
                 runner.invoke()
             except (RuntimeError, ValueError) as error:
                 raise failed(error) from error
+            if began:
+                timings.append(_timing(runner, start - began, time.perf_counter_ns() - start))
             for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked above
                 if type(wanted) is HostMemory:
                     wanted.array[...] = view
@@ -90,14 +98,14 @@ class XnnpackPreparedModel(PreparedModelBase):
             result = DONE
         else:
             try:
-                result = self._run(runners, request, config)
+                result = self._run(runners, request, config, began, timings)
             except (OutputInsufficientSize, MissedDeadline, Cancelled):
                 self._free.append(runners)
                 raise
         # One that failed is not used again.
         self._free.append(runners)
         if began:
-            timing = Timing(None, time.perf_counter_ns() - began)
+            timing = Timing(None, time.perf_counter_ns() - began, tuple(timings))
             return ExecutionResult(result.output_shapes, timing)
         return result
 
@@ -114,8 +122,14 @@ class XnnpackPreparedModel(PreparedModelBase):
         return entry.inputs == segment.given and entry.outputs == segment.made
 
     def _run(
-        self, runners: list[Runner], request: Request, config: ExecutionConfig
+        self,
+        runners: list[Runner],
+        request: Request,
+        config: ExecutionConfig,
+        began: int,
+        timings: list[OperationTiming],
     ) -> ExecutionResult:
+        """Runs the segments one after another. Where *began* says when a measured run began, each joins *timings*."""
         with mapped(request) as pools:
             values: dict[int, NDArray] = {
                 index: read(argument, operand, pools)
@@ -126,7 +140,10 @@ class XnnpackPreparedModel(PreparedModelBase):
                 if config.cancel is not None:
                     config.cancel.check()
                 check_deadline(config.deadline_ns)
+                start = time.perf_counter_ns() if began else 0
                 values.update(runner.run(values))
+                if began:
+                    timings.append(_timing(runner, start - began, time.perf_counter_ns() - start))
             for outputs in self._cleared:
                 clear_rest(values, outputs)
             results = [values[i] for i in self.model.entry.outputs]
@@ -136,6 +153,12 @@ class XnnpackPreparedModel(PreparedModelBase):
         if self._closed:
             raise GeneralFailure("the prepared model is closed")
         return [file.open() for file in self._files]
+
+
+def _timing(runner: Runner, start_ns: int, duration_ns: int) -> OperationTiming:
+    """A segment as one kernel: LiteRT's interpreter does not tell what each of its operations took."""
+    segment = runner.segment
+    return OperationTiming(segment.operations, NAMES[segment.kernels], start_ns, duration_ns)
 
 
 def clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:

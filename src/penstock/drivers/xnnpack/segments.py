@@ -45,7 +45,7 @@ class State(msgspec.Struct, frozen=True):
 
 class Segment(msgspec.Struct, frozen=True):
     """Operations computed by one kernel set as *model*, whose ordinary inputs and outputs are the operands
-    *inputs* and *outputs* of the partition, in order.
+    *inputs* and *outputs* of the partition, in order. *operations* are their indexes in the partition.
     """
 
     kernels: Kernels
@@ -53,6 +53,7 @@ class Segment(msgspec.Struct, frozen=True):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     states: tuple[State, ...]
+    operations: tuple[int, ...]
 
     @property
     def given(self) -> tuple[int, ...]:
@@ -143,7 +144,7 @@ def _segment(model: Model, kernels: Kernels, members: list[int], fixed: dict[int
     ]
     outputs = [i for i in _in_order(made - apart, entry.outputs) if i in elsewhere]
     built = _build(model, operands, operations, inputs, outputs, states)
-    return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states))
+    return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
 
 
 def _in_order(operands: set[int], first: Sequence[int]) -> list[int]:

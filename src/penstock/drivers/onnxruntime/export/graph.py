@@ -46,9 +46,11 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 
 
 class Node:
-    """One ONNX node: plain Python until the model is written."""
+    """One ONNX node: plain Python until the model is written. *operation* is the one that it was made for; None
+    for an input's or an output's own.
+    """
 
-    __slots__ = ("attributes", "domain", "inputs", "kind", "outputs")
+    __slots__ = ("attributes", "domain", "inputs", "kind", "operation", "outputs")
 
     def __init__(
         self,
@@ -57,9 +59,10 @@ class Node:
         outputs: list[Value],
         domain: str,
         attributes: dict[str, Any],
+        operation: int | None = None,
     ) -> None:
         self.kind, self.inputs, self.outputs = kind, inputs, outputs
-        self.domain, self.attributes = domain, attributes
+        self.domain, self.attributes, self.operation = domain, attributes, operation
 
 
 class Graph:
@@ -72,6 +75,8 @@ class Graph:
         self.model, self.entry = model, model.entry
         self.wide, self.portable = wide, portable
         self.nodes: list[Node] = []
+        self.operation: int | None = None
+        """The operation that is being written."""
         self.constants: dict[Value, NDArray] = {}
         self.inputs: list[tuple[Value, Operand]] = []
         self.outputs: list[tuple[Value, Operand]] = []
@@ -88,6 +93,7 @@ class Graph:
 
     def finish(self) -> None:
         """Names the outputs of the entry subgraph that are not its inputs."""
+        self.operation = None
         for index in self.entry.outputs:
             if index not in self.entry.inputs:
                 self._output(index)
@@ -102,7 +108,8 @@ class Graph:
     ) -> list[Value]:  # fmt: skip
         """A node with *outputs* outputs."""
         made = [self._name() for _ in range(outputs)]
-        self.nodes.append(Node(kind, list(inputs), made, domain, attributes))
+        node = Node(kind, list(inputs), made, domain, attributes, self.operation)
+        self.nodes.append(node)
         return made
 
     def constant(self, value: NDArray) -> Value:

@@ -36,7 +36,7 @@ def build(model: Model, *, wide: bool = False, portable: bool = False) -> Graph:
     except PenstockError as error:
         raise GeneralFailure(f"the inputs cannot be declared: {error}") from error
     for index, site in enumerate(make_sites(model)):
-        kind = site.operation.key
+        kind, graph.operation = site.operation.key, index
         try:
             RULES[kind].emit(graph, site)
         except DriverError:

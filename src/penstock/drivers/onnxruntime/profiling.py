@@ -1,0 +1,184 @@
+"""Measured runs: what each of ONNX Runtime's kernels took, and the operations that it computes.
+
+ONNX Runtime writes a profile when a session has ended, so that a measured run has a session of its own: of the
+optimised model, whose nodes are given names to know them by.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from penstock.drivers.onnxruntime import engine
+from penstock.drivers.onnxruntime.executable import Executable
+from penstock.drivers.onnxruntime.export.graph import Graph
+from penstock.drivers.onnxruntime.export.wire import serialize
+from penstock.errors import DriverError, GeneralFailure
+from penstock.hal import ExecutionConfig, OperationTiming
+from penstock.ir import NDArray
+from penstock.logs import Log
+
+log = Log(__name__)
+
+MOST_PROFILED: Final = 16
+"""Runs of one prepared model whose kernels are measured: each takes as long as a load."""
+
+SETUP: Final = "making a session that is measured"
+NS_OF_US: Final = 1000
+RUN: Final = "model_run"
+KERNEL: Final = "_kernel_time"
+RENAMED: Final = "_nchwc"
+"""What ONNX Runtime ends the name of a node with whose result it has laid out anew: it begins with that of the result."""
+
+
+class Measurable(msgspec.Struct, frozen=True):
+    """An optimised model whose nodes are named `0`, `1`, ..., and the operations that each of them computes."""
+
+    content: bytes
+    operations: tuple[tuple[int, ...], ...]
+
+
+class Profiler:
+    """The measured runs of one prepared model. *write* makes its graph anew. Thread-safe."""
+
+    def __init__(self, write: Callable[[], Graph], num_threads: int | None) -> None:
+        self._write, self._threads = write, num_threads
+        self._lock = threading.Lock()
+        self._left = MOST_PROFILED
+        self._model: Measurable | None = None
+
+    def start(self, began_ns: int) -> ProfiledRun | None:
+        """What the execution that began at *began_ns* is run by, once; None after `MOST_PROFILED` of them, and
+        where ONNX Runtime does not take the model so.
+        """
+        with self._lock:
+            if not self._left:
+                return None
+            self._left -= 1
+            try:
+                if self._model is None:
+                    self._model = optimised(self._write(), self._threads)
+                return ProfiledRun(self._model, self._threads, began_ns)
+            except (DriverError, OSError) as error:
+                log.debug("no kernels are measured: %s", error)
+                self._left = 0
+                return None
+
+
+class ProfiledRun:
+    """An executable of one run, and then its *timings*, counted from *began_ns*, and what it took itself. It computes
+    twice: what the first run of a session takes is not what a run takes.
+    """
+
+    def __init__(self, model: Measurable, threads: int | None, began_ns: int) -> None:
+        self.timings: tuple[OperationTiming, ...] = ()
+        self.duration_ns = 0
+        self._model, self._began = model, began_ns
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-")
+        try:
+            self._session = engine.session_of(
+                model.content,
+                engine.CPU,
+                threads,
+                optimised=True,
+                profile_to=Path(self._folder.name) / "profile",
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray | None],
+        config: ExecutionConfig,
+    ) -> None:
+        """As `Executable.run`."""
+        with self._folder:
+            executable = Executable(self._session)
+            executable.run(inputs, outputs, config)
+            start = time.perf_counter_ns()
+            executable.run(inputs, outputs, config)
+            self.duration_ns = time.perf_counter_ns() - start
+            setup = OperationTiming((), SETUP, 0, start - self._began)
+            kernels = self._kernels(start - self._began)
+            self.timings = (setup, *kernels) if kernels else ()
+
+    def _kernels(self, start_ns: int) -> list[OperationTiming]:
+        """The kernels of the last run, which began at *start_ns*. None of them where the profile cannot be read."""
+        try:
+            events = json.loads(Path(self._session.end_profiling()).read_bytes())
+            runs = [event for event in events if event["name"] == RUN]
+            nodes = [event for event in events if event["cat"] == "Node"]
+            first = int(runs[-1]["ts"])
+            return [
+                self._timing(event, start_ns - first * NS_OF_US)
+                for event in nodes
+                if event["name"].endswith(KERNEL) and int(event["ts"]) >= first
+            ]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            log.debug("ONNX Runtime's profile cannot be read: %s", error)
+            return []
+
+    def _timing(self, event: Mapping[str, Any], zero_ns: int) -> OperationTiming:
+        name = event["name"].removesuffix(KERNEL)
+        start = zero_ns + int(event["ts"]) * NS_OF_US
+        return OperationTiming(
+            self._model.operations[int(name)],
+            str(event["args"]["op_name"]),
+            max(0, start),
+            int(event["dur"]) * NS_OF_US,
+        )
+
+
+def optimised(graph: Graph, threads: int | None) -> Measurable:
+    """What ONNX Runtime makes of *graph*, to be measured. Raises `GeneralFailure` with its words."""
+    onnx = engine.onnx()
+    content = serialize(graph, onnx)
+    with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
+        path = Path(folder) / "model.onnx"
+        engine.session_of(content, engine.CPU, threads, save_to=path)
+        try:
+            model = onnx.ModelProto.FromString(path.read_bytes())
+        except ValueError as error:
+            raise GeneralFailure(f"the optimised model cannot be read: {error}") from error
+    operations = operations_of(
+        [(node.name, node.input, node.output) for node in model.graph.node], graph
+    )
+    for index, node in enumerate(model.graph.node):
+        node.name = str(index)
+    return Measurable(model.SerializeToString(), operations)
+
+
+def operations_of(
+    nodes: Sequence[tuple[str, Sequence[str], Sequence[str]]], graph: Graph
+) -> tuple[tuple[int, ...], ...]:
+    """For each of *nodes* (name, inputs, outputs) of an optimised model the operations whose nodes in *graph* have
+    gone into it: those between the value that it makes and the values that others make. None for what ONNX Runtime
+    has added.
+    """
+    makers = {value: node for node in graph.nodes for value in node.outputs}
+    made = [
+        [v for v in (*outputs, name.removesuffix(RENAMED)) if v in makers]
+        for name, _, outputs in nodes
+    ]
+    there = {value for values in made for value in values}
+    found = []
+    for values in made:
+        members, pending, seen = set(), list(values), set(values)
+        while pending:
+            node = makers[pending.pop()]
+            if node.operation is not None:
+                members.add(node.operation)
+            behind = [v for v in node.inputs if v in makers and v not in there and v not in seen]
+            seen.update(behind)
+            pending += behind
+        found.append(tuple(sorted(members)))
+    return tuple(found)

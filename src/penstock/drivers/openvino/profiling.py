@@ -1,0 +1,158 @@
+"""Measured runs: what each of OpenVINO's kernels took, and the operations that it computes.
+
+OpenVINO keeps the names of a graph's nodes through its optimisations, and through an export. They begin with the
+number of the operation that they were made for.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from penstock.drivers.openvino import engine
+from penstock.drivers.openvino.executable import Executable
+from penstock.errors import DriverError, GeneralFailure
+from penstock.hal import ExecutionConfig, OperationTiming
+from penstock.ir import NDArray
+from penstock.logs import Log
+
+if TYPE_CHECKING:
+    from penstock.drivers.openvino.device import OpenVinoDevice
+
+log = Log(__name__)
+
+SETUP: Final = "importing the model to be measured"
+MARK: Final = "operation "
+MARKED: Final = re.compile(rf"(?:^|,){MARK}(\d+): ")
+NS_OF_S: Final = 1_000_000_000
+ORIGINAL_NAMES: Final = "originalLayersNames"
+
+
+def name_nodes(graph: Any, makers: Mapping[str, int]) -> None:
+    """Names the nodes of OpenVINO's model *graph*. *makers* has the operations whose results nodes are, by the names
+    that OpenVINO gave these; another node belongs with what reads it, or else with what it reads.
+    """
+    nodes = [node for node in graph.get_ordered_ops() if node.get_type_name() != "Parameter"]
+    owners: dict[str, int] = dict(makers)
+    for node in reversed(nodes):
+        _claim(owners, node, [p.get_node() for o in node.outputs() for p in o.get_target_inputs()])
+    for node in nodes:
+        _claim(owners, node, [p.get_source_output().get_node() for p in node.inputs()])
+    for index, node in enumerate(nodes):
+        owner = owners.get(node.get_name())
+        if owner is not None:
+            node.set_friendly_name(f"{MARK}{owner}: {node.get_type_name()} {index}")
+
+
+def _claim(owners: dict[str, int], node: Any, neighbours: Sequence[Any]) -> None:
+    name = node.get_name()
+    if name not in owners:
+        for neighbour in neighbours:
+            if (owner := owners.get(neighbour.get_name())) is not None:
+                owners[name] = owner
+                return
+
+
+class Profiler:
+    """The measured runs of *executable*: of its export, which is imported again when the first one is asked for.
+    Thread-safe.
+    """
+
+    def __init__(
+        self, device: OpenVinoDevice, manner: engine.Manner, executable: Executable
+    ) -> None:
+        self.executable = executable
+        self._device, self._manner = device, manner
+        self._lock = threading.Lock()
+        self._measured: Measured | None = None
+        self._failed = False
+
+    def start(self, began_ns: int) -> MeasuredRun | None:
+        """What the execution that began at *began_ns* is run by, once; None where OpenVINO does not import its own
+        export.
+        """
+        with self._lock:
+            is_first = self._measured is None
+            if is_first and not self._failed:
+                try:
+                    self._measured = self._imported()
+                except DriverError as error:
+                    log.debug("no kernels are measured: %s", error)
+                    self._failed = True
+            if self._measured is None:
+                return None
+            setup_ns = time.perf_counter_ns() - began_ns if is_first else 0
+            return MeasuredRun(self._measured, began_ns, setup_ns)
+
+    def _imported(self) -> Measured:
+        plugin = self._device.plugin.name
+        blob = self.executable.exported
+        if blob is None:
+            exported = engine.export_model(self.executable.compiled)
+            blob = np.frombuffer(bytearray(exported), np.uint8)
+        chosen = engine.settings(plugin, self._manner) | {"PERF_COUNT": True}
+        self._device.count(imports=1)
+        compiled = engine.import_model(blob, plugin, chosen)
+        try:
+            nodes = compiled.get_runtime_model().get_ordered_ops()
+            operations = {node.get_friendly_name(): _operations(node) for node in nodes}
+        except (RuntimeError, TypeError) as error:
+            raise GeneralFailure(
+                f"OpenVINO does not show the model: {engine.told(error)}"
+            ) from error
+        return Measured(Executable(compiled, blob), operations)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """An *executable* that counts time, and the operations that each of its kernels computes, by the kernel's name."""
+
+    executable: Executable
+    operations: Mapping[str, tuple[int, ...]]
+
+
+class MeasuredRun:
+    """An executable of one run, and then its *timings*, counted from *began_ns*, of which *setup_ns* went before, and
+    what it took itself.
+    """
+
+    def __init__(self, measured: Measured, began_ns: int, setup_ns: int) -> None:
+        self.timings: tuple[OperationTiming, ...] = ()
+        self._setup = setup_ns
+        self.duration_ns = 0
+        self._measured, self._began = measured, began_ns
+        self._profile: list[Any] = []
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray | None],
+        config: ExecutionConfig,
+    ) -> None:
+        """As `Executable.run`."""
+        start = time.perf_counter_ns()
+        self._measured.executable.run(inputs, outputs, config, self._profile.extend)
+        self.duration_ns = time.perf_counter_ns() - start
+        at = start - self._began
+        timings = [OperationTiming((), SETUP, 0, self._setup)] if self._setup else []
+        # OpenVINO gives no beginnings, and means over the runs so far. On one stream kernels run in this order, one
+        # at a time.
+        for kernel in self._profile:
+            took = round(kernel.real_time.total_seconds() * NS_OF_S)
+            if kernel.status == kernel.Status.EXECUTED:
+                operations = self._measured.operations.get(kernel.node_name, ())
+                timings.append(OperationTiming(operations, str(kernel.exec_type), at, took))
+                at += took
+        self.timings = tuple(timings)
+
+
+def _operations(node: Any) -> tuple[int, ...]:
+    """The operations of a node of a compiled model, by the names of the nodes that have gone into it."""
+    known = node.get_rt_info()
+    names = str(known[ORIGINAL_NAMES].value) if ORIGINAL_NAMES in known else ""
+    return tuple(sorted({int(number) for number in MARKED.findall(names)}))
