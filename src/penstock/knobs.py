@@ -258,6 +258,25 @@ late_write_seconds: Final = Knob(
     least=0.0,
 )
 
+driver_verdicts: Final = Knob(
+    "driver_verdicts",
+    bool,
+    True,
+    "Whether operations that shadow verification found wrong on a driver's version are refused there.",
+)
+keep_failures: Final = Knob(
+    "keep_failures",
+    bool,
+    True,
+    "Whether the last failures of drivers are kept in the state directory, for doctor --capsule.",
+)
+keep_failure_data: Final = Knob(
+    "keep_failure_data",
+    bool,
+    False,
+    "Whether what is kept of a failure has the failing step and its inputs, too.",
+)
+
 openvino_compilation: Final = Knob(
     "openvino_compilation",
     str,
@@ -284,6 +303,9 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             cache_limit_mib,
             lease_seconds,
             late_write_seconds,
+            driver_verdicts,
+            keep_failures,
+            keep_failure_data,
             openvino_compilation,
         )
     }

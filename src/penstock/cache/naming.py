@@ -16,6 +16,9 @@ Role: TypeAlias = Literal["model", "data", "index", "lock", "lease"]
 VERDICTS: Final = "placements"
 """The directory of measured placements below the cache directory."""
 
+DRIVER_VERDICTS: Final = "driver-verdicts"
+"""The directory, below the state directory, of what drivers were found to compute wrongly."""
+
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
 _TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)

@@ -145,6 +145,9 @@ class Receipt(msgspec.Struct, frozen=True):
     start_ns: int = 0
     spans: tuple[Span, ...] = ()
     stage: Literal["compile", "run"] = "run"
+    notes: tuple[str, ...] = ()
+    """Remarks in words, each a sentence without a full stop: what was asked for and not done, what could be better, and
+    what shadow verification found by the time the receipt was made."""
 
     def show(self) -> str:
         """A few readable lines."""

@@ -20,6 +20,7 @@ def show_receipt(receipt: Receipt) -> str:
             for line in (_step(place, step), *_inner(step.inner, "    "))
         ),
         *map(_copy, receipt.copies),
+        *(f"  note: {note}" for note in receipt.notes),
     ]
     return "\n".join(lines) + "\n"
 

@@ -36,6 +36,7 @@ from penstock.partitioning.plan import ExecutionPlan
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
 
 DEFAULT_EXECUTION: Final = ExecutionConfig()
@@ -95,6 +96,13 @@ class CompiledModel:
     def receipt(self) -> Receipt:
         """What the compile did."""
         return self._base.compilation.receipt
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """What shadow verification found by now (`Shadow.report`), and how to wait for it (`Shadow.wait`); None where the
+        policy asks for none.
+        """
+        return self._base.shadow
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
         """Positional arrays, one mapping by name, or keywords by input name; as `run` otherwise."""

@@ -28,6 +28,7 @@ def run_receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
         ended_ns - began_ns,
         began_ns,
         trace.spans,
+        notes=tuple(map(str, trace.notes)),
     )
 
 

@@ -93,6 +93,17 @@ class State:
         with self._lock:
             return {name: np.array(value) for name, value in zip(names, self._values, strict=True)}
 
+    def as_list(self) -> list[NDArray]:
+        """The present values by variable, to be read only, and not kept."""
+        with self._lock:
+            return list(self._values)
+
+    def copied(self) -> State:
+        """A State of its own with the present values."""
+        with self._lock:
+            values = {v: np.array(self._values[v]) for v in self._assigned}
+        return _rebuild(self._model, values)
+
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
             values = {v: np.array(self._values[v]) for v in sorted(self._assigned)}

@@ -52,10 +52,13 @@ class InnerSteps:
 
 
 class Trace(Struct):
-    """What one run has done so far. *failures* are those at the step that nothing could repeat by itself."""
+    """What one run has done so far. *failures* are those at the step that nothing could repeat by itself; *notes* are put
+    into the receipt as they read when it is made.
+    """
 
     steps: list[StepTrace] = []
     copies: list[CopyReceipt] = []
     compiles: int = 0
     spans: tuple[Span, ...] = ()
     failures: tuple[Failure, ...] = ()
+    notes: tuple[object, ...] = ()

@@ -31,6 +31,7 @@ from penstock.partitioning.fallback import may_run_whole
 if TYPE_CHECKING:
     from penstock.execution.control import ControlRunner
     from penstock.execution.fallback import WholeModel
+    from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.execution.turns import Turn
     from penstock.memory.bound import BoundMemory
@@ -40,6 +41,9 @@ class Variant:
     """Runs a `Compilation`. Thread-safe: each run works in an arena of its own. One that *lends* gives outputs that
     are inputs or constants as they are, not as copies.
     """
+
+    shadow: Shadow | None = None
+    """What compares its runs with the reference, if anything does."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from penstock.ir.validate import subgraph_references
 
 if TYPE_CHECKING:
     from penstock.ir.model import Model, Subgraph, Variable
-    from penstock.ir.operation import AttributeValue
+    from penstock.ir.operation import AttributeValue, Operation
 
 SCHEMA = b"penstock-ir-1"
 
@@ -69,6 +69,39 @@ def digest_structure(model: Model) -> bytes:
     structure = _Hasher()
     _model(model, structure, _Deaf())
     return structure.sha.digest()
+
+
+def digest_form(model: Model, operation: Operation) -> bytes:
+    """What kind of work *operation* of *model* is, 32 bytes: its type and attributes, and of each operand the element
+    type, shape, quantisation, and whether it is constant; of an IF or WHILE also what its subgraphs do. Neither names
+    nor the values of constants count, so that an operation has one form in its model and cut out of it.
+    """
+    form = _Hasher()
+    _form(model, operation, model.entry, form)
+    return form.sha.digest()
+
+
+def _form(model: Model, operation: Operation, subgraph: Subgraph, form: _Hasher) -> None:
+    from penstock.ir.operations import spec_of
+
+    kinds = {a.name: a.kind for a in spec_of(operation).attributes}
+    attributes = [
+        (name, _attribute(value, kinds.get(name), {}))
+        for name, value in operation.attributes.items()
+    ]
+    form.put("operation", operation.key, attributes)
+    for index in (*operation.inputs, *operation.outputs):
+        operand = subgraph.operands[index]
+        if operand.lifetime is Lifetime.NO_VALUE:
+            form.put("none")
+            continue
+        quantization = _quantization(operand.quantization)
+        form.put("operand", operand.is_constant, operand.dtype.value, operand.shape, quantization)
+    for target in subgraph_references(operation):
+        form.put("subgraph")
+        inner = model.subgraphs[target]
+        for each in inner.operations:
+            _form(model, each, inner, form)
 
 
 def _model(model: Model, structure: _Hasher, constants: _Hasher) -> None:

@@ -10,7 +10,7 @@ the roundings of its operations, each within its class, come to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -42,7 +42,7 @@ AMPLIFIED: Final = 3.0
 
 
 class Search:
-    """One device, one model, and the values that its operations are fed."""
+    """One device, one model, and the values that its operations are fed. *only* leaves the device its other operations."""
 
     def __init__(
         self,
@@ -51,12 +51,15 @@ class Search:
         accuracy: AccuracyClass,
         timeout: float | None,
         progress: Callable[[str], None] | None,
+        only: Collection[int] | None = None,
     ) -> None:
         self.model, self.device, self.accuracy = model, device, accuracy
         self.timeout, self.progress, self.runs = timeout, progress, 0
         (answers,) = collect_support(model, [device], Policy(accuracy=accuracy)).candidates
         told = answers.answers
-        self.supported = [i for i, answer in enumerate(told) if answer.supported]
+        self.supported = [
+            i for i, answer in enumerate(told) if answer.supported and (only is None or i in only)
+        ]
         self.refused = {i: a.reason for i, a in enumerate(told) if not a.supported}
         self.parts = _runs_of(self.supported)
         self._natural, self._exposed = Cutter(model), Cutter(exposed(model))
@@ -100,7 +103,7 @@ class Search:
             own |= dict(zip(cut.outputs, results, strict=True))
             index = part[-1] + 1
         outputs = [i for i in dict.fromkeys(self.model.entry.outputs) if i in written]
-        return self._worst(outputs, own), None
+        return self.worst(outputs, own), None
 
     def first(self) -> Departure | None:
         """The first operation that departs alone."""
@@ -146,7 +149,7 @@ class Search:
         if isinstance(results, str):
             found = self._departure(part, cut, None, results)
         else:
-            worst = self._worst(
+            worst = self.worst(
                 cut.outputs,
                 dict(zip(cut.outputs, results, strict=True)),
                 COARSE_SHARE if self._quantises(part) else 0.0,
@@ -179,7 +182,7 @@ class Search:
                 return 0.0
             own |= dict(zip(alone.outputs, results, strict=True))
         share = COARSE_SHARE if self._quantises(part) else 0.0
-        return self._worst(cut.outputs, own, share).severity
+        return self.worst(cut.outputs, own, share).severity
 
     def _run(self, cut: Cut, given: Sequence[NDArray], part: range) -> list[NDArray] | str:
         """The device's results for *cut*, or what it raised."""
@@ -202,7 +205,7 @@ class Search:
         outputs = [given[o] for o in self.model.operations[index].outputs]
         return distance(case, outputs, self.accuracy)
 
-    def _worst(
+    def worst(
         self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
     ) -> Distance:
         """The worst distance among *operands*, each judged as a result of the operation that writes it; floats are

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock import knobs
 from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
@@ -183,11 +184,16 @@ def run_alone(
     accuracy: AccuracyClass,
     timeout: float | None = None,
 ) -> list[NDArray]:
-    """One run of *model*, which has no state, on *device* alone: nothing cached, nothing repeated elsewhere."""
+    """One run of *model*, which has no state, on *device* alone: nothing cached, nothing repeated elsewhere, nothing
+    refused for what was found before, and no failure of it kept.
+    """
     policy = Policy(accuracy=accuracy, allow_fallback=False)
-    with compile_model(
-        model, devices=[device], cache=None, policy=policy, timeout=timeout
-    ) as compiled:
+    with (
+        knobs.override(driver_verdicts=False, keep_failures=False),
+        compile_model(
+            model, devices=[device], cache=None, policy=policy, timeout=timeout
+        ) as compiled,
+    ):
         return list(compiled.run(list(inputs), timeout=timeout))
 
 

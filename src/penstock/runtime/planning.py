@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.errors import InputError
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
 from penstock.partitioning.placement import place
@@ -32,8 +33,12 @@ def plan_model(
 
     With placement "cost" the verdict that is stored for exactly this in the directory of *info* comes first; then, where
     *measure* asks for it, a measurement on this machine, for which *named* maps names to devices that plans may
-    fall back on too; else `place`. Raises what that raises, and `Cancelled` or `MissedDeadline*` while it measures.
+    fall back on too; else `place`. No device is given what shadow verification found it to compute wrongly. Raises what that raises, and `Cancelled` or `MissedDeadline*` while it measures.
     """
+    if _has_driver_verdicts():
+        from penstock.runtime.distrust import held_to_verdicts
+
+        devices = held_to_verdicts(devices, policy.accuracy)
     directory = None if info is None or info.trust_token else info.place
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
     if choice and (measure or _has_verdicts(directory)):
@@ -54,3 +59,13 @@ def _has_verdicts(directory: str | None) -> bool:
 
     # Text, as in all of a warm start: pathlib takes longer to import than this to answer.
     return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
+
+
+def _has_driver_verdicts() -> bool:
+    from penstock.cache.naming import DRIVER_VERDICTS
+    from penstock.sealed.places import state_directory
+
+    try:
+        return os.path.isdir(f"{state_directory()}{os.sep}{DRIVER_VERDICTS}")  # noqa: PTH112  # as above
+    except (InputError, OSError):
+        return False

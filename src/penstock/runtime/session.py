@@ -45,6 +45,7 @@ from penstock.threads import allowed_threads
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.compilation.caching import Caching
+    from penstock.execution.shadow import Shadow
     from penstock.runtime.progress import Reporter
 
 log = Log(__name__)
@@ -90,7 +91,7 @@ def compile_model(
     _check_types(cancel, num_threads, shapes, policy, progress)
     if not isinstance(tune, bool):
         raise InputError(f"tune must be true or false, not {tune!r}")
-    _refuse_unavailable(isolate, policy)
+    _refuse_unavailable(isolate)
     if tune and policy.placement != "cost":
         raise InputError(
             f"tune measures placements; policy placement {policy.placement!r} leaves nothing to choose"
@@ -150,6 +151,7 @@ class _Session:
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
         self.reporter = _reporter(progress)
+        self.shadow = _shadow(arguments.policy)
         self.config = PrepareConfig(
             preference=arguments.preference,
             priority=arguments.priority,
@@ -218,7 +220,11 @@ class _Session:
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         means = Means(allow, caching, meanwhile, recorder)
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
-        return Variant(compilation, devices, _for_later(config), allow)
+        if self.shadow is None:
+            return Variant(compilation, devices, _for_later(config), allow)
+        from penstock.runtime.shadow import ShadowedVariant
+
+        return ShadowedVariant(compilation, devices, _for_later(config), allow, self.shadow)
 
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache
@@ -258,6 +264,14 @@ def _reporter(progress: ProgressCallback | None) -> Reporter | None:
     from penstock.runtime.progress import Reporter
 
     return Reporter(progress)
+
+
+def _shadow(policy: Policy) -> Shadow | None:
+    if not policy.shadow:
+        return None
+    from penstock.execution.shadow import Shadow
+
+    return Shadow(policy.shadow)
 
 
 def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:
@@ -340,8 +354,6 @@ def _logged(plan: ExecutionPlan, compilation: Compilation) -> Compilation:
     return compilation
 
 
-def _refuse_unavailable(isolate: bool | None, policy: Policy) -> None:
+def _refuse_unavailable(isolate: bool | None) -> None:
     if isolate:
         raise NotAvailable("isolated drivers are not available yet; leave isolate at its default")
-    if policy.shadow:
-        raise NotAvailable("shadow runs are not available yet; leave Policy.shadow at its default")

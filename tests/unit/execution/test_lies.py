@@ -430,12 +430,6 @@ def test_an_infinite_timeout_is_none() -> None:
         compiled.run([X, X], timeout=float("inf"))
 
 
-@pytest.mark.parametrize("policy", [{"shadow": 0.5}, {"shadow": 3}])
-def test_policies_of_features_to_come(policy: dict[str, Any]) -> None:
-    with pytest.raises(penstock.errors.NotAvailable, match="not available yet"):
-        penstock.compile(add_relu(), devices=[NumpyDevice()], policy=penstock.Policy(**policy))
-
-
 def test_outputs_and_states_pickle() -> None:
     import pickle
 

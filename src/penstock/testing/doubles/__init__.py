@@ -1,7 +1,7 @@
 """Stand-ins that misbehave on purpose: devices around devices, the device `lab`, and files.
 
-`FaultyDevice`, `SlowDevice`, `RecordingDevice`, `LyingDevice`, `ScribblingDevice`, `SimulatedDevice` and `SubsetDevice` are
-each a `Device` and hold another, so that they stack: `RecordingDevice(FaultyDevice(mine, {"execute": 3}))` sees
+`FaultyDevice`, `SlowDevice`, `RecordingDevice`, `LyingDevice`, `ScribblingDevice`, `SimulatedDevice`, `SubsetDevice` and
+`WrongDevice` are each a `Device` and hold another, so that they stack: `RecordingDevice(FaultyDevice(mine, {"execute": 3}))` sees
 what the faulty one answers. One of your own is an `InterceptingDevice` with another `intercept`. Counting and
 scripting are deterministic: nothing depends on time but `SlowDevice`, whose clock and sleep are given to it.
 
@@ -32,6 +32,7 @@ from penstock.testing.doubles.scribbling import ScribblingDevice, Where
 from penstock.testing.doubles.simulated import SimulatedDevice
 from penstock.testing.doubles.slow import SlowDevice
 from penstock.testing.doubles.subset import SubsetDevice
+from penstock.testing.doubles.wrong import WrongDevice
 from penstock.testing.lab import LabDevice
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "SubsetDevice",
     "When",
     "Where",
+    "WrongDevice",
     "crash",
     "failing",
 ]

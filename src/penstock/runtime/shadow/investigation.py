@@ -1,0 +1,300 @@
+"""From a run that departs to the operation at fault, and to the verdict against the driver's version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from msgspec import Struct
+
+from penstock import knobs
+from penstock.cache.driver_verdicts import (
+    FAULTS,
+    DriverVerdict,
+    DriverVerdicts,
+    Fault,
+    driver_verdict_key,
+)
+from penstock.errors import CacheError, DriverError
+from penstock.execution.trace import Trace
+from penstock.execution.transfer import execute, ports_of
+from penstock.hal import AccuracyClass, Device, ExecutionConfig
+from penstock.ir.digest import digest_form
+from penstock.logs import Log
+from penstock.partitioning.policy import Policy
+from penstock.runtime.bisection import Search
+from penstock.runtime.departures import Departure
+from penstock.runtime.distance import Distance, distance_of
+from penstock.runtime.operations import REFERENCE, OperationCase
+
+if TYPE_CHECKING:
+    from penstock.compilation.compilation import Compilation, PreparedStep
+    from penstock.execution.compiled import CompiledModel
+    from penstock.execution.shadow import Shadow
+    from penstock.execution.state import State
+    from penstock.ir import Model, NDArray
+
+log = Log(__name__)
+
+TRIES: Final = 8
+"""How often a part is run that may give another result each time."""
+
+GROWTH: Final = 2.0
+"""How many times what rounding came to before the outputs must be off to be looked into again."""
+
+
+class Note:
+    """What the receipt of one run says about its comparison, at the time when it is read."""
+
+    __slots__ = ("text",)
+
+    def __init__(self) -> None:
+        self.text = "shadow verification: not compared with the reference yet"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Job(Struct, frozen=True):
+    """One run to compare: what it was given and gave, the state before and after, the devices that it *used*."""
+
+    inputs: Sequence[NDArray]
+    before: State | None
+    outputs: Sequence[NDArray]
+    after: State | None
+    used: frozenset[str]
+    note: Note
+
+
+class Investigation:
+    """Compares runs of one *compilation*, made by *run*, with the reference; by the rule of the class *accuracy*.
+
+    It is *done* once a fault has been found. *check* raises `Cancelled` where it is to stop. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        compilation: Compilation,
+        devices: Mapping[str, Device],
+        accuracy: AccuracyClass,
+        shadow: Shadow,
+        run: Callable[..., list[NDArray]],
+    ) -> None:
+        self._compilation, self._devices, self._accuracy = compilation, devices, accuracy
+        self._shadow, self._run = shadow, run
+        self._model: Model = compilation.plan.model
+        self._judge: CompiledModel | None = None
+        self._rounding = 1.0
+        self.done = False
+        self.check: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Frees the reference's form of the model."""
+        if self._judge is not None:
+            self._judge.close()
+
+    def compare(self, job: Job) -> None:
+        """Says in the job's note what came of it. Raises what the reference raises."""
+        found = self._distance(job, *self._expected(job))
+        if found.severity <= GROWTH * self._rounding and not found.problem:
+            self._shadow.count("compared")
+            job.note.text = "shadow verification: agrees with the reference"
+            return
+        verdict = self._verdict_on(job, found)
+        if verdict is None:
+            self._shadow.count("compared")
+            return
+        self._shadow.count("compared", "departed")
+
+    def _verdict_on(self, job: Job, found: Distance) -> DriverVerdict | None:
+        """Looks into a run whose outputs lie too far away; the verdict, where an operation is at fault."""
+        again = self._again(job)
+        repeats = again is not None and _same(again, job.outputs)
+        departure = self._culprit(job, tries=1 if repeats else TRIES)
+        if departure is None:
+            self._shadow.count(*(() if repeats else ("departed",)))
+            if repeats and not found.problem:
+                self._rounding = max(self._rounding, found.severity)
+                job.note.text = f"shadow verification: {found.show()}: the roundings of many operations, each within its class"
+            else:
+                job.note.text = f"shadow verification: departs from the reference, and no operation by itself does: {found.show()}"
+                log.warning("%s (devices: %s)", job.note.text, ", ".join(sorted(job.used)))
+            return None
+        self.done = True
+        verdict = self._keep(departure, _fault(departure, repeats=repeats))
+        job.note.text = f"{verdict.show()} (on {verdict.device})"
+        return verdict
+
+    def _expected(self, job: Job) -> tuple[Sequence[NDArray], State | None]:
+        """What the reference makes of the job: outputs, and the state after."""
+        if self._judge is None:
+            from penstock.runtime.session import compile_model
+
+            with knobs.override(driver_verdicts=False, keep_failures=False):
+                self._judge = compile_model(
+                    self._model,
+                    devices=[REFERENCE],
+                    cache=None,
+                    policy=Policy(accuracy="exact", allow_fallback=False),
+                )
+        state = None if job.before is None else job.before.copied()
+        return list(self._judge.run(list(job.inputs), state=state)), state
+
+    def _distance(self, job: Job, expected: Sequence[NDArray], after: State | None) -> Distance:
+        entry = self._model.entry
+        given = dict(zip(entry.ordinary_inputs, job.inputs, strict=True))
+        got = dict(zip(entry.ordinary_outputs, job.outputs, strict=True))
+        want = dict(zip(entry.ordinary_outputs, expected, strict=True))
+        for port in entry.states:
+            if port.input is not None and job.before is not None:
+                given[port.input] = job.before.get(port.variable)
+            if port.output is not None and job.after is not None and after is not None:
+                got[port.output] = job.after.get(port.variable)
+                want[port.output] = after.get(port.variable)
+        return distance_of(
+            self._model,
+            [given[i] for i in entry.inputs],
+            [got[i] for i in entry.outputs],
+            [want[i] for i in entry.outputs],
+            self._accuracy,
+        )
+
+    def _again(self, job: Job) -> list[NDArray] | None:
+        """What the same run gives a second time; None where it failed."""
+        state = None if job.before is None else job.before.copied()
+        self.check()
+        try:
+            return self._run(job.inputs, None, state, ExecutionConfig(), Trace())
+        except DriverError:
+            return None
+
+    def _culprit(self, job: Job, tries: int) -> Departure | None:
+        """The operation, or the fewest operations together, whose results depart."""
+        first: Search | None = None
+        for name in sorted(job.used):
+            search = self._search(name, self._placed_on(name))
+            if first is None:
+                state = None if job.before is None else job.before.copied()
+                inputs = list(job.inputs)
+                (judge,) = [self._devices[REFERENCE]]
+                search.record(inputs, judge, state)
+                first = search
+            else:
+                search.cases, search.values = first.cases, first.values
+            for look in (search.first, search.together):
+                for _ in range(tries):
+                    if (found := _measured(look())) is not None:
+                        return found
+            if (found := self._as_compiled(search, name)) is not None:
+                return found
+        return None
+
+    def _search(self, name: str, only: Collection[int]) -> Search:
+        return Search(
+            self._model,
+            self._devices[name],
+            self._accuracy,
+            None,
+            lambda _: self.check(),
+            frozenset(only),
+        )
+
+    def _placed_on(self, name: str) -> list[int]:
+        return [p.index for p in self._compilation.plan.operations if p.device == name]
+
+    def _as_compiled(self, search: Search, name: str) -> Departure | None:
+        """The step of the compiled form itself whose results depart, given the reference's values."""
+        for step in self._compilation.steps:
+            if step.device.name != name or step.branches or step.pending is not None:
+                continue
+            for _ in range(TRIES):
+                self.check()
+                if (found := _step_departs(search, step)) is not None:
+                    return found
+        return None
+
+    def _keep(self, departure: Departure, fault: Fault) -> DriverVerdict:
+        """The verdict on *departure*, kept if that is possible, logged, and counted."""
+        operations = [self._model.operations[i] for i in departure.operations]
+        forms = tuple(dict.fromkeys(digest_form(self._model, o).hex() for o in operations))
+        device = self._devices[departure.device]
+        reason = departure.error if departure.distance is None else departure.distance.show()
+        verdict = DriverVerdict(
+            key=driver_verdict_key(device.name, device.version, forms),
+            device=device.name,
+            version=device.version,
+            forms=forms,
+            types=tuple(o.key for o in operations),
+            fault=fault,
+            accuracy=self._accuracy,
+            reason=reason,
+            # Not imported: the top package imports this one.
+            penstock=sys.modules["penstock"].__version__,
+        )
+        self._shadow.add(verdict)
+        log.warning(
+            "device %s %s %s: %s; the next compile refuses it there, on version %s",
+            verdict.device,
+            FAULTS[fault],
+            f"in {departure.type} ({departure.name!r})",
+            reason,
+            verdict.version,
+        )
+        try:
+            DriverVerdicts().save(verdict)
+        except CacheError as error:
+            log.warning("the verdict is not kept: %s", error)
+        return verdict
+
+
+def _measured(found: Departure | None) -> Departure | None:
+    """*found*, unless the device raised instead of giving a result: that is no wrong one."""
+    return None if found is None or found.distance is None else found
+
+
+def _fault(departure: Departure, *, repeats: bool) -> Fault:
+    distance = departure.distance
+    if distance is not None and distance.problem and _not_finite(distance.problem):
+        return "not_finite"
+    return "wrong" if repeats else "not_repeatable"
+
+
+def _not_finite(problem: str) -> bool:
+    return problem.startswith(("it is nan", "it is inf", "it is -inf"))
+
+
+def _same(a: Sequence[NDArray], b: Sequence[NDArray]) -> bool:
+    """Whether they are equal bit for bit."""
+    pairs = zip(a, b, strict=True)
+    return all(
+        x.shape == y.shape
+        and (bool(np.all(x == y)) if x.dtype.hasobject else x.tobytes() == y.tobytes())
+        for x, y in pairs
+    )
+
+
+def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
+    """What *prepared*, fed the reference's values, gives that departs."""
+    step: Any = prepared.step
+    values = {i: search.values[i] for i in step.inputs}
+    given = tuple(values.values())
+    try:
+        execute(ports_of(step), prepared, values, ExecutionConfig(), [])
+    except DriverError:
+        return None
+    results = {i: values[i] for i in step.outputs}
+    worst = search.worst(step.outputs, results)
+    if worst.severity <= max(GROWTH, len(step.operations)):
+        return None
+    first = search.cases[step.operations[0]]
+    case = OperationCase(
+        first.index,
+        "+".join(search.cases[i].type for i in step.operations),
+        first.name,
+        step.model,
+        given,
+        tuple(search.values[i] for i in step.outputs),
+    )
+    return Departure(step.operations, first.type, first.name, search.device.name, worst, "", case)
