@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Timing,
         TokenArgument,
     )
+    from penstock.hal.roles import Allocation, ManagedRole, validate_allocate
     from penstock.hal.validate import (
         check_deadline,
         validate_fenced,
@@ -89,6 +90,7 @@ __all__ = [
     "PRIORITIES",
     "SUPPORTED",
     "AccuracyClass",
+    "Allocation",
     "Buffer",
     "BufferDesc",
     "BufferRole",
@@ -136,6 +138,7 @@ __all__ = [
     "check_deadline",
     "fence_pair",
     "status_of",
+    "validate_allocate",
     "validate_fenced",
     "validate_prepare",
     "validate_prepare_config",
@@ -154,6 +157,7 @@ __getattr__ = lazily(
         "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
         "request": "DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
+        "roles": "Allocation ManagedRole validate_allocate",
         "validate": "check_deadline validate_fenced validate_prepare validate_prepare_config validate_request",
     },
 )

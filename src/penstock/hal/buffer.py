@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -10,6 +12,29 @@ from penstock.hal.request import Memory
 
 if TYPE_CHECKING:
     from penstock.hal.prepared import PreparedModel
+
+
+BufferState: TypeAlias = Literal["uninitialized", "initialized"]
+BufferEvent: TypeAlias = Literal[
+    "copy_from ok", "copy_from failed", "output ok", "output failed", "input", "copy_to"
+]
+
+AFTER: Final[Mapping[tuple[BufferState, BufferEvent], BufferState]] = MappingProxyType(
+    {
+        ("uninitialized", "copy_from ok"): "initialized",
+        ("uninitialized", "copy_from failed"): "uninitialized",
+        ("uninitialized", "output ok"): "initialized",
+        ("uninitialized", "output failed"): "uninitialized",
+        ("initialized", "copy_from ok"): "initialized",
+        ("initialized", "copy_from failed"): "uninitialized",
+        ("initialized", "output ok"): "initialized",
+        ("initialized", "output failed"): "uninitialized",
+        ("initialized", "input"): "initialized",
+        ("initialized", "copy_to"): "initialized",
+    }
+)
+"""The state of a buffer after what happens to it; what is not there is `GeneralFailure` (NNAPI HAL, `IDevice.allocate`).
+A call that is refused by `InvalidArgument` before the driver begins is no event, except of `copy_from`."""
 
 
 class BufferDesc(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +18,16 @@ from penstock.hal import (
     Request,
     RequestArgument,
     Timing,
+    TokenArgument,
 )
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.builder import pack_strings
 from penstock.ir.model import unpack_strings
 from penstock.ir.types import is_static
 from penstock.memory import map_memory
+
+if TYPE_CHECKING:
+    from penstock.memory.domain import Claim
 
 Regions = list[NDArray]
 """The mapped pools of a request, as flat uint8 arrays."""
@@ -39,9 +44,16 @@ def mapped_pools(request: Request) -> Iterator[Regions]:
             mapping.close()
 
 
-def bind_inputs(request: Request, operands: Sequence[Operand], regions: Regions) -> list[NDArray]:
-    """One array an input, viewing the caller's memory."""
-    return [_input(a, o, regions) for a, o in zip(request.inputs, operands, strict=True)]
+def bind_inputs(
+    request: Request, operands: Sequence[Operand], regions: Regions, claim: Claim | None = None
+) -> list[NDArray]:
+    """One array an input, viewing the caller's memory, or a buffer of *claim*."""
+    return [
+        claim.inputs[at].content
+        if claim is not None and at in claim.inputs
+        else _input(argument, operand, regions)
+        for at, (argument, operand) in enumerate(zip(request.inputs, operands, strict=True))
+    ]
 
 
 def deliver(
@@ -50,8 +62,10 @@ def deliver(
     results: Sequence[NDArray],
     regions: Regions,
     timing: Timing,
+    claim: Claim | None = None,
+    inputs: Sequence[NDArray] = (),
 ) -> ExecutionResult:
-    """Writes *results* into the request's outputs.
+    """Writes *results* into the request's outputs, and the buffers of *claim*; those may view *inputs*, or constants.
 
     Raises `OutputInsufficientSize`, before anything is written, when one of unknown shape does not fit.
     """
@@ -63,6 +77,9 @@ def deliver(
     if not all(enough):
         shapes = [(r.shape, ok) for r, ok in zip(results, enough, strict=True)]
         raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
+    for at, (argument, flat) in enumerate(pairs):
+        if type(argument) is TokenArgument and claim is not None:
+            claim.put(at, _kept(flat, inputs), results[at].shape)
     for argument, flat in pairs:
         _write(argument, flat, regions)
     if all(is_static(o.shape) and o.dtype is not DType.STRING for o in operands):
@@ -87,7 +104,13 @@ def _input(argument: RequestArgument, operand: Operand, regions: Regions) -> NDA
             return data.view(operand.dtype.numpy).reshape(full)
         case NoValue():
             return np.empty(0)
-    raise InvalidArgument("this device has no memory domains; a token means nothing to it")
+    raise InvalidArgument("no buffer of this device has that token")
+
+
+def _kept(result: NDArray, inputs: Sequence[NDArray]) -> NDArray:
+    """*result* as nobody changes it any more: itself where it has memory of its own."""
+    own = result.flags.owndata and result.flags.c_contiguous
+    return result if own and not any(result is i for i in inputs) else np.array(result, order="C")
 
 
 def _flat(strings: NDArray) -> NDArray:
@@ -100,9 +123,9 @@ def _capacity(argument: RequestArgument, result: NDArray) -> int:
             return array.nbytes
         case PoolArgument(place, _):
             return place.length
-        case NoValue():
+        case NoValue() | TokenArgument():
             return result.nbytes
-    raise InvalidArgument("this device has no memory domains; a token means nothing to it")
+    raise InvalidArgument("no buffer of this device has that token")
 
 
 def _write(argument: RequestArgument, result: NDArray, regions: Regions) -> None:

@@ -4,10 +4,12 @@ drivers and the fall-back for all of them.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,9 +35,13 @@ from penstock.hal import (
 from penstock.ir import Model
 from penstock.ir.rounding import heard
 
+if TYPE_CHECKING:
+    from penstock.hal import Buffer, BufferDesc, BufferRole
+    from penstock.memory.domain import Claim, MemoryDomain
+
 
 class ReferenceDevice(DeviceBase):
-    """One CPU, through NumPy. Every result is of the class `exact`."""
+    """One CPU, through NumPy. Every result is of the class `exact`. Its buffers may be of unknown size and rank."""
 
     name = "reference"
     version = f"1 (numpy {np.__version__})"
@@ -44,6 +50,10 @@ class ReferenceDevice(DeviceBase):
 
     # Whoever asks what is supported prepares the same model next: its kernels are kept for that.
     _examined: tuple[weakref.ref[Model], list[Kernel | str]] | None = None
+
+    def __init__(self) -> None:
+        self.domain: MemoryDomain | None = None
+        self._lock = threading.Lock()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         kernels = examine(model, model.main)
@@ -66,9 +76,21 @@ class ReferenceDevice(DeviceBase):
         if later:
             kernels = examine(model, model.main, later)
         try:
-            return PreparedReference(model, compile_subgraph(model, model.main, kernels))
+            return PreparedReference(self, model, compile_subgraph(model, model.main, kernels))
         except Unsupported as refusal:
             raise GeneralFailure(str(refusal)) from refusal
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        with self._lock:
+            if self.domain is None:
+                from penstock.memory.domain import MemoryDomain
+
+                self.domain = MemoryDomain(self._interface_of)
+        return self.domain.allocate(desc, roles)
+
+    def _interface_of(self, prepared: Any) -> Model | None:
+        own = isinstance(prepared, PreparedReference) and prepared.device is self
+        return prepared.model if own else None
 
     def _forget(self, reference: weakref.ref[Model]) -> None:
         examined = self._examined
@@ -79,8 +101,8 @@ class ReferenceDevice(DeviceBase):
 class PreparedReference(PreparedModelBase):
     """A program and the model it was made from."""
 
-    def __init__(self, model: Model, program: Program) -> None:
-        self.model, self._program = model, program
+    def __init__(self, device: ReferenceDevice, model: Model, program: Program) -> None:
+        self.device, self.model, self._program = device, model, program
         entry = model.entry
         self._inputs = [entry.operands[i] for i in entry.inputs]
         self._outputs = [entry.operands[i] for i in entry.outputs]
@@ -88,15 +110,31 @@ class PreparedReference(PreparedModelBase):
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         began = time.perf_counter_ns()
         validate_request(self.model, request, config)
+        if (domain := self.device.domain) is not None:
+            from penstock.memory.domain import has_tokens
+
+            if has_tokens(request):
+                with domain.claim(self, request) as claim:
+                    return self._mapped(request, config, began, claim)
+        return self._mapped(request, config, began, None)
+
+    def _mapped(
+        self, request: Request, config: ExecutionConfig, began: int, claim: Claim | None
+    ) -> ExecutionResult:
         if not request.pools:
-            return self._execute(request, config, [], began)
+            return self._execute(request, config, [], began, claim)
         with mapped_pools(request) as regions:
-            return self._execute(request, config, regions, began)
+            return self._execute(request, config, regions, began, claim)
 
     def _execute(
-        self, request: Request, config: ExecutionConfig, regions: list[np.ndarray], began: int
+        self,
+        request: Request,
+        config: ExecutionConfig,
+        regions: list[np.ndarray],
+        began: int,
+        claim: Claim | None,
     ) -> ExecutionResult:
-        inputs = bind_inputs(request, self._inputs, regions)
+        inputs = bind_inputs(request, self._inputs, regions, claim)
         token = EXECUTION.set(config)
         try:
             clock: list[int] | None = [] if config.measure else None
@@ -104,7 +142,7 @@ class PreparedReference(PreparedModelBase):
         finally:
             EXECUTION.reset(token)
         timing = Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))
-        return deliver(request, self._outputs, results, regions, timing)
+        return deliver(request, self._outputs, results, regions, timing, claim, inputs)
 
     def _operations(self, clock: list[int] | None, began: int) -> tuple[OperationTiming, ...]:
         """What each operation took, by the *clock* that `Program.run` kept."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from penstock.errors import (
 )
 from penstock.hal import (
     NO_TIMING,
+    Buffer,
+    BufferDesc,
+    BufferRole,
     CacheReport,
     Capabilities,
     DeviceBase,
@@ -38,19 +42,21 @@ from penstock.hal import (
     RequestArgument,
     Support,
     Timing,
+    TokenArgument,
     validate_prepare,
     validate_prepare_config,
     validate_request,
 )
 from penstock.ir import Model, NDArray
 from penstock.memory import map_memory
+from penstock.memory.domain import Claim, MemoryDomain
 from penstock.sealed import Seal
 
 
 class SampleDevice(DeviceBase):
     """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named.
 
-    What it prepares it keeps in a model file and a data file, sealed by *seal*.
+    What it prepares it keeps in a model file and a data file, sealed by *seal*. Its buffers are of known size.
     """
 
     name = "sample"
@@ -65,6 +71,7 @@ class SampleDevice(DeviceBase):
 
     def __init__(self, seal: Seal | None = None) -> None:
         self._seal = seal or Seal(self.name, self.version, files=self.cache_files_needed())
+        self.domain = MemoryDomain(self._interface_of, dynamic=False)
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         return [support(model.entry, operation) for operation in model.operations]
@@ -75,7 +82,7 @@ class SampleDevice(DeviceBase):
     def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
         validate_prepare(model, config)
         self._require_support(model)
-        prepared = SamplePreparedModel(model)
+        prepared = SamplePreparedModel(self, model)
         if config.model_cache or config.data_cache:
             prepared.cache_report = self._save(model, config)
         return prepared
@@ -90,7 +97,14 @@ class SampleDevice(DeviceBase):
             raise GeneralFailure(str(error)) from error
         model = decode(*loaded.model, *loaded.data)
         self._require_support(model)
-        return SamplePreparedModel(model)
+        return SamplePreparedModel(self, model)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        return self.domain.allocate(desc, roles)
+
+    def _interface_of(self, prepared: Any) -> Model | None:
+        own = isinstance(prepared, SamplePreparedModel) and prepared.device is self
+        return prepared.model if own else None
 
     def _save(self, model: Model, config: PrepareConfig) -> CacheReport:
         """Whatever becomes of it, the model is prepared."""
@@ -116,8 +130,8 @@ class SampleDevice(DeviceBase):
 class SamplePreparedModel(PreparedModelBase):
     """The constants of a model as arrays, and its operations; nothing in it changes after that."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, device: SampleDevice, model: Model) -> None:
+        self.device, self.model = device, model
         self._constants = {
             index: model.constant(operand)
             for index, operand in enumerate(model.operands)
@@ -127,13 +141,17 @@ class SamplePreparedModel(PreparedModelBase):
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         validate_request(self.model, request, config)
         begun = time.perf_counter_ns()
-        with ExitStack() as mapped:
+        with self.device.domain.claim(self, request) as claim, ExitStack() as mapped:
             pools = [mapped.enter_context(map_memory(memory)).array for memory in request.pools]
             values = dict(self._constants)
-            for index, argument in zip(self.model.entry.inputs, request.inputs, strict=True):
-                values[index] = self._input(index, argument, pools)
+            for position, argument in enumerate(request.inputs):
+                index = self.model.entry.inputs[position]
+                if position in claim.inputs:
+                    values[index] = claim.inputs[position].content
+                else:
+                    values[index] = self._input(index, argument, pools)
             self._run(values, config)
-            shapes = self._deliver(request, values, pools)
+            shapes = self._deliver(request, values, pools, claim)
         spent = time.perf_counter_ns() - begun
         timing = Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
         return ExecutionResult(shapes, timing)
@@ -162,7 +180,11 @@ class SamplePreparedModel(PreparedModelBase):
         return array
 
     def _deliver(
-        self, request: Request, values: Mapping[int, NDArray], pools: Sequence[NDArray]
+        self,
+        request: Request,
+        values: Mapping[int, NDArray],
+        pools: Sequence[NDArray],
+        claim: Claim,
     ) -> tuple[OutputShape, ...]:
         """Writes the results, or nothing at all when one of them does not fit."""
         results = [np.asarray(values[i], order="C") for i in self.model.entry.outputs]
@@ -174,6 +196,10 @@ class SamplePreparedModel(PreparedModelBase):
             raise OutputInsufficientSize("an output does not fit into its place", shapes)
         if not all(region is None or region.flags.writeable for region in regions):
             raise GeneralFailure("an output lies in a pool that cannot be written")
+        for position, argument in enumerate(request.outputs):
+            if isinstance(argument, TokenArgument):
+                result = results[position]
+                claim.put(position, self.device.domain.encode(result), result.shape)
         for result, region in pairs:
             if region is not None:
                 region[: result.nbytes] = result.reshape(-1).view(np.uint8)
@@ -181,11 +207,11 @@ class SamplePreparedModel(PreparedModelBase):
 
 
 def _region(argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
-    """The bytes an argument names; None for an output that nobody wants."""
+    """The bytes an argument names; None for an output that nobody wants, or that a buffer takes."""
     match argument:
         case PoolArgument(location=place):
             return pools[place.pool][place.offset : place.offset + place.length]
-        case NoValue():
+        case NoValue() | TokenArgument():
             return None
     raise InvalidArgument(f"the sample driver takes pools only, not {type(argument).__name__}")
 

@@ -1,0 +1,395 @@
+"""A driver's own memory: the buffers of `Device.allocate`, their tokens, their state, and their use by executions.
+
+A driver makes one `MemoryDomain`, hands `Device.allocate` on to it, and claims the buffers of a request for the time
+of an execution. NNAPI sections 6.4 to 6.7 are kept here.
+
+A value is never changed once it is there: whoever writes puts another in its place. So any number of executions and
+copies may use a buffer at the same time, and each reads one value whole; which one, where somebody writes
+meanwhile, is not promised.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.errors import (
+    DriverError,
+    GeneralFailure,
+    InvalidArgument,
+    LimitExceeded,
+    ResourceExhaustedTransient,
+)
+from penstock.hal import (
+    Allocation,
+    BufferDesc,
+    BufferRole,
+    Memory,
+    Request,
+    TokenArgument,
+    validate_allocate,
+)
+from penstock.hal.buffer import AFTER, BufferEvent, BufferState
+from penstock.hal.roles import InterfaceOf, bytes_of
+from penstock.ir import DType, NDArray, Shape
+from penstock.ir.types import is_static
+from penstock.memory.limits import check_bytes
+from penstock.memory.mapping import map_memory
+
+Role: TypeAlias = "tuple[weakref.ref[Any], str, int]"
+
+ALIGNMENT: Final = 64
+
+
+class Stored(Struct, eq=False):
+    """One value of a buffer: *content* in the driver's form, the *shape* it has, and how many use it now."""
+
+    content: Any
+    shape: tuple[int, ...]
+    users: int = 0
+
+
+class MemoryDomain:
+    """The buffers of one device. Thread-safe.
+
+    *interface_of* tells the device's own prepared models. Without *dynamic*, buffers whose size is not known when
+    they are allocated are refused; *capacity* is how many bytes all buffers may have together, None for any number. A
+    driver that lays values out in another way overrides `encode` and `decode`.
+    """
+
+    def __init__(
+        self, interface_of: InterfaceOf, *, dynamic: bool = True, capacity: int | None = None
+    ) -> None:
+        self._interface_of, self._dynamic, self._capacity = interface_of, dynamic, capacity
+        self.lock = threading.RLock()
+        self._buffers: dict[int, ManagedBuffer] = {}
+        self._free: list[int] = []
+        self._used = 0
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, ManagedBuffer]:
+        """As `Device.allocate`. Tokens count from 1; the one freed last is given out next."""
+        allocation = validate_allocate(desc, roles, self._interface_of)
+        nbytes = allocation.nbytes
+        if nbytes is None and not self._dynamic:
+            raise GeneralFailure(f"a buffer of the unknown size {allocation.shape} is not possible")
+        with self.lock:
+            self.reserve(nbytes or 0)
+            token = self._free.pop() if self._free else len(self._buffers) + 1
+            buffer = self._buffers[token] = ManagedBuffer(self, token, allocation)
+        return token, buffer
+
+    def claim(self, prepared: object, request: Request) -> Claim:
+        """The buffers of *request* to *prepared*, for the time of a `with` block around the execution.
+
+        Raises `InvalidArgument` for a token of no live buffer, one that has no such role, dimensions at odds with
+        the buffer's, and a buffer that is written and used otherwise; `GeneralFailure` for an input without a
+        value. No buffer changes by that.
+        """
+        return Claim(self, prepared, request)
+
+    @property
+    def live(self) -> int:
+        """How many buffers there are."""
+        return len(self._buffers)
+
+    @property
+    def used(self) -> int:
+        """Bytes that the buffers have, counted by their sizes."""
+        return self._used
+
+    def encode(self, array: NDArray) -> Any:
+        """*array* in the driver's form, in memory of its own."""
+        kept = aligned(array.shape, array.dtype)
+        kept[...] = array
+        return kept
+
+    def decode(self, content: Any) -> NDArray:
+        """What `encode` was given, C-contiguous; to be read only."""
+        array: NDArray = content
+        return array
+
+    def reserve(self, nbytes: int, instead_of: int = 0) -> None:
+        """Counts *nbytes* instead of others; raises `ResourceExhaustedTransient` where there is no room."""
+        try:
+            check_bytes(nbytes, "a device buffer")
+        except LimitExceeded as error:
+            raise ResourceExhaustedTransient(str(error)) from error
+        with self.lock:
+            wanted = self._used - instead_of + nbytes
+            if self._capacity is not None and wanted > self._capacity and nbytes > instead_of:
+                raise ResourceExhaustedTransient(
+                    f"{nbytes} bytes more than the {self._used - instead_of} in use exceed the "
+                    f"{self._capacity} of the device's memory"
+                )
+            self._used = wanted
+
+    def find(self, token: int) -> ManagedBuffer:
+        """The live buffer of that token; `InvalidArgument` where there is none."""
+        buffer = self._buffers.get(token)
+        if buffer is None:
+            raise InvalidArgument(f"no live buffer has the token {token}")
+        return buffer
+
+    def forget(self, token: int) -> None:
+        """Takes a closed buffer out of the table."""
+        del self._buffers[token]
+        self._free.append(token)
+
+
+class ManagedBuffer:
+    """One buffer: a `penstock.hal.Buffer`."""
+
+    def __init__(self, domain: MemoryDomain, token: int, allocation: Allocation) -> None:
+        self._domain, self.token = domain, token
+        self.dtype: DType = allocation.dtype
+        self.shape: Shape = allocation.shape
+        self.roles: frozenset[Role] = frozenset(
+            (weakref.ref(r.prepared), r.kind, r.index) for r in allocation.roles
+        )
+        self._nbytes = allocation.nbytes or 0
+        self._state: BufferState = "uninitialized"
+        self._value: Stored | None = None
+        self._spare: NDArray | None = None
+        self._closed = False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it has a value."""
+        return self._state == "initialized"
+
+    def copy_to(self, destination: Memory) -> None:
+        """As `penstock.hal.Buffer.copy_to`."""
+        known = bytes_of(self.dtype, self.shape)
+        if known is not None and destination.size != known:
+            raise InvalidArgument(f"{destination.size} bytes for a buffer of {known}")
+        value = self.begin("copy_to")
+        try:
+            held = bytes_of(self.dtype, value.shape)
+            if destination.size != held:
+                raise InvalidArgument(f"{destination.size} bytes for a value of {held}")
+            with map_memory(destination) as mapping:
+                if not mapping.array.flags.writeable:
+                    raise GeneralFailure("the memory to copy to cannot be written")
+                array = self._domain.decode(value.content)
+                mapping.array[:] = array.reshape(-1).view(np.uint8)
+        finally:
+            self.end(value)
+
+    def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
+        """As `penstock.hal.Buffer.copy_from`."""
+        if self._closed:
+            raise GeneralFailure("the buffer is closed")
+        try:
+            shape = self._shape_from(dimensions)
+            needed = bytes_of(self.dtype, shape)
+            if source.size != needed:
+                raise InvalidArgument(f"{source.size} bytes for a value of {needed}")
+            with map_memory(source) as mapping:
+                array = mapping.array.view(self.dtype.numpy).reshape(shape)
+                self.publish(self._domain.encode(array), shape, "copy_from ok")
+        except (DriverError, MemoryError) as error:
+            self.lose("copy_from failed")
+            if isinstance(error, MemoryError) and not isinstance(error, DriverError):
+                raise ResourceExhaustedTransient("no memory for a device buffer") from error
+            raise
+
+    def close(self) -> None:
+        """As `penstock.hal.Buffer.close`. Executions that use it go on."""
+        domain = self._domain
+        with domain.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._value, self._spare, self._state = None, None, "uninitialized"
+            domain.forget(self.token)
+            domain.reserve(0, self._nbytes)
+
+    def begin(self, event: BufferEvent) -> Stored:
+        """The value, held until `end`; `GeneralFailure` where there is none."""
+        with self._domain.lock:
+            if self._closed:
+                raise GeneralFailure("the buffer is closed")
+            value = self._value
+            if (self._state, event) not in AFTER or value is None:
+                raise GeneralFailure(
+                    f"the buffer {self.token} was never written, or not with success"
+                )
+            value.users += 1
+            return value
+
+    def end(self, value: Stored) -> None:
+        """Lets go of what `begin` gave."""
+        with self._domain.lock:
+            value.users -= 1
+
+    def publish(self, content: Any, shape: tuple[int, ...], event: BufferEvent) -> None:
+        """Puts a value in place of the one before, unless the buffer was closed meanwhile."""
+        nbytes = bytes_of(self.dtype, shape) or 0
+        with self._domain.lock:
+            if self._closed:
+                return
+            if not is_static(self.shape):
+                self._domain.reserve(nbytes, self._nbytes)
+                self._nbytes = nbytes
+            old, self._value = self._value, Stored(content, shape)
+            self._state = AFTER[self._state, event]
+            if old is not None and not old.users and isinstance(old.content, np.ndarray):
+                self._spare = old.content
+
+    def lose(self, event: BufferEvent) -> None:
+        """A write has failed: there is no value any more."""
+        with self._domain.lock:
+            if not self._closed:
+                self._state = AFTER[self._state, event]
+                self._value = None
+
+    def room(self, shape: tuple[int, ...]) -> NDArray:
+        """Aligned memory that nobody reads, for the next value."""
+        with self._domain.lock:
+            spare, self._spare = self._spare, None
+        if spare is not None and spare.shape == shape:
+            return spare
+        return aligned(shape, self.dtype.numpy)
+
+    def check_fits(self, shape: tuple[int, ...]) -> None:
+        """`GeneralFailure` for an output of another shape than the buffer's (NNAPI section 6.5)."""
+        if not _agree(self.shape, shape):
+            raise GeneralFailure(
+                f"an output of shape {shape} does not fit a buffer of {self.shape}"
+            )
+
+    def _shape_from(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+        if not dimensions and is_static(self.shape):
+            return tuple(d or 0 for d in self.shape or ())
+        if not _agree(self.shape, dimensions) or not is_static(dimensions):
+            raise InvalidArgument(f"dimensions {dimensions} for a buffer of {self.shape}")
+        if any(type(d) is not int or d < 0 for d in dimensions) or (
+            not dimensions and self.shape is None
+        ):
+            raise InvalidArgument(f"dimensions {dimensions} for a buffer of unknown size")
+        return tuple(dimensions)
+
+
+class Claim:
+    """The buffers of one execution: `inputs` are the values by position, and results go to `put`.
+
+    When the block ends well, the results are the buffers' values; by an error every buffer that was to be written
+    loses its own.
+    """
+
+    def __init__(self, domain: MemoryDomain, prepared: object, request: Request) -> None:
+        self._domain = domain
+        self._written: dict[int, ManagedBuffer] = {}
+        self._results: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        self._read: dict[int, ManagedBuffer] = {}
+        self.inputs: dict[int, Stored] = {}
+        me = weakref.ref(prepared)
+        for kind, arguments, found in (
+            ("input", request.inputs, self._read),
+            ("output", request.outputs, self._written),
+        ):
+            for position, argument in enumerate(arguments):
+                if type(argument) is not TokenArgument:
+                    continue
+                buffer = domain.find(argument.token)
+                if (me, kind, position) not in buffer.roles:
+                    raise InvalidArgument(
+                        f"the buffer {argument.token} was not allocated for {kind} {position}"
+                    )
+                if argument.dimensions and not _agree(buffer.shape, argument.dimensions):
+                    raise InvalidArgument(
+                        f"{kind} {position}: {argument.dimensions} for a buffer of {buffer.shape}"
+                    )
+                found[position] = buffer
+        written = list(self._written.values())
+        for place, buffer in enumerate(written):
+            if any(buffer is b for b in (*written[:place], *self._read.values())):
+                raise InvalidArgument(
+                    f"the buffer {buffer.token} is written, and serves two arguments of one request"
+                )
+        self._hold(request)
+
+    def put(self, position: int, content: Any, shape: tuple[int, ...]) -> None:
+        """*content*, in the driver's form and not to be changed any more, becomes output *position*."""
+        self._written[position].check_fits(shape)
+        self._results[position] = content, shape
+
+    def room(self, position: int, shape: tuple[int, ...]) -> NDArray:
+        """Memory for output *position*, to be written and then `put`."""
+        self._written[position].check_fits(shape)
+        return self._written[position].room(shape)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._let_go()
+        if kind is not None:
+            self._lose()
+            return
+        try:
+            for position, buffer in self._written.items():
+                if position not in self._results:
+                    raise GeneralFailure(f"output {position} was not computed")
+                content, shape = self._results[position]
+                buffer.publish(content, shape, "output ok")
+        except BaseException:
+            self._lose()
+            raise
+
+    def _hold(self, request: Request) -> None:
+        try:
+            for position, buffer in self._read.items():
+                value = self.inputs[position] = buffer.begin("input")
+                argument = request.inputs[position]
+                given = argument.dimensions if isinstance(argument, TokenArgument) else ()
+                if given and given != value.shape:
+                    raise InvalidArgument(
+                        f"input {position}: {given} for a value of shape {value.shape}"
+                    )
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        for position, value in self.inputs.items():
+            self._read[position].end(value)
+
+    def _lose(self) -> None:
+        for buffer in self._written.values():
+            buffer.lose("output failed")
+
+
+def has_tokens(request: Request) -> bool:
+    """Whether an argument of *request* is a driver-managed buffer."""
+    return any(type(a) is TokenArgument for a in (*request.inputs, *request.outputs))
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
+    """Fresh memory that starts at a multiple of `ALIGNMENT`; `ResourceExhaustedTransient` when there is none."""
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    try:
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise ResourceExhaustedTransient(f"no memory for {nbytes} bytes on the device") from error
+    start = -raw.ctypes.data % ALIGNMENT
+    array: NDArray = raw[start : start + nbytes].view(dtype).reshape(shape)
+    return array
+
+
+def _agree(declared: Shape, given: Sequence[int | None]) -> bool:
+    return declared is None or (
+        len(declared) == len(given)
+        and all(d is None or d == g for d, g in zip(declared, given, strict=True))
+    )
