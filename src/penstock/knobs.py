@@ -286,6 +286,15 @@ openvino_compilation: Final = Knob(
     choices=("now", "first_run", "staged"),
 )
 
+ring_spin_us: Final = Knob(
+    "ring_spin_us",
+    int,
+    200,
+    "Microseconds that a burst with an isolated driver, and the driver's side of it, look for each other's messages before "
+    "they sleep; 0 where processors are scarce.",
+    least=0,
+)
+
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
     {
         k.name: k
@@ -307,6 +316,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             keep_failures,
             keep_failure_data,
             openvino_compilation,
+            ring_spin_us,
         )
     }
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import ClosedError, GeneralFailure, InvalidArgument, PenstockError, WireError
 from penstock.hal import (
@@ -25,14 +25,21 @@ from penstock.hal import (
     Support,
 )
 from penstock.ipc import wire
-from penstock.ipc.codec import Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
 from penstock.ir import Model
+
+if TYPE_CHECKING:
+    from penstock.ipc.ring import Layout
 
 R = TypeVar("R", bound=wire.Reply)
 
 
 class Channel(Protocol):
-    """Carries one call to the device's side and brings the reply back; safe from any thread."""
+    """Carries one call to the device's side and brings the reply back; safe from any thread.
+
+    One that reaches another process may have a *life_fd*: a descriptor, its own, that becomes readable when that
+    process is gone (a pidfd). Its bursts then go through shared memory.
+    """
 
     def call(self, frame: Frame) -> Frame:
         """The reply; raises `DeadObject` when the other side is gone."""
@@ -173,6 +180,12 @@ class RemotePreparedModel(RemoteObject):
         return fence
 
     def configure_burst(self) -> Burst:
+        """One that goes through shared memory where the channel has a `life_fd`."""
+        life_fd: int | None = getattr(self.channel, "life_fd", None)
+        if life_fd is not None:
+            from penstock.ipc.burst import RingBurst
+
+            return RingBurst(self, life_fd)
         made = _ask(self.channel, lambda _: wire.ConfigureBurst(self.number), wire.Made)[0]
         return RemoteBurst(self.channel, made)
 
@@ -181,6 +194,42 @@ class RemotePreparedModel(RemoteObject):
             return wire.CreateReusableExecution(self.number, pack.request(request))
 
         return RemoteExecution(self.channel, _ask(self.channel, call, wire.Made)[0])
+
+
+class RemoteRing(RemoteObject):
+    """A ring, on the device's side."""
+
+
+class RemotePool(RemoteObject):
+    """A memory that the device's side knows."""
+
+
+def open_ring(
+    prepared: RemotePreparedModel,
+    memory_fd: int,
+    to_device_fd: int,
+    to_client_fd: int,
+    layout: Layout,
+) -> RemoteRing:
+    """Has a ring served on the device's side; the descriptors stay the caller's."""
+
+    def call(pack: Packer) -> wire.Call:
+        return wire.OpenRing(
+            prepared.number,
+            pack.handle(Descriptor(memory_fd)),
+            pack.handle(Descriptor(to_device_fd)),
+            pack.handle(Descriptor(to_client_fd)),
+            layout.slots,
+            layout.slot_bytes,
+        )
+
+    return RemoteRing(prepared.channel, _ask(prepared.channel, call, wire.Made)[0])
+
+
+def lend_pool(channel: Channel, memory: Memory) -> RemotePool:
+    """Makes *memory* known on the device's side."""
+    made = _ask(channel, lambda pack: wire.LendPool(pack.memory(memory)), wire.Made)[0]
+    return RemotePool(channel, made)
 
 
 class RemoteBurst(RemoteObject):

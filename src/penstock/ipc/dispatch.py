@@ -9,9 +9,11 @@ from typing import Any, Final, Literal, TypeAlias
 from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, WireError
 from penstock.hal import NO_CACHE_REPORT, BufferRole, Device
 from penstock.ipc import wire
-from penstock.ipc.codec import Frame, Packer, Unpacker, decode_call, failure_of
+from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 
-Kind: TypeAlias = Literal["prepared model", "burst", "reusable execution", "buffer"]
+Kind: TypeAlias = Literal[
+    "prepared model", "burst", "reusable execution", "buffer", "ring", "lent pool"
+]
 
 MAX_OBJECTS: Final = 1 << 16
 """Objects that one client may have at a time."""
@@ -91,7 +93,9 @@ class Dispatcher:
         call: wire.Execute
         | wire.ExecuteFenced
         | wire.ConfigureBurst
-        | wire.CreateReusableExecution,
+        | wire.CreateReusableExecution
+        | wire.OpenRing
+        | wire.LendPool,
         take: Unpacker,
         pack: Packer,
     ) -> wire.Reply:
@@ -117,6 +121,12 @@ class Dispatcher:
                 prepared = self._find(target, "prepared model")
                 execution = prepared.create_reusable_execution(take.request(request))
                 return self._keep("reusable execution", execution)
+            case wire.OpenRing():
+                return self._keep("ring", self._ring(call, take))
+            case wire.LendPool(memory=memory):
+                from penstock.ipc.ring_server import LentPool
+
+                return self._keep("lent pool", LentPool(take.memory(memory)))
         raise WireError(f"{type(call).__name__} is no call")
 
     def _describe(self, version: int) -> wire.Description:
@@ -133,6 +143,25 @@ class Dispatcher:
             device.capabilities,
             device.hal_version,
         )
+
+    def _ring(self, call: wire.OpenRing, take: Unpacker) -> Any:
+        from penstock.ipc.ring import Layout
+        from penstock.ipc.ring_server import RingServer
+
+        layout = Layout(call.slots, call.slot_bytes)
+        memory, to_device, to_client = (
+            take.handle(index, Descriptor, "a descriptor").fd
+            for index in (call.memory, call.to_device, call.to_client)
+        )
+        burst = self._find(call.prepared, "prepared model").configure_burst()
+        try:
+            return RingServer(burst, self._pool, memory, to_device, to_client, layout)
+        except BaseException:
+            burst.close()
+            raise
+
+    def _pool(self, number: wire.ObjectId) -> Any:
+        return self._find(number, "lent pool")
 
     def _keep(self, kind: Kind, value: Any) -> wire.Made:
         with self._lock:

@@ -30,7 +30,7 @@ from penstock.hal import (
     Support,
     TokenArgument,
 )
-from penstock.ir import Signature, Subgraph, Variable
+from penstock.ir import DataLocation, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
 WIRE_VERSION: Final = 1
@@ -99,12 +99,31 @@ class HostForm(msgspec.Struct, frozen=True, tag="host"):
     dimensions: tuple[int, ...] | None = None
 
 
+class LentForm(msgspec.Struct, frozen=True, tag="lent"):
+    """A `HostMemory` whose bytes lie in shared memory: an array of *dtype* (its name) and *shape* at *location* in the
+    request's pools. The device's side maps it, and the driver gets an array as in process.
+    """
+
+    location: DataLocation
+    dtype: str
+    shape: tuple[int, ...]
+    dimensions: tuple[int, ...] | None = None
+
+
 class RequestForm(Form, frozen=True):
     """A `Request`."""
 
     inputs: tuple[PoolArgument | TokenArgument | HostForm | NoValue, ...]
     outputs: tuple[PoolArgument | TokenArgument | HostForm | NoValue, ...]
     pools: tuple[MemoryForm, ...]
+
+
+class RingRequest(Form, frozen=True):
+    """A `Request` in a slot of a ring, which carries no handles: *pools* are numbers of lent pools."""
+
+    inputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
+    outputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
+    pools: tuple[ObjectId, ...]
 
 
 class PrepareForm(Form, frozen=True):
@@ -232,6 +251,27 @@ class CopyFrom(Form, frozen=True, tag="copy_from"):
     dimensions: tuple[int, ...]
 
 
+class OpenRing(Form, frozen=True, tag="open_ring"):
+    """A burst of a prepared model whose calls go through shared memory: answered by `Made`, and over with `Close`.
+
+    *memory* is the descriptor of the region, `penstock.ipc.ring.Layout` of *slots* and *slot_bytes*; *to_device*
+    and *to_client* are the ends of the two doorbells that the device's side needs.
+    """
+
+    prepared: ObjectId
+    memory: Handle
+    to_device: Handle
+    to_client: Handle
+    slots: int
+    slot_bytes: int
+
+
+class LendPool(Form, frozen=True, tag="lend_pool"):
+    """Makes a memory known to the device's side for the requests of rings: answered by `Made`, until `Close`."""
+
+    memory: MemoryForm
+
+
 class Close(Form, frozen=True, tag="close"):
     """`close` of any object: answered by `Done`, also when it is closed already."""
 
@@ -252,6 +292,8 @@ Call: TypeAlias = (
     | CreateReusableExecution
     | CopyTo
     | CopyFrom
+    | OpenRing
+    | LendPool
     | Close
 )
 

@@ -1,0 +1,270 @@
+"""A ring of requests and answers in memory that two processes map: how one burst calls without system calls.
+
+The region has a page of words, each written by one side alone, and then *slots* pairs of slots, one for a request and
+one for its answer, of *slot_bytes* each. Request number n (from 1) lies in pair n modulo *slots*, and so does its
+answer; writing n to the word `REQUESTED`, or `ANSWERED`, publishes it. Numbers only grow. A side that has waited for a
+bounded time writes 1 to its `*_WAITS` word and listens to its doorbell, which the other rings after publishing.
+
+| word | written by | holds |
+|---|---|---|
+| `REQUESTED` | client | the number of the newest request |
+| `CLIENT_WAITS` | client | whether it wants to be woken |
+| `CANCELLED` | client | requests up to this number are to stop |
+| `ANSWERED` | device's side | the number of the newest answer |
+| `SERVER_WAITS` | device's side | whether it wants to be woken |
+
+Each side takes the other for hostile: a field is copied into private memory once and checked there; a number that
+neither stands still nor is the one that is due ends the ring.
+
+Stores become visible in order on x86 (total store order), so that one word publishes what was written before it.
+Nothing in Python orders them elsewhere: there every publication rings the doorbell, and only a doorbell that was heard
+is believed, the system calls being what orders both sides.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import struct
+import sys
+import threading
+from time import monotonic_ns
+from typing import Final, NamedTuple
+
+from penstock import knobs
+from penstock.errors import InvalidArgument, ResourceExhaustedTransient, WireError
+from penstock.ipc.wakeup import Doorbell, Heard, Listener
+
+REQUESTED: Final = 0
+CLIENT_WAITS: Final = 8
+CANCELLED: Final = 16
+ANSWERED: Final = 24
+SERVER_WAITS: Final = 32
+WORD_BYTES: Final = 8
+
+HEAD_BYTES: Final = 4096
+MAX_SLOTS: Final = 64
+MIN_SLOT_BYTES: Final = 256
+MAX_SLOT_BYTES: Final = 1 << 20
+
+REQUEST: Final = struct.Struct("<QQQQQQQ")
+"""A request: its number, its kind, the number of the bound request, the deadline (a `time.monotonic_ns()` value; 0: none),
+the loop timeout in nanoseconds, flags, and the length of the payload that follows.
+"""
+
+ANSWER: Final = struct.Struct("<QQqqQ")
+"""An answer: its number, its kind, nanoseconds on the device and in the driver (-1: unknown), and the length of the
+payload that follows.
+"""
+
+EMPTY: Final = 0
+"""A request for an empty answer, and that answer."""
+RUN: Final = 1
+"""Runs the bound request of this number."""
+BIND: Final = 2
+"""Binds the payload, a `wire.RingRequest`, to this number, and runs it."""
+UNBIND: Final = 3
+"""Forgets the bound request of this number; answered empty."""
+
+DONE: Final = 1
+"""An execution that has nothing to report but its times."""
+REPLY: Final = 2
+"""The payload is a reply, as the codec makes them: `Executed`, `Failure` or `Stopped`."""
+
+CLOSED: Final = 2**64 - 1
+"""What `ANSWERED` holds when the device's side takes no more requests."""
+
+MEASURE: Final = 1
+STOPPABLE: Final = 2
+"""The client may write `CANCELLED`."""
+PRIORITY_SHIFT: Final = 2
+"""Flags from this bit on are the index of the priority."""
+MAX_FLAGS: Final = 1 << 4
+
+TOTAL_STORE_ORDER: Final = platform.machine().lower() in {
+    "x86_64",
+    "amd64",
+    "i386",
+    "i686",
+    "x86",
+}
+
+LOOKS: Final = range(10)
+"""Looks at a word before the processor is offered to others: a pair on one processor needs that to get on."""
+
+SLEEP_NS: Final = 500_000_000
+"""A wait is never longer: whoever missed a doorbell looks again."""
+
+
+class Layout(NamedTuple):
+    """Where things are in a region of *slots* pairs of *slot_bytes* each."""
+
+    slots: int
+    slot_bytes: int
+
+    def check(self) -> None:
+        """Raises `InvalidArgument` for a layout that no region may have."""
+        if not 1 <= self.slots <= MAX_SLOTS:
+            raise InvalidArgument(f"a ring of {self.slots} slots; 1 to {MAX_SLOTS} are possible")
+        if not MIN_SLOT_BYTES <= self.slot_bytes <= MAX_SLOT_BYTES or self.slot_bytes % 64:
+            raise InvalidArgument(
+                f"slots of {self.slot_bytes} bytes; multiples of 64 from {MIN_SLOT_BYTES} to "
+                f"{MAX_SLOT_BYTES} are possible"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        return HEAD_BYTES + 2 * self.slots * self.slot_bytes
+
+    def request_at(self, number: int) -> int:
+        """The offset of the slot of request *number*; its answer's is one slot further."""
+        return HEAD_BYTES + 2 * self.slot_bytes * (number % self.slots)
+
+
+DEFAULT_LAYOUT: Final = Layout(4, 16 << 10)
+
+
+class Region:
+    """The mapped region of a ring: *data* its bytes, *words* the same as words."""
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly as large as
+        *layout* says, or that could shrink under the mapping.
+        """
+        layout.check()
+        self.layout = layout
+        try:
+            size = os.fstat(fd).st_size
+            if size != layout.nbytes:
+                raise InvalidArgument(f"a ring's region of {size} bytes, not {layout.nbytes}")
+            _check_seals(fd)
+            self._map = mmap.mmap(fd, layout.nbytes, access=mmap.ACCESS_WRITE)
+        except (OSError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"a ring's region cannot be mapped: {error}") from error
+        self.data = memoryview(self._map)
+        self.words = self.data[:HEAD_BYTES].cast("Q")
+
+    def payload(self, at: int, nbytes: int) -> bytes:
+        """A private copy of *nbytes* bytes at *at*, which end within the slot: the caller has checked it."""
+        return bytes(self.data[at : at + nbytes])
+
+    def close(self) -> None:
+        """Unmaps; twice is harmless."""
+        self.words.release()
+        self.data.release()
+        self._map.close()
+
+
+def create_region(layout: Layout) -> int:
+    """The descriptor of a new region, the caller's; raises `ResourceExhaustedTransient`."""
+    try:
+        if sys.platform == "linux":
+            import fcntl
+
+            fd = os.memfd_create("penstock-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(fd, layout.nbytes)
+                seals = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+            except BaseException:
+                os.close(fd)
+                raise
+            return fd
+        import tempfile
+
+        with tempfile.TemporaryFile(prefix="penstock-ring-") as file:
+            file.truncate(layout.nbytes)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise ResourceExhaustedTransient(f"no region for a ring: {error}") from error
+
+
+class Watch:
+    """Waits for the other side's word *index* to change; *waits* is the word by which this side asks to be woken.
+
+    *spin_ns* bounds how long it looks before it sleeps.
+    """
+
+    def __init__(
+        self, region: Region, index: int, waits: int, listener: Listener, spin_ns: int
+    ) -> None:
+        self._words, self._index, self._waits = region.words, index, waits
+        self._listener, self.spin_ns = listener, spin_ns
+        self._barrier = threading.Lock()
+
+    def spin(self, seen: int, budget_ns: int) -> int:
+        """The word once it is no longer *seen*, or *seen* when *budget_ns* is over."""
+        words, index = self._words, self._index
+        end = monotonic_ns() + budget_ns
+        while True:
+            for _ in LOOKS:
+                value: int = words[index]
+                if value != seen:
+                    return value
+            if monotonic_ns() >= end:
+                return seen
+            _yield()
+
+    def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
+        """The word and what was heard, after at most *timeout_ns*; the word is *seen* where nothing came."""
+        limit = SLEEP_NS if timeout_ns is None else min(timeout_ns, SLEEP_NS)
+        words = self._words
+        words[self._waits] = 1
+        self.order()
+        heard: Heard = "nothing"
+        value: int = words[self._index]
+        if value == seen or not TOTAL_STORE_ORDER:
+            heard = self._listener.wait(limit)
+            value = words[self._index] if TOTAL_STORE_ORDER or heard != "nothing" else seen
+        words[self._waits] = 0
+        return value, heard
+
+    def order(self) -> None:
+        """Makes this side's stores visible before its next loads: a locked operation, the one way to a full barrier
+        that every interpreter has.
+        """
+        self._barrier.acquire(blocking=False)
+        self._barrier.release()
+
+
+def publish(
+    region: Region, watch: Watch, word: int, number: int, waits: int, bell: Doorbell
+) -> None:
+    """Writes *number* to *word*, and wakes the other side where its word *waits* asks for it."""
+    region.words[word] = number
+    if TOTAL_STORE_ORDER:
+        watch.order()
+        if not region.words[waits]:
+            return
+    bell.ring()
+
+
+def spin_budget_ns() -> int:
+    """How long one side looks before it sleeps: the knob `ring_spin_us`, and 0 where looking shows nothing in order."""
+    return knobs.ring_spin_us() * 1000 if TOTAL_STORE_ORDER else 0
+
+
+if sys.platform == "linux":
+    _yield = os.sched_yield
+
+    def _check_seals(fd: int) -> None:
+        import fcntl
+
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise InvalidArgument("a ring's region that is not sealed against shrinking")
+
+else:
+
+    def _yield() -> None:
+        """Nothing to call that is cheap everywhere."""
+
+    def _check_seals(fd: int) -> None:
+        """No seals there."""
+
+
+def due(value: int, last: int, newest: int, what: str) -> int:
+    """*value*, read once from shared memory, where it lies in [*last*, *newest*]; raises `WireError` beyond."""
+    if not last <= value <= newest:
+        raise WireError(f"{what} number {value} after {last} of {newest}")
+    return value

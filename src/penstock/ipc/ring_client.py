@@ -1,0 +1,213 @@
+"""The client's side of a ring: numbered requests, and waiting for their answers."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import Final
+
+from penstock.errors import (
+    Cancelled,
+    DeadObject,
+    GeneralFailure,
+    MissedDeadlineTransient,
+    WireError,
+)
+from penstock.hal import (
+    DONE,
+    PRIORITIES,
+    CancelToken,
+    ExecutionConfig,
+    ExecutionResult,
+    Timing,
+)
+from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
+from penstock.ipc import ring, wire
+from penstock.ipc.codec import decode_reply, error_of
+from penstock.ipc.ring import ANSWER, REQUEST, Region, Watch
+from penstock.ipc.wakeup import Doorbell, Listener
+
+CANCEL_LOOK_NS: Final = 5_000_000
+"""How often a wait for an answer looks at the cancel token."""
+
+STOP_GRACE_NS: Final = 100_000_000
+"""How long the device gets to answer once a run was told to stop, by its token."""
+
+MOST_FALSE_ALARMS: Final = 10_000
+"""Times that one wait may be woken for nothing."""
+
+
+class RingClient:
+    """Requests and answers by number; for one thread at a time. *life_fd* becomes readable when the device's side is
+    gone.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        to_device: Doorbell,
+        to_client: Doorbell,
+        life_fd: int | None,
+        spin_ns: int | None = None,
+    ) -> None:
+        self._region = region
+        self._to_device, self._to_client = to_device, to_client
+        budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
+        listener = Listener(to_client, life_fd)
+        self._watch = Watch(region, ring.ANSWERED, ring.CLIENT_WAITS, listener, budget)
+        self._sent = self._answered = 0
+        self._usual_ns = 0
+        self._broken: str | None = None
+
+    def call(
+        self,
+        kind: int,
+        bound: int = 0,
+        config: ExecutionConfig | None = None,
+        payload: bytes = b"",
+    ) -> ExecutionResult:
+        """One request and its answer.
+
+        Raises what the device's side answers; `DeadObject` when that side is gone, or has broken the ring's rules,
+        after which this ring is of no use; `MissedDeadlineTransient` and `Cancelled` when it does not answer by
+        then, in which case it may still write the request's outputs until a later call of this ring returns.
+        """
+        if self._broken is not None:
+            raise DeadObject(self._broken)
+        region, number = self._region, self._sent + 1
+        layout = region.layout
+        if number - self._answered > layout.slots:
+            self._catch_up()
+            if number - self._answered > layout.slots:
+                raise GeneralFailure(
+                    f"the device has not answered the last {layout.slots} calls of this burst"
+                )
+        at = layout.request_at(number)
+        deadline_ns, loop_ns, flags, cancel = None, 0, 0, None
+        if config is not None:
+            deadline_ns, cancel = config.deadline_ns, config.cancel
+            loop_ns = config.loop_timeout_ns
+            if not 0 <= loop_ns <= MAXIMUM_LOOP_TIMEOUT_NS:
+                loop_ns = max(0, min(loop_ns, MAXIMUM_LOOP_TIMEOUT_NS))
+            flags = _FLAGS.get((config.measure, config.priority), 0)
+            if deadline_ns is not None or cancel is not None:
+                flags |= ring.STOPPABLE
+                if deadline_ns is not None:
+                    deadline_ns = max(1, deadline_ns)
+        REQUEST.pack_into(
+            region.data, at, number, kind, bound, deadline_ns or 0, loop_ns, flags, len(payload)
+        )
+        if payload:
+            start = at + REQUEST.size
+            region.data[start : start + len(payload)] = payload
+        self._sent = number
+        watch = self._watch
+        ring.publish(region, watch, ring.REQUESTED, number, ring.SERVER_WAITS, self._to_device)
+        value, spun_ns = self._answered, 0
+        if watch.spin_ns > self._usual_ns:
+            spun_ns = watch.spin_ns
+            value = watch.spin(value, spun_ns)
+        if value != number:
+            self._wait(number, value, spun_ns, deadline_ns, cancel)
+        self._answered = number
+        return self._taken(number, at + layout.slot_bytes)
+
+    def close(self) -> None:
+        self._broken = "this ring is closed"
+        self._to_device.close()
+        self._to_client.close()
+        self._region.close()
+
+    def _wait(
+        self,
+        number: int,
+        value: int,
+        spun_ns: int,
+        deadline_ns: int | None,
+        cancel: CancelToken | None,
+    ) -> None:
+        """Until answer *number* is there; *value* is what the word was after *spun_ns*."""
+        began = monotonic_ns()
+        stop_at: int | None = None
+        alarms = 0
+        watch = self._watch
+        while True:
+            if value == number:
+                break
+            self._due(value, number)
+            self._answered = value
+            now = monotonic_ns()
+            if stop_at is None and cancel is not None and cancel.is_set():
+                self._region.words[ring.CANCELLED] = number
+                stop_at = now + STOP_GRACE_NS
+            if deadline_ns is not None and now >= deadline_ns:
+                self._region.words[ring.CANCELLED] = number
+                raise MissedDeadlineTransient("the device had not answered by the deadline")
+            if stop_at is not None and now >= stop_at:
+                raise Cancelled("the cancel token was set, and the device did not stop")
+            limits = [
+                CANCEL_LOOK_NS if cancel is not None and stop_at is None else None,
+                None if deadline_ns is None else deadline_ns - now,
+                None if stop_at is None else stop_at - now,
+            ]
+            limit = min((x for x in limits if x is not None), default=None)
+            value, heard = watch.sleep(value, limit)
+            if heard == "dead" and value != number:
+                raise self._break("the device's process has ended")
+            if heard == "rung" and value == self._answered:
+                alarms += 1
+                if alarms > MOST_FALSE_ALARMS:
+                    raise self._break("the device rings without an answer")
+        took = monotonic_ns() - began + spun_ns
+        self._usual_ns += (took - self._usual_ns) // 4
+
+    def _taken(self, number: int, at: int) -> ExecutionResult:
+        region = self._region
+        given, kind, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
+        if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
+            raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
+        if kind == ring.DONE:
+            if device_ns < 0 and driver_ns < 0:
+                return DONE
+            timing = Timing(
+                device_ns if device_ns >= 0 else None, driver_ns if driver_ns >= 0 else None
+            )
+            return ExecutionResult((), timing)
+        if kind == ring.EMPTY:
+            return DONE
+        if kind != ring.REPLY:
+            raise self._break(f"an answer of kind {kind}")
+        try:
+            reply = decode_reply(region.payload(at + ANSWER.size, nbytes))
+            if isinstance(reply, wire.Failure | wire.Stopped):
+                failure = error_of(reply)
+            elif isinstance(reply, wire.Executed):
+                return reply.result
+            else:
+                raise WireError(f"a {type(reply).__name__} for an answer")
+        except WireError as error:
+            raise GeneralFailure(f"the device's answer makes no sense: {error}") from error
+        raise failure
+
+    def _catch_up(self) -> None:
+        value = self._region.words[ring.ANSWERED] if ring.TOTAL_STORE_ORDER else self._sent
+        self._due(value, self._sent)
+        self._answered = value
+
+    def _due(self, value: int, newest: int) -> None:
+        if value == ring.CLOSED:
+            raise self._break("the device's side has closed it")
+        try:
+            ring.due(value, self._answered, newest, "answer")
+        except WireError as error:
+            raise self._break(str(error)) from None
+
+    def _break(self, why: str) -> DeadObject:
+        self._broken = f"the ring is over: {why}"
+        return DeadObject(self._broken)
+
+
+_FLAGS: Final = {
+    (measure, priority): (ring.MEASURE if measure else 0) | index << ring.PRIORITY_SHIFT
+    for measure in (False, True)
+    for index, priority in enumerate(PRIORITIES)
+}

@@ -1,0 +1,307 @@
+"""The device's side of a ring: a thread that answers the requests of one burst."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from penstock.errors import Cancelled, GeneralFailure, InvalidArgument, WireError
+from penstock.hal import (
+    PRIORITIES,
+    Burst,
+    CancelToken,
+    ExecutionConfig,
+    ExecutionResult,
+    Memory,
+    PoolArgument,
+    ProvenRequest,
+    Request,
+)
+from penstock.ipc import ring, wire
+from penstock.ipc.codec import encode, failure_of
+from penstock.ipc.lending import Borrower
+from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region, Watch
+from penstock.ipc.wakeup import Doorbell, Listener
+from penstock.ir import NDArray
+from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
+
+MAX_BOUND: Final = 64
+"""Bound requests of one ring."""
+
+MAX_MESSAGE: Final = 512
+"""Characters of an error's message that may be cut to fit into a slot."""
+
+CLOSING_SECONDS: Final = 1.0
+"""How long closing waits for a run under way; the thread ends after it whether or not anybody waits."""
+
+_spinning: Final = threading.Lock()
+"""One thread of a process looks for requests at a time: more would keep each other from running."""
+
+logger: Final = logging.getLogger(__name__)
+
+
+class LentPool:
+    """A memory that a client has made known, with a descriptor of its own. Mapped at most once, for every request."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Duplicates the descriptor of *memory*; raises `InvalidArgument` for a memory that has none."""
+        match memory.handle:
+            case MappedFd(fd, offset, protection):
+                handle: Any = MappedFd(fd := os.dup(fd), offset, protection)
+            case HardwareBufferHandle(fd, description):
+                handle = HardwareBufferHandle(fd := os.dup(fd), description)
+            case int(fd):
+                handle = fd = os.dup(fd)
+            case _:
+                raise InvalidArgument(f"a {memory.name} memory without a descriptor cannot be lent")
+        self.memory = Memory(memory.name, handle, memory.size)
+        self._region: NDArray | None = None
+        self._lock = threading.Lock()
+        self._close = weakref.finalize(self, os.close, fd)
+
+    def region(self) -> NDArray:
+        """Its bytes; raises `GeneralFailure` where it cannot be mapped."""
+        with self._lock:
+            if self._region is None:
+                self._region = map_memory(self.memory).array
+            return self._region
+
+    def close(self) -> None:
+        """The client has forgotten it. Requests that use it hold it until they end."""
+
+
+FindPool: TypeAlias = Callable[[wire.ObjectId], LentPool]
+
+Bound: TypeAlias = tuple[Request, tuple[LentPool, ...]]
+"""A bound request, and the pools that it keeps open."""
+
+
+class RingCancel(CancelToken):
+    """A token that the client sets by a word in shared memory."""
+
+    __slots__ = ("_number", "_words")
+
+    def __init__(self, words: memoryview, number: int) -> None:
+        # No event: one is made for every run.
+        self._words, self._number = words, number
+
+    def set(self) -> None:
+        """As if the client had."""
+        self._number = 0
+
+    def is_set(self) -> bool:
+        try:
+            return bool(self._words[ring.CANCELLED] >= self._number)
+        except ValueError:
+            # The ring is over, and with it the run.
+            return True
+
+    def check(self) -> None:
+        if self.is_set():
+            raise Cancelled("the cancel token was set")
+
+
+class RingServer:
+    """Serves a ring: *burst* executes what the client asks for, and *find* gives the pools that it has lent.
+
+    The three descriptors stay the caller's. The thread begins at once and ends with `close`, or when the client breaks
+    the rules of the ring, which the log then says.
+    """
+
+    def __init__(
+        self,
+        burst: Burst,
+        find: FindPool,
+        memory_fd: int,
+        to_device_fd: int,
+        to_client_fd: int,
+        layout: Layout,
+        spin_ns: int | None = None,
+    ) -> None:
+        self._burst, self._find = burst, find
+        self._region = Region(memory_fd, layout)
+        self._heard = Doorbell(os.dup(to_device_fd), -1)
+        self._stop = Doorbell.create()
+        self._rung = Doorbell(-1, os.dup(to_client_fd))
+        budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
+        listener = Listener(self._heard, self._stop.listen_fd)
+        self._watch = Watch(self._region, ring.REQUESTED, ring.SERVER_WAITS, listener, budget)
+        self._bound: dict[int, Bound] = {}
+        self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="penstock-ring", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after the run under way, if there is one; twice is harmless."""
+        self._closed = True
+        self._stop.ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSING_SECONDS)
+
+    def _serve(self) -> None:
+        served = 0
+        layout, region = self._region.layout, self._region
+        try:
+            while not self._closed:
+                newest = ring.due(self._await(served), served, served + layout.slots, "request")
+                while served < newest and not self._closed:
+                    served += 1
+                    self._answer(served)
+                    ring.publish(
+                        region, self._watch, ring.ANSWERED, served, ring.CLIENT_WAITS, self._rung
+                    )
+        except WireError as error:
+            logger.warning("a client's ring is closed: %s", error)
+        finally:
+            self._end()
+
+    def _await(self, served: int) -> int:
+        """The word of requests, after a while or once it is not *served*."""
+        watch = self._watch
+        if watch.spin_ns and _spinning.acquire(blocking=False):
+            try:
+                value = watch.spin(served, watch.spin_ns)
+            finally:
+                _spinning.release()
+            if value != served:
+                return value
+        return watch.sleep(served, None)[0]
+
+    def _answer(self, number: int) -> None:
+        """Does what request *number* asks for, and writes the answer beside it. Raises `WireError` for a request that
+        breaks the rules; what the device raises is an answer.
+        """
+        region = self._region
+        at, slot_bytes = region.layout.request_at(number), region.layout.slot_bytes
+        given, kind, bound, deadline_ns, loop_ns, flags, nbytes = REQUEST.unpack_from(
+            region.data, at
+        )
+        if given != number or nbytes > slot_bytes - REQUEST.size or flags >= ring.MAX_FLAGS:
+            raise _RulesBroken(
+                f"request {given} in the place of {number}, {nbytes} bytes, flags {flags}"
+            )
+        answer_at = at + slot_bytes
+        if kind == ring.EMPTY:
+            ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, -1, -1, 0)
+            return
+        try:
+            if kind == ring.RUN:
+                if bound not in self._bound:
+                    raise InvalidArgument(f"no request {bound} is bound to this ring")
+                request, pools = self._bound[bound]
+            elif kind == ring.BIND:
+                payload = region.payload(at + REQUEST.size, nbytes)
+                request, pools = self._bound[bound] = self._decoded(bound, payload)
+            elif kind == ring.UNBIND:
+                self._bound.pop(bound, None)
+                ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, -1, -1, 0)
+                return
+            else:
+                raise _RulesBroken(f"a request of kind {kind}")
+            result = self._burst.execute(request, self._config(number, deadline_ns, loop_ns, flags))
+            if type(request) is Request:
+                # The same arguments, which nobody else can change, have been looked at now.
+                proven = ProvenRequest(request.inputs, request.outputs, request.pools)
+                self._bound[bound] = proven, pools
+            timing = result.timing
+            if not result.output_shapes and not timing.operations:
+                device_ns = -1 if timing.on_device_ns is None else timing.on_device_ns
+                driver_ns = -1 if timing.in_driver_ns is None else timing.in_driver_ns
+                ANSWER.pack_into(region.data, answer_at, number, ring.DONE, device_ns, driver_ns, 0)
+                return
+            payload = self._encoded(result)
+        except _RulesBroken:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
+            payload = self._failed(error)
+        ANSWER.pack_into(region.data, answer_at, number, ring.REPLY, -1, -1, len(payload))
+        start = answer_at + ANSWER.size
+        region.data[start : start + len(payload)] = payload
+
+    def _config(self, number: int, deadline_ns: int, loop_ns: int, flags: int) -> ExecutionConfig:
+        if deadline_ns or flags & ring.STOPPABLE:
+            priority = flags >> ring.PRIORITY_SHIFT
+            return ExecutionConfig(
+                deadline_ns=deadline_ns or None,
+                loop_timeout_ns=loop_ns,
+                measure=bool(flags & ring.MEASURE),
+                priority=PRIORITIES[_priority(priority)],
+                cancel=RingCancel(self._region.words, number) if flags & ring.STOPPABLE else None,
+            )
+        key, config = self._config_of
+        if key != (loop_ns, flags):
+            config = ExecutionConfig(
+                loop_timeout_ns=loop_ns,
+                measure=bool(flags & ring.MEASURE),
+                priority=PRIORITIES[_priority(flags >> ring.PRIORITY_SHIFT)],
+            )
+            self._config_of = (loop_ns, flags), config
+        return config
+
+    def _decoded(self, bound: int, payload: bytes) -> Bound:
+        """The request that is to be bound; raises `InvalidArgument`, and what mapping its pools raises."""
+        if bound >= MAX_BOUND:
+            raise InvalidArgument(f"bound request {bound}; a ring has {MAX_BOUND}")
+        try:
+            form = _REQUESTS.decode(payload)
+            pools = [self._find(number) for number in form.pools]
+            borrow = Borrower([pool.region for pool in pools])
+            inputs = tuple([_argument(a, borrow, writeable=False) for a in form.inputs])
+            outputs = tuple([_argument(a, borrow, writeable=True) for a in form.outputs])
+        except (msgspec.MsgspecError, WireError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"a request to bind that makes no sense: {error}") from error
+        named = any(isinstance(a, PoolArgument) for a in (*inputs, *outputs))
+        memories = tuple([p.memory for p in pools]) if named else ()
+        return Request(inputs, outputs, memories), tuple(pools)
+
+    def _encoded(self, result: ExecutionResult) -> bytes:
+        payload = encode(wire.Executed(result))
+        if len(payload) > self._room:
+            raise GeneralFailure(f"an answer of {len(payload)} bytes; {self._room} have a place")
+        return payload
+
+    def _failed(self, error: Exception) -> bytes:
+        failure = failure_of(error)
+        payload = encode(failure)
+        if len(payload) > self._room:
+            message = f"{failure.message[:MAX_MESSAGE]} [...]"
+            payload = encode(failure_of(GeneralFailure(message)))
+        return payload
+
+    @property
+    def _room(self) -> int:
+        return self._region.layout.slot_bytes - ANSWER.size
+
+    def _end(self) -> None:
+        self._closed = True
+        self._bound.clear()
+        self._region.words[ring.ANSWERED] = ring.CLOSED
+        self._rung.ring()
+        self._burst.close()
+        for bell in (self._heard, self._rung, self._stop):
+            bell.close()
+        self._region.close()
+
+
+class _RulesBroken(WireError):
+    """A client that no request can be taken from any more."""
+
+
+def _priority(index: int) -> int:
+    if index >= len(PRIORITIES):
+        raise _RulesBroken(f"priority {index}")
+    return index
+
+
+def _argument(form: Any, borrow: Borrower, *, writeable: bool) -> Any:
+    return borrow(form, writeable=writeable) if isinstance(form, wire.LentForm) else form
+
+
+_REQUESTS: Final = msgspec.msgpack.Decoder(wire.RingRequest)
