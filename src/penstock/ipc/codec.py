@@ -263,7 +263,7 @@ def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
     return ERRORS[message.status](message.message)
 
 
-def encode(message: wire.Call | wire.Reply | wire.Notice) -> bytes:
+def encode(message: wire.Call | wire.Reply | wire.Notice | wire.RingRequest) -> bytes:
     """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of them."""
     try:
         data = _ENCODER.encode(message)

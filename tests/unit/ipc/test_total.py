@@ -18,6 +18,7 @@ from penstock.hal import BufferDesc, EventFence, PrepareConfig
 from penstock.ipc import wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import (
+    Descriptor,
     Frame,
     Packer,
     decode_call,
@@ -71,6 +72,11 @@ def transcript() -> Transcript:
                 fence.signal()
                 prepared.execute_fenced(trial.request, [fence], PLAIN)
             memory = trial.request.pools[0]
+            pack = Packer()
+            channel.call(pack.frame(wire.LendPool(pack.memory(memory))))
+            pack = Packer()
+            handle = pack.handle(Descriptor(0))
+            channel.call(pack.frame(wire.OpenRing(1, handle, handle, handle, 4, 16384)))
             pack = Packer()
             channel.call(pack.frame(wire.CopyTo(1, pack.memory(memory))))
             pack = Packer()

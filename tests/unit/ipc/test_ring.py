@@ -1,0 +1,338 @@
+"""Bursts through shared memory: the same results as in process, whatever lies where, and named errors for the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from penstock import knobs
+from penstock.errors import (
+    Cancelled,
+    ClosedError,
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    MissedDeadlineTransient,
+)
+from penstock.hal import (
+    CancelToken,
+    ExecutionConfig,
+    HostMemory,
+    Memory,
+    PoolArgument,
+    PrepareConfig,
+    Request,
+)
+from penstock.ipc import ring, ring_client, wakeup
+from penstock.ipc.burst import MOST_BOUND, RingBurst
+from penstock.ipc.client import Channel, RemoteDevice
+from penstock.ir import DataLocation, Model, NDArray
+from penstock.memory import MemoryPool
+from penstock.testing.contract.cases import every_case
+from penstock.testing.contract.trial import PLAIN, Trial
+from tests.support_ring import ChildChannel, InProcess, child
+from tests.unit.ipc.slow import SlowDevice, slow_model
+
+SLOW = "tests.unit.ipc.slow:create"
+
+
+@pytest.fixture
+def slow() -> Iterator[ChildChannel]:
+    with child(SLOW) as channel:
+        yield channel
+
+
+@pytest.fixture
+def here() -> Iterator[InProcess]:
+    """Both ends in this process, so that faults can be put into either."""
+    with knobs.override(ring_spin_us=0):
+        channel = InProcess(SlowDevice())
+        yield channel
+        channel.close()
+
+
+def opened(channel: Channel, model: Model | None = None) -> RingBurst:
+    prepared = RemoteDevice(channel).prepare_model(model or slow_model(), PrepareConfig())
+    burst = prepared.configure_burst()
+    assert isinstance(burst, RingBurst)
+    return burst
+
+
+def host(x: NDArray, y: NDArray) -> Request:
+    return Request((HostMemory(x),), (HostMemory(y),))
+
+
+def within(seconds: float) -> ExecutionConfig:
+    return ExecutionConfig(deadline_ns=time.monotonic_ns() + int(seconds * 1e9))
+
+
+def four(value: float = 0.0) -> NDArray:
+    return np.full(4, value, np.float32)
+
+
+@pytest.mark.parametrize("kind", ["host", "pool", "mixed"])
+def test_every_case_gives_what_the_device_gives_in_process(
+    kind: Literal["host", "pool", "mixed"],
+) -> None:
+    with child("penstock.drivers.reference:create") as channel:
+        for case in every_case():
+            if case.is_dynamic or case.model.pools:
+                continue
+            burst = opened(channel, case.model)
+            with Trial(case, kind) as trial:
+                for _ in range(3):
+                    trial.fill()
+                    result = burst.execute(trial.request, PLAIN)
+                    trial.check_memory()
+                    for found, wanted in zip(trial.outputs(result), case.outputs, strict=True):
+                        np.testing.assert_array_equal(found, wanted, case.name)
+            burst.close()
+
+
+def test_an_output_of_unknown_shape_has_the_shape_that_is_reported() -> None:
+    with child("penstock.drivers.reference:create") as channel:
+        for case in every_case():
+            if not case.is_dynamic or case.model.pools:
+                continue
+            burst = opened(channel, case.model)
+            for _ in range(2):
+                with Trial(case, "host") as trial:
+                    result = burst.execute(trial.request, PLAIN)
+                    for found, wanted in zip(trial.outputs(result), case.outputs, strict=True):
+                        np.testing.assert_array_equal(found, wanted, case.name)
+            burst.close()
+
+
+def test_arrays_in_a_pool_are_not_copied_and_others_are(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    with MemoryPool.anonymous(1 << 16) as pool:
+        x, y = pool.view(np.float32, 4), pool.view(np.float32, 4, 4096)
+        for value in (0.0, 0.001, 0.002):
+            x[...] = value
+            burst.execute(host(x, y), PLAIN)
+            assert burst.staged_bytes == 0
+            np.testing.assert_array_equal(y, x)
+    for value in (0.0, 0.001):
+        x, y = four(value), four(9.0)
+        burst.execute(host(x, y), PLAIN)
+        assert burst.staged_bytes == x.nbytes + y.nbytes
+        np.testing.assert_array_equal(y, x)
+    burst.close()
+
+
+def test_a_pool_keeps_its_name_while_its_number_is_somebody_elses(slow: ChildChannel) -> None:
+    """A closed pool's descriptor number goes to the next pool; the requests must not be taken for one another."""
+    burst = opened(slow)
+    for value in (0.0, 0.001, 0.002):
+        with MemoryPool.anonymous(4096) as pool:
+            x = pool.view(np.float32, 4)
+            x[...] = value
+            location = DataLocation(0, 64, 16)
+            given = PoolArgument(DataLocation(0, 0, 16)), PoolArgument(location)
+            burst.execute(Request(given[:1], given[1:], (pool.memory,)), PLAIN)
+            np.testing.assert_array_equal(pool.view(np.float32, 4, 64), four(value))
+    burst.close()
+
+
+def test_more_requests_than_a_burst_keeps_bound(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    with MemoryPool.anonymous(1 << 16) as pool:
+        for turn in range(3 * MOST_BOUND):
+            x = pool.view(np.float32, 4, 64 * (turn % (MOST_BOUND + 3)))
+            y = pool.view(np.float32, 4, 1 << 15)
+            x[...] = turn * 1e-6
+            burst.execute(host(x, y), PLAIN)
+            np.testing.assert_array_equal(y, x)
+    burst.close()
+
+
+def test_the_times_of_a_measured_run_arrive(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    timing = burst.execute(host(four(), four()), ExecutionConfig(measure=True)).timing
+    assert (timing.on_device_ns, timing.in_driver_ns) == (7, 1000)
+    burst.close()
+
+
+def test_arrays_that_no_process_can_be_lent_are_named(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    fixed = four()
+    fixed.flags.writeable = False
+    for x, y, said in (
+        (np.zeros(8, np.float32)[::2], four(), "C-contiguous"),
+        (four(), fixed, "writeable"),
+        (np.array([None] * 4), four(), "cannot be lent"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            burst.execute(host(x, y), PLAIN)
+    with pytest.raises(InvalidArgument):
+        burst.execute(host(np.zeros(5, np.float32), four()), PLAIN)
+    burst.execute(host(four(), four()), PLAIN)
+    burst.close()
+
+
+def test_a_message_too_long_for_a_slot_is_cut(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    with pytest.raises(GeneralFailure, match=r"x{400}.*\[\.\.\.\]"):
+        burst.execute(host(four(101.0), four()), PLAIN)
+    burst.close()
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_deadline_is_kept_and_the_next_calls_are_right(
+    slow: ChildChannel, stubborn: bool
+) -> None:
+    burst = opened(slow)
+    began = time.monotonic()
+    with pytest.raises(MissedDeadlineTransient):
+        burst.execute(host(four(-0.4 if stubborn else 20.0), four()), within(0.1))
+    assert time.monotonic() - began < 0.35
+    for value in (0.0, 0.001):
+        y = four(9.0)
+        burst.execute(host(four(value), y), PLAIN)
+        np.testing.assert_array_equal(y, four(value))
+    burst.close()
+
+
+def test_a_deadline_in_the_past_is_missed_on_the_devices_side(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    with pytest.raises(MissedDeadline):
+        burst.execute(host(four(), four()), within(-1.0))
+    burst.close()
+
+
+def test_a_device_that_answers_nothing_is_not_asked_without_end(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    for _ in range(ring.DEFAULT_LAYOUT.slots):
+        with pytest.raises(MissedDeadlineTransient):
+            burst.execute(host(four(-0.3), four()), within(0.01))
+    with pytest.raises(GeneralFailure, match="not answered the last"):
+        burst.execute(host(four(), four()), within(0.01))
+    burst.close()
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_token_stops_a_run(slow: ChildChannel, stubborn: bool) -> None:
+    burst, token = opened(slow), CancelToken()
+    timer = threading.Timer(0.05, token.set)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        burst.execute(host(four(-0.5 if stubborn else 20.0), four()), ExecutionConfig(cancel=token))
+    assert time.monotonic() - began < 0.45
+    timer.join()
+    y = four(9.0)
+    burst.execute(host(four(), y), ExecutionConfig(cancel=CancelToken()))
+    np.testing.assert_array_equal(y, four())
+    burst.close()
+
+
+def test_a_process_that_dies_in_a_run_is_noticed(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    burst.execute(host(four(), four()), PLAIN)
+    timer = threading.Timer(0.05, os.kill, (slow.pid, signal.SIGKILL))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(DeadObject, match="ended"):
+        burst.execute(host(four(20.0), four()), PLAIN)
+    assert time.monotonic() - began < 2
+    timer.join()
+    with pytest.raises(DeadObject):
+        burst.execute(host(four(), four()), PLAIN)
+    burst.close()
+
+
+def test_a_burst_is_one_run_at_a_time_and_none_after_close(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    thread = threading.Thread(target=burst.execute, args=(host(four(0.2), four()), PLAIN))
+    thread.start()
+    time.sleep(0.05)
+    with pytest.raises(GeneralFailure, match="already"):
+        burst.execute(host(four(), four()), PLAIN)
+    thread.join()
+    burst.close()
+    burst.close()
+    with pytest.raises(ClosedError):
+        burst.execute(host(four(), four()), PLAIN)
+
+
+def test_nothing_stays_open(slow: ChildChannel) -> None:
+    def counts() -> tuple[int, int]:
+        own, other = (Path(f"/proc/{pid}/fd") for pid in ("self", slow.pid))
+        return len(list(own.iterdir())), len(list(other.iterdir()))
+
+    opened(slow).close()
+    before = counts()
+    for _ in range(5):
+        burst = opened(slow)
+        with MemoryPool.anonymous(4096) as pool:
+            burst.execute(host(pool.view(np.float32, 4), four()), PLAIN)
+        burst.close()
+    assert counts() == before
+    assert opened(slow) is not None
+    for _ in range(5):
+        opened(slow)
+    RemoteDevice(slow).check()
+    assert counts() == before
+
+
+def test_without_total_store_order_and_without_eventfds(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring, "TOTAL_STORE_ORDER", False)
+    monkeypatch.setattr(wakeup, "HAS_EVENTFD", False)
+    burst = opened(here)
+    for value in (0.0, 0.001, 0.002, 0.003, 0.004, 0.005):
+        y = four(9.0)
+        burst.execute(host(four(value), y), PLAIN)
+        np.testing.assert_array_equal(y, four(value))
+    with pytest.raises(MissedDeadlineTransient):
+        burst.execute(host(four(-0.2), four()), within(0.02))
+    burst.execute(host(four(), four()), PLAIN)
+    burst.close()
+
+
+def test_the_other_sides_death_is_noticed_by_whatever_tells_of_it(here: InProcess) -> None:
+    burst = opened(here)
+    timer = threading.Timer(0.05, here.die)
+    timer.start()
+    with pytest.raises(DeadObject, match="ended"):
+        burst.execute(host(four(-0.5), four()), PLAIN)
+    timer.join()
+    burst.close()
+
+
+def test_a_memory_without_a_descriptor_goes_the_ordinary_way(here: InProcess) -> None:
+    burst = opened(here)
+    given = PoolArgument(DataLocation(0, 0, 16)), PoolArgument(DataLocation(0, 64, 16))
+    with pytest.raises(GeneralFailure, match="no kind that can be mapped"):
+        burst.execute(Request(given[:1], given[1:], (Memory("queer", object(), 128),)), PLAIN)
+    burst.close()
+
+
+def test_alarms_without_an_answer_end_the_ring(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_client, "MOST_FALSE_ALARMS", 5)
+    burst = opened(here)
+    stop = threading.Event()
+
+    def shake() -> None:
+        while not stop.wait(0.001):
+            burst._ring._to_client.ring()
+
+    thread = threading.Thread(target=shake)
+    thread.start()
+    with pytest.raises(DeadObject, match="rings without"):
+        burst.execute(host(four(-0.3), four()), PLAIN)
+    stop.set()
+    thread.join()
+    burst.close()
