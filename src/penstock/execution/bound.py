@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import InputError
-from penstock.execution.compiled import DEFAULT_EXECUTION, CompiledModel
+from penstock.execution.compiled import CompiledModel
 from penstock.execution.state import State
 from penstock.execution.targets import bind_targets
 from penstock.execution.trace import Trace
@@ -53,7 +53,7 @@ class BoundRun:
                 self._inputs,
                 self._targets,
                 compiled._state_for(state),
-                DEFAULT_EXECUTION,
+                compiled._plain,
                 Trace(),
                 self._bound,
             )

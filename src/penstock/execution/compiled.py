@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from weakref import WeakSet
 
 import numpy as np
 
@@ -26,9 +27,9 @@ from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
 from penstock.execution.ready import ready_inputs
 from penstock.execution.trace import Trace
-from penstock.execution.variant import Variant, deadline_of
+from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize, Variants
-from penstock.hal import CancelToken, ExecutionConfig
+from penstock.hal import CancelToken, ExecutionConfig, Priority
 from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
 from penstock.partitioning.plan import ExecutionPlan
@@ -36,11 +37,12 @@ from penstock.partitioning.plan import ExecutionPlan
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from penstock.execution.burst import Burst
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
 
-DEFAULT_EXECUTION: Final = ExecutionConfig()
-MEASURED_EXECUTION: Final = ExecutionConfig(measure=True)
+NOTHING_ASKED: Final = (None, None, None, None)
+"""Of a run: timeout, cancel, priority, loop timeout."""
 
 
 class CompiledModel:
@@ -65,6 +67,8 @@ class CompiledModel:
         self._closing = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._threads = f"penstock-{id(self):x}"
+        self._bursts: WeakSet[Burst] = WeakSet()
+        self._plain = ExecutionConfig(priority=base.priority)
         self._state = _initial_state(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
         self._input_names, self._output_names = interface.input_names, interface.output_names
@@ -117,6 +121,8 @@ class CompiledModel:
         cancel: CancelToken | None = None,
         dequantize: bool = False,
         measure: bool = False,
+        priority: Priority | None = None,
+        loop_timeout: float | None = None,
     ) -> Outputs:
         """Runs once.
 
@@ -126,7 +132,10 @@ class CompiledModel:
         input, all of them are given, with equal values. *out* receives outputs in
         place: writable C-contiguous arrays of the output's dtype and shape. *state* None uses the
         model's default State. *timeout* is in seconds. *measure* asks drivers to time their kernels, which
-        the receipt's steps then have, where the driver can.
+        the receipt's steps then have, where the driver can. *priority* is for this run instead of the one the model was
+        compiled with: where a device takes only so many executions at a time, those of higher priority go first.
+        *loop_timeout*, in seconds, bounds each evaluation of a WHILE (NNAPI section 7.3): 2 by default, 15 at most;
+        past it the run raises `MissedDeadlineTransient`.
 
         Raises `InputError` for what does not fit, `MissedDeadline*` past the timeout, `Cancelled` soon
         after *cancel* is set, `ClosedError`, `StateError`, or the `DriverError` of a step that nothing
@@ -135,7 +144,10 @@ class CompiledModel:
         began = time.perf_counter_ns()
         with self._gate:
             trace = Trace()
-            config = _execution_config(timeout, cancel, measure)
+            config = self._plain
+            asked = (timeout, cancel, priority, loop_timeout)
+            if asked != NOTHING_ASKED or measure is not False:
+                config = self._config(timeout, cancel, measure, priority, loop_timeout)
             ready = self._ready
             arrays = None if ready is None or dequantize else ready.arrays(inputs)
             plain = arrays is not None
@@ -184,9 +196,17 @@ class CompiledModel:
         self._gate.check()
         return _initial_state(self._base.model)
 
-    def burst(self) -> NoReturn:
-        """Not available yet."""
-        raise NotAvailable("bursts are not available yet; call run()")
+    def burst(self) -> Burst:
+        """A series of runs for one thread, the fastest way to run again and again: `with compiled.burst() as burst:`.
+
+        The outputs of its runs are views that hold until its next run.
+        """
+        from penstock.execution.burst import Burst
+
+        with self._gate:
+            burst = Burst(self)
+            self._bursts.add(burst)
+        return burst
 
     def bind_state(self, bindings: Mapping[str, str]) -> NoReturn:
         """Not available yet."""
@@ -211,6 +231,8 @@ class CompiledModel:
             pool.shutdown(wait=not threading.current_thread().name.startswith(self._threads))
         if not self._gate.close():
             return
+        for burst in list(self._bursts):
+            burst.close()
         self._variants.close()
         self._base.close()
 
@@ -231,6 +253,18 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         return f"<CompiledModel: {self.plan.summary()}>"
+
+    def _config(
+        self,
+        timeout: float | None,
+        cancel: CancelToken | None,
+        measure: bool,
+        priority: Priority | None,
+        loop_timeout: float | None,
+    ) -> ExecutionConfig:
+        from penstock.execution.quality import execution_config
+
+        return execution_config(self._plain, timeout, cancel, measure, priority, loop_timeout)
 
     def _bind(
         self, given: Mapping[str, Any] | Sequence[Any], real: bool, copies: list[CopyReceipt]
@@ -338,19 +372,6 @@ def _call_inputs(
     if len(args) == 1 and isinstance(args[0], Mapping):
         return args[0]
     return args
-
-
-def _execution_config(
-    timeout: float | None, cancel: CancelToken | None, measure: bool
-) -> ExecutionConfig:
-    if measure is not False and measure is not True:
-        raise InputError(f"measure must be true or false, not {measure!r}")
-    if timeout is None and cancel is None:
-        return MEASURED_EXECUTION if measure else DEFAULT_EXECUTION
-    if cancel is not None and not isinstance(cancel, CancelToken):
-        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
-    deadline = deadline_of(timeout, time.monotonic_ns())
-    return ExecutionConfig(deadline_ns=deadline, measure=measure, cancel=cancel)
 
 
 def _initial_state(model: Model) -> State:

@@ -84,6 +84,11 @@ class StepRunner:
         self._lock = threading.Lock()
         self._fallbacks: Fallbacks | None = None
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether a run of it is one call with arrays of known shapes, whatever they hold."""
+        return self._lends and self._proven is ProvenRequest and not self._learned
+
     def run(
         self,
         values: dict[int, NDArray],

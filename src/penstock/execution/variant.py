@@ -24,7 +24,7 @@ from penstock.execution.arena import NO_PLACES, Arena, slots_of
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import Trace
 from penstock.execution.turns import turning_ports
-from penstock.hal import Device, ExecutionConfig, PrepareConfig, check_deadline
+from penstock.hal import Device, ExecutionConfig, PrepareConfig, Priority, check_deadline
 from penstock.ir import Model, NDArray, Operand
 from penstock.partitioning.fallback import may_run_whole
 
@@ -84,6 +84,11 @@ class Variant:
         self._lock = threading.Lock()
         self._whole: WholeModel | None = None
         self._replaced: list[StepRunner | ControlRunner] = []
+
+    @property
+    def priority(self) -> Priority:
+        """What the model was compiled with, and its runs have unless they ask for another."""
+        return self._config.priority
 
     def run(
         self,

@@ -677,7 +677,6 @@ class TestNotAvailable:
 
     def test_methods_of_features_to_come(self, compiled: penstock.CompiledModel) -> None:
         for method, arguments in (
-            (compiled.burst, ()),
             (compiled.bind_state, ({"a": "b"},)),
             (compiled.allocate, ()),
         ):

@@ -1,0 +1,242 @@
+"""`Burst`: the fastest way to run a compiled model again and again."""
+
+# ruff: noqa: SLF001  # the friend of CompiledModel
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from penstock.compilation.receipt import Receipt
+from penstock.errors import ClosedError, InputError, StateError
+from penstock.execution import gate as gates
+from penstock.execution.compiled import NOTHING_ASKED
+from penstock.execution.holding import InBurst
+from penstock.execution.outputs import Outputs
+from penstock.execution.ready import ready_inputs
+from penstock.execution.series import Series
+from penstock.execution.trace import Trace
+from penstock.execution.variant import Variant
+from penstock.hal import CancelToken, ExecutionConfig, Priority
+from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from penstock.execution.compiled import CompiledModel
+    from penstock.execution.state import State
+
+
+class Burst:
+    """A series of runs of one compiled model, made by `CompiledModel.burst`.
+
+    What a run needs is kept for the next one: the arguments of every step, the memory of outputs and of what lies
+    between steps, and the drivers' own bursts (NNAPI section 7.1). **The outputs of a run are read-only views that
+    hold until the next run of the burst**, which writes over them; copy what is to be kept longer (`np.array(y)`), or
+    give `out=`. After `close` nothing writes to them any more.
+
+    For one thread at a time: a run beside another raises `StateError`. Several bursts of one model run side by
+    side. `close()`, or leaving the `with` block, lets go of all that was kept; closing the model does so, too.
+    """
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        self._compiled = compiled
+        self._gate = compiled._gate
+        self._busy = threading.Lock()
+        self._closed = False
+        self._names = compiled._output_names
+        # Of a model with unknown dimensions, the form for the shapes of the last run.
+        self._shapes: tuple[tuple[int, ...], ...] | None = None
+        self._variant: Variant | None = None
+        self._series: Series | None = None
+        self._ready = compiled._ready
+        # What the last run was given, and what was made of it.
+        self._given: tuple[Any, ...] = ()
+        self._arrays: list[NDArray] = []
+        self._out: tuple[Any, ...] = ()
+        self._targets: list[NDArray | None] = []
+        self._checked: list[NDArray] | None = None
+        if not compiled._dynamic:
+            self._series = Series(compiled._base, InBurst)
+
+    def run(
+        self,
+        *inputs: Any,
+        out: Mapping[str, NDArray] | Sequence[NDArray | None] | None = None,
+        state: State | None = None,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        dequantize: bool = False,
+        measure: bool = False,
+        priority: Priority | None = None,
+        loop_timeout: float | None = None,
+        **named: Any,
+    ) -> Outputs:
+        """Runs once; the outputs hold until the next run of this burst.
+
+        *inputs* are arrays by position, or one mapping or sequence of them, *named* are inputs by name; the same
+        arrays as in the last run, with whatever they hold by now, cost least. All else is as for
+        `CompiledModel.run`, and so are the errors; besides, `StateError` where another thread is in a run of this
+        burst, `ClosedError` after `close`.
+        """
+        began = perf_counter_ns()
+        compiled = self._compiled
+        gate = self._gate
+        if gate._closed or gate._generation != gates._generation:
+            gate.check()
+        if not self._busy.acquire(blocking=False):
+            raise StateError(
+                "this burst is in a run of another thread; make a burst for each thread, or call run() of the model"
+            )
+        try:
+            if self._closed:
+                raise ClosedError("burst used after close()")
+            trace = Trace()
+            config = compiled._plain
+            asked = (timeout, cancel, priority, loop_timeout)
+            if asked != NOTHING_ASKED or measure is not False:
+                config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
+            given: Any = named or inputs
+            if named:
+                if inputs:
+                    raise InputError("give inputs by position or by keyword, not both")
+            elif (
+                len(inputs) == 1
+                and type(inputs[0]) is not np.ndarray
+                and isinstance(inputs[0], Mapping | list | tuple)
+            ):
+                given = inputs[0]
+            results = self._run(given, out, state, config, trace, dequantize)
+        finally:
+            self._busy.release()
+        return Outputs(results, self._names, partial(_receipt, trace, began, perf_counter_ns()))
+
+    def close(self) -> None:
+        """Lets go of what was kept, after a run under way; twice is harmless."""
+        if self._gate.forked:
+            return
+        with self._busy:
+            if not self._closed:
+                self._closed = True
+                self._drop()
+                self._compiled._bursts.discard(self)
+
+    def __enter__(self) -> Self:
+        self._gate.check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not self._gate.forked:
+            self._drop()
+
+    def _run(
+        self,
+        given: Mapping[str, Any] | Sequence[Any],
+        out: Mapping[str, NDArray] | Sequence[NDArray | None] | None,
+        state: State | None,
+        config: ExecutionConfig,
+        trace: Trace,
+        real: bool,
+    ) -> list[NDArray]:
+        compiled = self._compiled
+        arrays = self._take(given, real, trace)
+        series = self._series
+        if compiled._dynamic or series is None:
+            series = self._series_for(arrays, config, trace)
+        targets = None if out is None else self._take_out(out, series, arrays, real)
+        results = None
+        if state is None and compiled._state is None and self._arrays is arrays:
+            results = series.repeat(arrays, targets, config, trace)
+        if results is None:
+            apart, places = series.targets(arrays, targets, trace)
+            found = series.run(apart, places, compiled._state_for(state), config, trace)
+            results = series.delivered(found, targets)
+        if compiled._all_outputs and not real:
+            return results
+        return compiled._deliver(results, real, trace.copies)
+
+    def _take(self, given: Any, real: bool, trace: Trace) -> list[NDArray]:
+        """The model's inputs in order; those of the last run where they are the same objects."""
+        kind = type(given)
+        if kind is tuple:
+            known = given
+        elif kind is dict:
+            known = (*given, *given.values())
+        else:
+            known = tuple(given) if kind is list else ()
+        if known and not real and len(known) == len(self._given):
+            for a, b in zip(known, self._given, strict=True):
+                if a is not b:
+                    break
+            else:
+                return self._arrays
+        ready = self._ready
+        arrays = None if ready is None or real else ready.arrays(given)
+        if arrays is None:
+            self._given, self._arrays = (), []
+            return self._compiled._bind(given, real, trace.copies)
+        self._given, self._arrays = known, arrays
+        return arrays
+
+    def _take_out(
+        self, out: Any, series: Series, arrays: list[NDArray], real: bool
+    ) -> list[NDArray | None]:
+        known = (*out, *out.values()) if isinstance(out, Mapping) else tuple(out)
+        if self._checked is arrays and len(known) == len(self._out):
+            for a, b in zip(known, self._out, strict=True):
+                if a is not b:
+                    break
+            else:
+                return self._targets
+        if real:
+            raise InputError("out= takes stored values; it cannot be combined with dequantize=True")
+        from penstock.execution.targets import bind_targets
+
+        interface = self._compiled._interface
+        targets = bind_targets(out, interface, series.model.outputs, arrays)
+        self._out, self._targets, self._checked = known, targets, arrays
+        return targets
+
+    def _series_for(
+        self, arrays: Sequence[NDArray], config: ExecutionConfig, trace: Trace
+    ) -> Series:
+        """The series of a model with unknown dimensions for the shapes of *arrays*, in the place of the last one."""
+        shapes = tuple([a.shape for a in arrays])
+        series = self._series
+        if series is None or shapes != self._shapes:
+            self._drop()
+            variant = self._compiled._variants.take(shapes, config, trace)
+            self._variant, self._shapes = variant, shapes
+            series = self._series = Series(variant, InBurst)
+            if self._compiled._in_order:
+                # Inputs of the same kinds need not be looked at so closely again.
+                self._ready = ready_inputs(self._compiled._interface.inputs, shapes)
+        return series
+
+    def _drop(self) -> None:
+        series, self._series = self._series, None
+        if series is not None:
+            series.close()
+        variant, self._variant = self._variant, None
+        if variant is not None:
+            self._compiled._variants.give_back(variant)
+        self._given, self._arrays = (), []
+        self._out, self._targets, self._checked = (), [], None
+
+
+def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
+    from penstock.execution.reporting import run_receipt
+
+    return run_receipt(trace, began_ns, ended_ns)
