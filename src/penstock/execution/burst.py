@@ -157,11 +157,14 @@ class Burst:
             series = self._series_for(arrays, config, trace)
         targets = None if out is None else self._take_out(out, series, arrays, real)
         results = None
-        if state is None and compiled._state is None and self._arrays is arrays:
+        plain = self._arrays is arrays and (targets is None or self._checked is arrays)
+        if plain and state is None and compiled._state is None:
             results = series.repeat(arrays, targets, config, trace)
         if results is None:
             apart, places = series.targets(arrays, targets, trace)
-            found = series.run(apart, places, compiled._state_for(state), config, trace)
+            plain = all(a is None or type(a) is np.ndarray for a in (*apart, *places))
+            bound = None if plain else series.bound(apart, places)
+            found = series.run(apart, places, compiled._state_for(state), config, trace, bound)
             results = series.delivered(found, targets)
         if compiled._all_outputs and not real:
             return results
@@ -193,8 +196,12 @@ class Burst:
     def _take_out(
         self, out: Any, series: Series, arrays: list[NDArray], real: bool
     ) -> list[NDArray | None]:
-        known = (*out, *out.values()) if isinstance(out, Mapping) else tuple(out)
-        if self._checked is arrays and len(known) == len(self._out):
+        kind = type(out)
+        if kind is dict:
+            known = (*out, *out.values())
+        else:
+            known = tuple(out) if kind is list or kind is tuple else ()
+        if known and self._checked is arrays and len(known) == len(self._out):
             for a, b in zip(known, self._out, strict=True):
                 if a is not b:
                     break
@@ -205,8 +212,10 @@ class Burst:
         from penstock.execution.targets import bind_targets
 
         interface = self._compiled._interface
-        targets = bind_targets(out, interface, series.model.outputs, arrays)
-        self._out, self._targets, self._checked = known, targets, arrays
+        targets = bind_targets(out, interface, series.model.outputs, arrays, self._compiled)
+        self._checked = None
+        if known and all(a is None or type(a) is np.ndarray for a in targets):
+            self._out, self._targets, self._checked = known, targets, arrays
         return targets
 
     def _series_for(

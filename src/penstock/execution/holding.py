@@ -53,11 +53,6 @@ class InBurst(Holding):
         except Exception as error:  # noqa: BLE001  # a driver may raise anything
             log.info("no burst: %r", error)
 
-    @property
-    def run(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
-        """`execute`, with nothing in between."""
-        return self._execute
-
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return self._execute(request, config)
 
@@ -101,6 +96,13 @@ class Reused(Holding):
         execution, self._execution = self._execution, None
         if execution is not None:
             _close(execution.close)
+
+
+def unheld(prepared: PreparedModel) -> PreparedModel:
+    """The device's own prepared model, whatever holds it."""
+    while isinstance(prepared, Holding):
+        prepared = prepared.prepared
+    return prepared
 
 
 def _close(close: Callable[[], None]) -> None:

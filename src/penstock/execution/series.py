@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -38,6 +38,8 @@ from penstock.ir.types import static_shape
 
 if TYPE_CHECKING:
     from penstock.execution.control import ControlRunner
+    from penstock.execution.state import State
+    from penstock.memory.bound import BoundMemory
 
 ALIASED = "the input lies in an output of the series"
 
@@ -62,7 +64,8 @@ class Series(Variant):
         ]
         self._views = [None if a is None else read_only(a) for a in self._own]
         self._given: Sequence[NDArray | None] | None = None
-        self._direct: Direct | None = None
+        # None is not known, False not possible.
+        self._direct: Direct | Literal[False] | None = None
 
     def _runner(self, step: PreparedStep) -> StepRunner | ControlRunner:
         if step.branches:
@@ -75,6 +78,20 @@ class Series(Variant):
     def _take_compiled(self) -> None:
         super()._take_compiled()
         self._direct = None
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+        state: State | None,
+        config: ExecutionConfig,
+        trace: Trace,
+        bound: Mapping[int, BoundMemory] | None = None,
+    ) -> list[NDArray]:
+        """As of `Variant`; what is compared in the shadow is a run of the origin."""
+        if self._origin.shadow is not None:
+            return self._origin.run(inputs, out, state, config, trace, bound)
+        return super().run(inputs, out, state, config, trace, bound)
 
     def repeat(
         self,
@@ -91,10 +108,8 @@ class Series(Variant):
             self._take_compiled()
         direct = self._direct
         if direct is None:
-            if not self._is_direct():
-                return None
-            direct = self._direct = Direct(self)
-        return direct.run(inputs, out, config, trace)
+            direct = self._direct = Direct(self) if self._is_direct() else False
+        return direct.run(inputs, out, config, trace) if direct else None
 
     def targets(
         self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, trace: Trace
@@ -135,7 +150,8 @@ class Series(Variant):
 
     def _is_direct(self) -> bool:
         return (
-            not self._states
+            self._origin.shadow is None
+            and not self._states
             and self._delivers_its_own
             and all(own is not None for own in self._own)
             and all(isinstance(r, StepRunner) and r.is_direct for r in self._runners)
@@ -308,7 +324,7 @@ class Direct:
         except (MissedDeadline, Cancelled):
             raise
         except DriverError:
-            if not self._series._repeat_whole(values, config, trace):
+            if not self._series._repeat_whole(values, config, trace, None):
                 raise
             return False
         return True

@@ -141,7 +141,9 @@ class Direct:
         self.inputs: dict[int, RequestArgument] = {}
         self.outputs: dict[int, RequestArgument] = {}
         self._ports, self._values, self._bound, self._copying = ports, values, bound, copying
-        device, model = prepared.device, prepared.prepared
+        from penstock.execution.holding import unheld
+
+        device, model = prepared.device, unheld(prepared.prepared)
         for position, (index, _) in enumerate(ports.inputs):
             if index not in bound or index in values:
                 continue

@@ -542,3 +542,18 @@ class TestLimits:
         burst.close()
         gc.collect()
         assert dead() is None
+
+
+def test_runs_of_a_burst_are_compared_in_the_shadow() -> None:
+    policy = penstock.Policy(shadow=2)
+    with (
+        penstock.compile(
+            add_relu(), devices=[NumpyDevice()], cache=False, policy=policy
+        ) as compiled,
+        compiled.burst() as burst,
+    ):
+        for _ in range(3):
+            np.testing.assert_array_equal(burst.run(X, Y)[0], RELU)
+        shadow = compiled.shadow
+        assert shadow is not None
+        assert shadow.report.chosen == 2

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.ir import NDArray
+    from penstock.memory.bound import BoundMemory
 
 KEPT: Final = "kept for shadow verification"
 
@@ -52,23 +53,24 @@ class ShadowedVariant(Variant):
         state: State | None,
         config: ExecutionConfig,
         trace: Trace,
+        bound: Mapping[int, BoundMemory] | None = None,
     ) -> list[NDArray]:
         """As of `Variant`."""
         if self._investigation.done or not self._shadow.choose():
-            return super().run(inputs, out, state, config, trace)
+            return super().run(inputs, out, state, config, trace, bound)
         note = Note()
         trace.notes += (note,)
         if not self._worker.has_room():
             self._drop(note)
-            return super().run(inputs, out, state, config, trace)
+            return super().run(inputs, out, state, config, trace, bound)
         if not all(type(array) is np.ndarray for array in inputs):
             self._skip(note, "an input does not lie in the host's memory")
-            return super().run(inputs, out, state, config, trace)
+            return super().run(inputs, out, state, config, trace, bound)
         try:
             if state is None or not self._states:
-                return self._kept(inputs, out, None, config, trace, note)
+                return self._kept(inputs, out, None, config, trace, bound, note)
             with state.lock:
-                return self._kept(inputs, out, state, config, trace, note)
+                return self._kept(inputs, out, state, config, trace, bound, note)
         except BaseException:
             self._skip(note, "the run failed")
             raise
@@ -86,11 +88,12 @@ class ShadowedVariant(Variant):
         state: State | None,
         config: ExecutionConfig,
         trace: Trace,
+        bound: Mapping[int, BoundMemory] | None,
         note: Note,
     ) -> list[NDArray]:
         given = self._copies(inputs, "caller", "inputs", trace)
         before = None if state is None else state.copied()
-        results = super().run(inputs, out, state, config, trace)
+        results = super().run(inputs, out, state, config, trace, bound)
         used = frozenset(_devices_of(trace.steps)) - {REFERENCE_DEVICE}
         if not used:
             self._skip(note, "the reference itself computed it")
