@@ -13,7 +13,7 @@ from weakref import WeakSet
 import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt, Receipt
-from penstock.errors import ClosedError, InputError, NotAvailable, StateError
+from penstock.errors import InputError, NotAvailable, StateError
 from penstock.execution.gate import Gate
 from penstock.execution.inputs import (
     arrange,
@@ -35,8 +35,9 @@ from penstock.ir.types import is_static
 from penstock.partitioning.plan import ExecutionPlan
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
+    from penstock.execution.asynchronous import Submitter
     from penstock.execution.burst import Burst
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
@@ -65,7 +66,7 @@ class CompiledModel:
         self._variants = Variants(specialize)
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._submitter: Submitter | None = None
         self._threads = f"penstock-{id(self):x}"
         self._bursts: WeakSet[Burst] = WeakSet()
         self._plain = ExecutionConfig(priority=base.priority)
@@ -175,20 +176,39 @@ class CompiledModel:
         make = partial(_receipt, trace, began, time.perf_counter_ns())
         return Outputs(results, self._output_names, make)
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Outputs]:
-        """Runs in a thread of this model's pool; arguments as in a call."""
-        return self._submit(_call_inputs(args, kwargs), None)
+    def submit(
+        self,
+        *args: Any,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: Priority | None = None,
+        **kwargs: Any,
+    ) -> Future[Outputs]:
+        """Runs in a thread of this model; inputs as in a call, which a mapping names where one is called as a keyword here.
 
-    async def run_async(self, *args: Any, **kwargs: Any) -> Outputs:
-        """Awaits a run in a thread; cancelling the task cancels the run."""
+        *timeout* counts from now. Runs of one *priority* begin in the order they were submitted; each priority has
+        threads of its own. The future's `cancel()` keeps a run from beginning, or stops it: see
+        `penstock.execution.asynchronous.RunFuture`. Raises `InputError`, `ClosedError`, and where *timeout* leaves no
+        time `MissedDeadlinePersistent`; all else comes out of the future.
+        """
+        return self._submit(_call_inputs(args, kwargs), timeout, cancel, priority)
+
+    async def run_async(
+        self,
+        *args: Any,
+        timeout: float | None = None,  # noqa: ASYNC109  # drivers get it as their deadline
+        cancel: CancelToken | None = None,
+        priority: Priority | None = None,
+        **kwargs: Any,
+    ) -> Outputs:
+        """Awaits a run in a thread, as `submit` does it; cancelling the task cancels the run."""
         import asyncio
 
-        token = CancelToken()
-        future = self._submit(_call_inputs(args, kwargs), token)
+        future = self._submit(_call_inputs(args, kwargs), timeout, cancel, priority)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            token.set()
+            future.cancel()
             raise
 
     def new_state(self) -> State:
@@ -225,10 +245,9 @@ class CompiledModel:
 
     def _close(self) -> None:
         with self._lock:
-            pool = self._pool
-        if pool is not None:
-            # A callback of a future runs in the pool's own thread, which cannot wait for itself.
-            pool.shutdown(wait=not threading.current_thread().name.startswith(self._threads))
+            submitter = self._submitter
+        if submitter is not None:
+            submitter.close()
         if not self._gate.close():
             return
         for burst in list(self._bursts):
@@ -348,18 +367,28 @@ class CompiledModel:
         return delivered
 
     def _submit(
-        self, inputs: Mapping[str, Any] | Sequence[Any], cancel: CancelToken | None
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        timeout: float | None,
+        cancel: CancelToken | None,
+        priority: Priority | None,
     ) -> Future[Outputs]:
-        self._gate.check()
-        with self._lock:
-            if self._pool is None:
-                from concurrent.futures import ThreadPoolExecutor
+        from penstock.execution.asynchronous import LinkedToken, Submitter
 
-                self._pool = ThreadPoolExecutor(thread_name_prefix=self._threads)
-            try:
-                return self._pool.submit(self.run, inputs, cancel=cancel)
-            except RuntimeError as error:
-                raise ClosedError("compiled model used after close()") from error
+        self._gate.check()
+        config = self._config(timeout, cancel, False, priority, None)
+        with self._lock:
+            if self._submitter is None:
+                self._submitter = Submitter(self._threads)
+            submitter = self._submitter
+        token = LinkedToken(cancel)
+        end = config.deadline_ns
+
+        def run() -> Outputs:
+            left = None if end is None else max(0.0, (end - time.monotonic_ns()) / 1e9)
+            return self.run(inputs, timeout=left, cancel=token, priority=config.priority)
+
+        return submitter.submit(run, token, config.priority, end)
 
 
 def _call_inputs(

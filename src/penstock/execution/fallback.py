@@ -105,7 +105,12 @@ class Fallbacks:
                     cache=NOT_CACHED,
                     simulated=is_simulated(device),
                 )
-                self._prepared[device.name] = PreparedStep(step, device, made, receipt)
+                prepared = PreparedStep(step, device, made, receipt)
+                if device.capabilities.concurrent_executions > 0:
+                    from penstock.execution.scheduler import scheduled
+
+                    prepared = scheduled(prepared)
+                self._prepared[device.name] = prepared
             return self._prepared[device.name]
 
     def _tell(self, failure: Failure, device: Device) -> None:

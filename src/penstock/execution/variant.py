@@ -123,6 +123,10 @@ class Variant:
             from penstock.execution.control import ControlRunner
 
             return ControlRunner(step, self._devices, self._config, self._allow_fallback)
+        if step.device.capabilities.concurrent_executions > 0:
+            from penstock.execution.scheduler import scheduled
+
+            step = scheduled(step)
         temporaries = self.compilation.plan.temporaries
         return StepRunner(
             step,

@@ -556,4 +556,4 @@ def test_runs_of_a_burst_are_compared_in_the_shadow() -> None:
             np.testing.assert_array_equal(burst.run(X, Y)[0], RELU)
         shadow = compiled.shadow
         assert shadow is not None
-        assert shadow.report.chosen == 2
+        assert shadow.report().chosen == 2

@@ -1,0 +1,186 @@
+"""Runs in threads of their own: futures that can cancel what they stand for, and expire where they wait."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from typing import Final
+
+from penstock.errors import Cancelled, ClosedError, MissedDeadlinePersistent
+from penstock.execution.outputs import Outputs
+from penstock.hal import CancelToken, Priority
+
+ROOM: Final = 64
+"""Futures that are watched before those that need it no more are looked for."""
+
+
+class LinkedToken(CancelToken):
+    """Set by itself, or with *other*."""
+
+    __slots__ = ("_other",)
+
+    def __init__(self, other: CancelToken | None = None) -> None:
+        super().__init__()
+        self._other = other
+
+    def is_set(self) -> bool:
+        """Whether either is."""
+        return super().is_set() or (self._other is not None and self._other.is_set())
+
+    def check(self) -> None:
+        """Raises `Cancelled` once either is set."""
+        if self.is_set():
+            raise Cancelled("the run was cancelled")
+
+
+class RunFuture(Future[Outputs]):
+    """A run that was submitted.
+
+    `cancel` keeps a run that has not begun from beginning, as any future's. One that is under way is told to stop, and
+    `cancel` is true, too: it then ends with `penstock.errors.Cancelled`, soon, or with its outputs where it was faster.
+    """
+
+    def __init__(self, token: CancelToken) -> None:
+        super().__init__()
+        self._token = token
+        self._claim = threading.Lock()
+
+    def cancel(self) -> bool:
+        """True where the run will not begin, or was told to stop; False where it has ended."""
+        if super().cancel():
+            return True
+        if self.done():
+            return False
+        self._token.set()
+        return True
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether anybody was first to ask `claimed`."""
+        return self._claim.locked()
+
+    def claimed(self) -> bool:
+        """Whether the caller is the first to ask: the thread that is to run it, or the clock that it is too late for."""
+        return self._claim.acquire(blocking=False)
+
+
+class Submitter:
+    """The threads of one compiled model: a pool for each priority, so that nothing waits behind what may wait longer."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pools: dict[Priority, ThreadPoolExecutor] = {}
+        self._clock = _Clock(name)
+        self._closed = False
+
+    def submit(
+        self,
+        run: Callable[[], Outputs],
+        token: CancelToken,
+        priority: Priority,
+        deadline_ns: int | None,
+    ) -> RunFuture:
+        """A future of what *run* returns, which gets *token* and has *deadline_ns*. Raises `ClosedError`."""
+        future = RunFuture(token)
+        with self._lock:
+            pool = self._pools.get(priority)
+            if pool is None:
+                pool = ThreadPoolExecutor(thread_name_prefix=f"{self._name}-{priority}")
+                self._pools[priority] = pool
+            try:
+                if self._closed:
+                    raise RuntimeError("closed")
+                pool.submit(_carry_out, future, run)
+            except RuntimeError as error:
+                raise ClosedError("compiled model used after close()") from error
+        if deadline_ns is not None:
+            self._clock.watch(future, deadline_ns)
+        return future
+
+    def close(self) -> None:
+        """Takes no more and waits for what was taken; not from one of its own threads, which cannot wait for itself."""
+        with self._lock:
+            self._closed = True
+            pools = list(self._pools.values())
+        inside = threading.current_thread().name.startswith(self._name)
+        for pool in pools:
+            pool.shutdown(wait=not inside)
+        self._clock.close()
+
+
+class _Clock:
+    """Fails futures that still wait for a thread when their time is over. Keeps none of them alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = f"{name}-clock"
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()
+        self._watched: list[tuple[int, int, weakref.ref[RunFuture]]] = []
+        self._most = ROOM
+        self._thread: threading.Thread | None = None
+
+    def watch(self, future: RunFuture, deadline_ns: int) -> None:
+        with self._changed:
+            if len(self._watched) >= self._most:
+                self._watched = [w for w in self._watched if _waits(w[2]())]
+                heapq.heapify(self._watched)
+                self._most = 2 * len(self._watched) + ROOM
+            heapq.heappush(self._watched, (deadline_ns, next(self._numbers), weakref.ref(future)))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread; what was watched has ended."""
+        with self._changed:
+            self._watched.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while (late := self._next()) is not None:
+            if late.claimed():
+                error = MissedDeadlinePersistent("the timeout passed before a thread took the run")
+                with contextlib.suppress(InvalidStateError):
+                    late.set_exception(error)
+
+    def _next(self) -> RunFuture | None:
+        """The next future whose time is over; None, and no thread any more, where none is left."""
+        with self._changed:
+            while self._watched:
+                deadline, _, reference = self._watched[0]
+                left = deadline - time.monotonic_ns()
+                if left > 0 and _waits(reference()):
+                    self._changed.wait(left / 1e9)
+                    continue
+                heapq.heappop(self._watched)
+                if (future := reference()) is not None:
+                    return future
+            self._thread = None
+            return None
+
+
+def _waits(future: RunFuture | None) -> bool:
+    return future is not None and not future.is_claimed
+
+
+def _carry_out(future: RunFuture, run: Callable[[], Outputs]) -> None:
+    if not future.claimed() or not future.set_running_or_notify_cancel():
+        return
+    try:
+        outputs = run()
+    except BaseException as error:  # noqa: BLE001  # the future's to raise
+        future.set_exception(error)
+    else:
+        future.set_result(outputs)

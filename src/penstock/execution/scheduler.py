@@ -1,0 +1,246 @@
+"""One scheduler a device: as many executions at a time as it takes, those of higher priority first.
+
+Only a device that says how many it takes (`Capabilities.concurrent_executions`) has one. A slot is held for one
+execution of one step and never while something else is waited for, so that no run keeps a slot from another by a lock
+that it holds. Priorities compare whatever runs this process has on the device; equal ones go in the order they came.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from penstock.errors import MissedDeadlinePersistent
+from penstock.execution.holding import Holding
+from penstock.hal import Burst, Device, ExecutionConfig, ExecutionResult, Priority, Request
+
+if TYPE_CHECKING:
+    from penstock.compilation.compilation import PreparedStep
+    from penstock.hal import PreparedModel, ReusableExecution
+
+RANKS: Final[dict[Priority, int]] = {"high": 0, "medium": 1, "low": 2}
+
+POLL_SECONDS: Final = 0.01
+"""How often a run that waits for its turn looks at its cancel token."""
+
+
+class _Waiter:
+    """One run that waits for a slot."""
+
+    __slots__ = ("granted", "order", "signal")
+
+    def __init__(self, order: tuple[int, int]) -> None:
+        self.order = order
+        self.granted = False
+        self.signal = threading.Event()
+
+    def __lt__(self, other: _Waiter) -> bool:
+        return self.order < other.order
+
+
+class Scheduler:
+    """Lets *limit* executions at a time onto *device*. Safe from any thread.
+
+    A thread that is on the device already is let through: its execution is part of one that has a slot.
+    """
+
+    def __init__(self, device: Device, limit: int) -> None:
+        self.device = device
+        self._slots: list[None] = [None] * limit
+        self._holders: set[int] = set()
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiter] = []
+        self._count = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many runs wait for their turn."""
+        return len(self._waiting)
+
+    def enter(self, config: ExecutionConfig) -> bool:
+        """Waits for a slot; True where one is to be given back by `leave`.
+
+        Raises `Cancelled` once the token of *config* is set, `MissedDeadlinePersistent` once its deadline has passed:
+        the driver was not called.
+        """
+        thread = threading.get_ident()
+        if thread in self._holders:
+            return False
+        if not self._waiting:
+            try:
+                self._slots.pop()
+            except IndexError:
+                pass
+            else:
+                self._holders.add(thread)
+                return True
+        self._wait(config)
+        self._holders.add(thread)
+        return True
+
+    def leave(self) -> None:
+        """Gives the slot of this thread back, to the first of those who wait."""
+        self._holders.discard(threading.get_ident())
+        self._slots.append(None)
+        if self._waiting:
+            with self._lock:
+                self._grant()
+
+    def _wait(self, config: ExecutionConfig) -> None:
+        with self._lock:
+            self._count += 1
+            waiter = _Waiter((RANKS[config.priority], self._count))
+            heapq.heappush(self._waiting, waiter)
+            # A slot may have been given back since this thread looked.
+            self._grant()
+        try:
+            self._await(waiter, config)
+        except BaseException:
+            with self._lock:
+                if waiter.granted:
+                    self._slots.append(None)
+                else:
+                    self._waiting.remove(waiter)
+                    heapq.heapify(self._waiting)
+                self._grant()
+            raise
+
+    def _await(self, waiter: _Waiter, config: ExecutionConfig) -> None:
+        deadline, cancel = config.deadline_ns, config.cancel
+        if deadline is None and cancel is None:
+            waiter.signal.wait()
+            return
+        while True:
+            if cancel is not None:
+                cancel.check()
+            left = None if deadline is None else (deadline - time.monotonic_ns()) / 1e9
+            if left is not None and left <= 0:
+                raise MissedDeadlinePersistent(
+                    f"the deadline passed before device {self.device.name} had a slot for the run"
+                )
+            pause = left if cancel is None else min(POLL_SECONDS, left or POLL_SECONDS)
+            if waiter.signal.wait(pause):
+                return
+
+    def _grant(self) -> None:
+        """Hands out what slots there are. The lock is held."""
+        while self._waiting:
+            try:
+                self._slots.pop()
+            except IndexError:
+                return
+            waiter = heapq.heappop(self._waiting)
+            waiter.granted = True
+            waiter.signal.set()
+
+
+class Scheduled(Holding):
+    """*prepared*, whose executions, those of its bursts and reusable executions too, take turns with others on its device.
+
+    Fenced executions wait for their fences without a slot, then run as others do.
+    """
+
+    def __init__(self, prepared: PreparedModel, scheduler: Scheduler) -> None:
+        super().__init__(prepared)
+        self._scheduler = scheduler
+        model = getattr(prepared, "model", None)
+        if model is not None:
+            self.model = model
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        scheduler = self._scheduler
+        entered = scheduler.enter(config)
+        try:
+            return self.prepared.execute(request, config)
+        finally:
+            if entered:
+                scheduler.leave()
+
+    def configure_burst(self) -> Burst:
+        return _Turns(self.prepared.configure_burst(), self._scheduler)
+
+    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+        return _Repeated(self.prepared.create_reusable_execution(request), self._scheduler)
+
+    def close(self) -> None:
+        self.prepared.close()
+
+
+class _Turns:
+    """A burst that takes turns."""
+
+    def __init__(self, burst: Burst, scheduler: Scheduler) -> None:
+        self._burst, self._scheduler = burst, scheduler
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        scheduler = self._scheduler
+        entered = scheduler.enter(config)
+        try:
+            return self._burst.execute(request, config)
+        finally:
+            if entered:
+                scheduler.leave()
+
+    def close(self) -> None:
+        self._burst.close()
+
+
+class _Repeated:
+    """A reusable execution that takes turns."""
+
+    def __init__(self, execution: ReusableExecution, scheduler: Scheduler) -> None:
+        self._execution, self._scheduler = execution, scheduler
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        entered = self._scheduler.enter(config)
+        try:
+            return self._execution.execute(config)
+        finally:
+            if entered:
+                self._scheduler.leave()
+
+    def close(self) -> None:
+        self._execution.close()
+
+
+class _Registry:
+    """The scheduler of each device that has one, for as long as somebody uses it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        # A scheduler keeps its device alive, so that no other one gets its number.
+        self.by_device: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()
+
+
+_registry = _Registry()
+
+
+def _forget() -> None:
+    """In a child process: its parent's threads, which held slots and locks, are not there."""
+    global _registry  # noqa: PLW0603  # the locks of another process cannot be let go of
+    _registry = _Registry()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def scheduler_of(device: Device) -> Scheduler:
+    """The one scheduler of *device*, which says how many executions it takes at a time."""
+    with _registry.lock:
+        scheduler = _registry.by_device.get(id(device))
+        if scheduler is None:
+            limit = device.capabilities.concurrent_executions
+            scheduler = _registry.by_device[id(device)] = Scheduler(device, limit)
+        return scheduler
+
+
+def scheduled(step: PreparedStep) -> PreparedStep:
+    """*step*, whose executions take turns with others on its device."""
+    return replace(step, prepared=Scheduled(step.prepared, scheduler_of(step.device)))
