@@ -1,0 +1,122 @@
+"""What a driver's process may still do."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.knobs import settings_path
+
+SYSTEM_FILES: Final = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/opt",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/OpenCL",
+    "/etc/vulkan",
+    "/usr/share/zoneinfo",
+    "/usr/share/vulkan",
+    "/usr/share/glvnd",
+    "/proc/self",
+    "/proc/thread-self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/filesystems",
+    "/proc/mounts",
+    "/proc/driver",
+    "/proc/sys/kernel",
+    "/proc/sys/vm",
+    "/proc/pressure",
+    "/sys/devices",
+    "/sys/class",
+    "/sys/bus",
+    "/sys/dev",
+    "/sys/fs/cgroup",
+    "/sys/kernel/mm",
+    "/sys/module",
+)
+"""Read by loaders, C libraries and engines: code, time zones, and what the machine is."""
+
+DEVICE_FILES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+ACCELERATORS: Final = (
+    "/dev/dri",
+    "/dev/accel",
+    "/dev/kfd",
+    "/dev/nvidia*",
+    "/dev/dxg",
+    "/dev/mali*",
+    "/dev/apex_*",
+    "/dev/hailo*",
+    "/dev/fastrpc-*",
+    "/dev/dma_heap",
+    "/dev/udmabuf",
+)
+"""Device files of accelerators, read and written where they exist."""
+
+DEFAULT_DESCRIPTORS: Final = 16_384
+
+
+class SandboxPolicy(NamedTuple):
+    """What is allowed beyond computing: *read* and *write* are files and directories with all below them, *devices*
+    patterns of device files. *max_descriptors* is the most that may be open, *max_address_space* bytes of address space
+    (None: no limit), *max_processes* processes and threads of this user in all (None: no limit; only for a user who has
+    no other processes).
+    """
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ACCELERATORS
+    max_descriptors: int = DEFAULT_DESCRIPTORS
+    max_address_space: int | None = None
+    max_processes: int | None = None
+
+    def readable(self) -> list[str]:
+        """Every path that exists and may be read: the system's, Python's and its packages', and *read*."""
+        own = [
+            sys.prefix,
+            sys.base_prefix,
+            sys.exec_prefix,
+            *sys.path,
+            *_installed(),
+            settings_path(),
+        ]
+        return _existing([*SYSTEM_FILES, *own, *self.read])
+
+    def writable(self) -> list[str]:
+        """Every path that exists and may be written."""
+        return _existing(self.write)
+
+    def usable(self) -> list[str]:
+        """Every device file that may be used."""
+        root = Path("/")
+        matching = [str(p) for d in self.devices for p in root.glob(d.removeprefix("/"))]
+        return _existing([*DEVICE_FILES, *matching])
+
+
+def _installed() -> list[str]:
+    """Where packages are, which need not lie below the prefix; and where editable ones point to is in `sys.path`."""
+    import importlib.util
+
+    paths = list(sysconfig.get_paths().values())
+    penstock = importlib.util.find_spec("penstock")
+    if penstock is not None and penstock.origin:
+        paths.append(str(Path(penstock.origin).parent))
+    return paths
+
+
+def _existing(paths: list[str] | tuple[str, ...]) -> list[str]:
+    wanted = {Path(path).resolve() for path in paths}
+    return sorted(str(path) for path in wanted if path != Path("/") and path.exists())

@@ -1,0 +1,195 @@
+"""Each barrier of the sandbox, tried from inside a process that has put itself behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.ipc import sandbox
+from penstock.ipc.sandbox import kernel, landlock, limits, seccomp
+from penstock.ipc.sandbox.syscalls import ARCHITECTURES, CLONE, IOCTL, REFUSED
+from tests.support_ring import ROOT
+
+if sys.platform != "linux":
+    pytest.skip("the sandbox is Linux's", allow_module_level=True)
+
+BARRIERS = {
+    "read a file": ("landlock", "EACCES"),
+    "list a directory": ("landlock", "EACCES"),
+    "write a file": ("landlock", "EACCES"),
+    "make a file": ("landlock", "EACCES"),
+    "remove a file": ("landlock", "EACCES"),
+    "truncate a file": ("landlock", "EACCES"),
+    "make a link": ("landlock", "EACCES"),
+    "change a mode": ("seccomp", "EPERM"),
+    "change an owner": ("seccomp", "EPERM"),
+    "connect": ("seccomp", "EPERM"),
+    "make a socket": ("seccomp", "EPERM"),
+    "execute a program": ("seccomp", "EPERM"),
+    "start a process": ("seccomp", "EPERM"),
+    "fork": ("seccomp", "EPERM"),
+    "trace a process": ("seccomp", "EPERM"),
+    "read a process": ("seccomp", "EPERM"),
+    "signal a process": ("seccomp", "EPERM"),
+    "limit a process": ("seccomp", "EPERM"),
+    "mount": ("seccomp", "EPERM"),
+    "another namespace": ("seccomp", "EPERM"),
+    "another user": ("seccomp", "EPERM"),
+    "a kernel program": ("seccomp", "EPERM"),
+    "an io_uring": ("seccomp", "EPERM"),
+    "type on the terminal": ("seccomp", "EPERM"),
+    "a 32-bit call": ("seccomp", "EPERM"),
+    "an x32 call": ("seccomp", "EPERM"),
+    "a call that nobody knows": ("seccomp", "ENOSYS"),
+    "core dumps": ("resource limits", "none"),
+    "more descriptors": ("resource limits", "EMFILE"),
+}
+X86_ALONE = {"a 32-bit call", "an x32 call"}
+
+
+@cache
+def tried() -> dict[str, Any]:
+    with TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as server:
+        readable, writable, own = (Path(name, n) for n in ("readable", "writable", "own"))
+        readable.write_bytes(b"secret")
+        writable.write_bytes(b"precious")
+        own.mkdir()
+        port = server.getsockname()[1]
+        program = [sys.executable, "-m", "tests.unit.ipc.sandbox.trying"]
+        done = subprocess.run(
+            [*program, str(readable), str(writable), str(own), str(port), str(os.getpid())],
+            cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert writable.read_bytes() == b"precious"
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+@pytest.mark.parametrize("what", BARRIERS)
+def test_a_barrier_holds(what: str) -> None:
+    measure, error = BARRIERS[what]
+    if what in X86_ALONE and platform.machine() != "x86_64":
+        pytest.skip("x86-64's alone")
+    holds, detail = tried()["report"][measure]
+    if not holds:
+        pytest.skip(f"{measure}: {detail}")
+    assert tried()["tried"][what] == error
+
+
+def test_what_a_driver_needs_is_left_to_it() -> None:
+    assert tried()["allowed"] == dict.fromkeys(tried()["allowed"], "done")
+
+
+def test_threads_that_start_later_are_held() -> None:
+    if not tried()["report"]["landlock"][0]:
+        pytest.skip(tried()["report"]["landlock"][1])
+    assert tried()["in a thread"] == "EACCES"
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(kernel, "syscall", refused)
+    monkeypatch.setattr(kernel, "prctl", refused)
+    policy = sandbox.SandboxPolicy()
+    for measure in (landlock.apply(policy), seccomp.apply(), limits.drop_privileges()):
+        assert not measure.holds
+        assert measure.detail
+    report = sandbox.SandboxReport((landlock.apply(policy),))
+    assert report.missing == report.measures
+    assert report.lines() == (
+        ("landlock", "missing: the kernel has no Landlock, or it is switched off"),
+    )
+
+
+def test_an_architecture_without_a_table_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert not seccomp.apply().holds
+    assert not seccomp.detect().holds
+
+
+def test_detecting_changes_nothing() -> None:
+    before = Path("/proc/self/status").read_text("ascii")
+    names = [m.name for m in sandbox.detect().measures]
+    assert names == ["no new privileges", "resource limits", "landlock", "seccomp"]
+    for line in ("NoNewPrivs", "Seccomp:"):
+        after = Path("/proc/self/status").read_text("ascii")
+        assert _field(before, line) == _field(after, line)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_filter_decides_as_its_table_says(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    program, column = seccomp.instructions(architecture, 77), architecture.column
+
+    def decide(number: int, *arguments: int, audit: int = architecture.audit) -> int:
+        return _run(program, struct.pack("<IIQ6Q", number, audit, 0, *_six(arguments)))
+
+    refuse, absent, allow = 0x50001, 0x50026, 0x7FFF0000
+    for numbers in REFUSED.values():
+        number = numbers[column]
+        assert number is None or decide(number) == refuse
+    assert decide(63) == allow
+    assert decide(0, audit=0x40000003) == refuse
+    assert decide(0x40000000) == refuse
+    assert decide(architecture.last + 1) == absent
+    assert decide(435) == absent
+    assert decide(CLONE[column], 17) == refuse
+    assert decide(CLONE[column], 0x3D0F00) == allow
+    assert decide((62, 129)[column], 77) == allow
+    assert decide((62, 129)[column], 78) == refuse
+    assert decide((62, 129)[column], 2**32 - 1) == refuse
+    assert decide((302, 261)[column], 0) == allow
+    assert decide((302, 261)[column], 77) == allow
+    assert decide((302, 261)[column], 78) == refuse
+    assert decide(IOCTL[column], 0, 0x5412) == refuse
+    assert decide(IOCTL[column], 0, 0x541C) == refuse
+    assert decide(IOCTL[column], 0, 0x5413) == allow
+
+
+def _run(program: list[tuple[int, int, int, int]], data: bytes) -> int:
+    """The kernel's classic packet filter, as far as these programs need it."""
+    at = accumulator = 0
+    while True:
+        code, if_true, if_false, constant = program[at]
+        at += 1
+        match code:
+            case seccomp.LOAD:
+                accumulator = int.from_bytes(data[constant : constant + 4], "little")
+            case seccomp.RETURN:
+                return constant
+            case seccomp.EQUAL:
+                at += if_true if accumulator == constant else if_false
+            case seccomp.AT_LEAST:
+                at += if_true if accumulator >= constant else if_false
+            case seccomp.ANY_BIT:
+                at += if_true if accumulator & constant else if_false
+            case _:
+                raise PenstockError(f"instruction {code:#x}")
+
+
+def _six(arguments: tuple[int, ...]) -> list[int]:
+    return [*arguments, *[0] * (6 - len(arguments))]
+
+
+def _field(status: str, name: str) -> str:
+    return next(line for line in status.splitlines() if line.startswith(name))
