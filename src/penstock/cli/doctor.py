@@ -26,6 +26,7 @@ from penstock.cli.knobs import (
 from penstock.cli.output import output_of, shortened, size
 from penstock.cli.places import places
 from penstock.errors import InputError, NotAvailable
+from penstock.ipc import sandbox
 
 PACKAGES: Final = (
     "penstock",
@@ -109,6 +110,7 @@ def doctor(
             ("key", kept["key"]),
         ],
     )
+    output.table(("isolated drivers are held by", "here"), list(data["sandbox"].items()))
     if data["knobs"]:
         rows = [(k["name"], shown(k), k["default"], place(k["source"])) for k in data["knobs"]]
         output.table(("changed knob", "value", "default", "from"), rows, whole=("changed knob",))
@@ -140,6 +142,7 @@ def examine() -> dict[str, Any]:
         "delegate": next((d["name"] for d in delegates if d["fits"]), None),
         "limits": limits(),
         "places": places(),
+        "sandbox": dict(sandbox.detect().lines()),
         "knobs": [k for k in every if k["source"] != "default"],
         "settings_file": str(knobs.settings_path()),
         "problems": problems(every) + unknown_devices([d.name for d in found]),

@@ -7,10 +7,10 @@ everything but Landlock, which the report then says.
 from __future__ import annotations
 
 from penstock.ipc.sandbox import landlock, limits, seccomp
-from penstock.ipc.sandbox.policy import SandboxPolicy
+from penstock.ipc.sandbox.policy import SandboxPolicy, host_policy
 from penstock.ipc.sandbox.report import Measure, SandboxReport
 
-__all__ = ["Measure", "SandboxPolicy", "SandboxReport", "apply", "detect"]
+__all__ = ["Measure", "SandboxPolicy", "SandboxReport", "apply", "detect", "host_policy"]
 
 
 def apply(policy: SandboxPolicy | None = None) -> SandboxReport:

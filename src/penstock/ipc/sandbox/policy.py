@@ -7,7 +7,9 @@ import sysconfig
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.errors import Unreadable
 from penstock.knobs import settings_path
+from penstock.sealed.places import sealed_directory
 
 SYSTEM_FILES: Final = (
     "/lib",
@@ -104,6 +106,15 @@ class SandboxPolicy(NamedTuple):
         root = Path("/")
         matching = [str(p) for d in self.devices for p in root.glob(d.removeprefix("/"))]
         return _existing([*DEVICE_FILES, *matching])
+
+
+def host_policy() -> SandboxPolicy:
+    """That of a host: beside what is open it writes its drivers' registries alone, in a directory made now if need be."""
+    try:
+        return SandboxPolicy(write=(sealed_directory(),))
+    except Unreadable:
+        # Drivers will find the same, and seal nothing.
+        return SandboxPolicy()
 
 
 def _installed() -> list[str]:
