@@ -113,6 +113,7 @@ __all__ = [
     "InvalidBuffer",
     "InvalidDevice",
     "InvalidPreparedModel",
+    "ManagedRole",
     "Memory",
     "MergedFence",
     "NoValue",

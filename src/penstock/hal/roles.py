@@ -25,6 +25,7 @@ class ManagedRole(msgspec.Struct, frozen=True):
     kind: str
     index: int
     operand: Operand
+    frequency: float = 1.0
 
 
 class Allocation(msgspec.Struct, frozen=True):
@@ -51,19 +52,31 @@ def validate_allocate(
     quantisation; and where their dimensions and those of *desc* contradict each other: nothing said is anything, else
     ranks are equal, and dimensions where both are known. `GeneralFailure` for elements of no fixed size.
     """
+    checked = tuple(_checked(role, place, interface_of) for place, role in enumerate(roles))
+    return agreed(desc, checked)
+
+
+def agreed(desc: BufferDesc, roles: Sequence[ManagedRole]) -> Allocation:
+    """What serves all of *roles*, each of which is possible by itself; raises as `validate_allocate`."""
     if not roles:
         raise InvalidArgument("a buffer needs at least one role")
-    checked = tuple(_checked(role, place, interface_of) for place, role in enumerate(roles))
-    first = checked[0].operand
-    for place, role in enumerate(checked):
-        _check_again(role, checked[:place], place)
+    first = roles[0].operand
+    for place, role in enumerate(roles):
+        check_frequency(role.frequency, place)
+        _check_again(role, roles[:place], place)
         _check_alike(role.operand, first, place)
     shape = _described(desc)
-    for place, role in enumerate(checked):
+    for place, role in enumerate(roles):
         shape = merged(shape, role.operand.shape, f"role {place}")
     if first.dtype.bits is None:
         raise GeneralFailure(f"a buffer cannot hold {first.dtype.value} elements")
-    return Allocation(first.dtype, first.quantization, shape, checked)
+    return Allocation(first.dtype, first.quantization, shape, tuple(roles))
+
+
+def check_frequency(frequency: object, place: int) -> None:
+    """Raises `InvalidArgument` for what is no number in (0, 1]."""
+    if not isinstance(frequency, int | float) or not 0.0 < frequency <= 1.0:
+        raise InvalidArgument(f"role {place} has the frequency {frequency}, not in (0, 1]")
 
 
 def merged(one: Shape, other: Shape, where: str) -> Shape:
@@ -103,9 +116,8 @@ def _checked(role: BufferRole, place: int, interface_of: InterfaceOf) -> Managed
         raise InvalidArgument(
             f"role {place} names {role.kind} {role.index}; the model has {len(indexes)}"
         )
-    if not 0.0 < role.frequency <= 1.0:
-        raise InvalidArgument(f"role {place} has the frequency {role.frequency}, not in (0, 1]")
-    return ManagedRole(role.prepared, role.kind, role.index, entry.operands[indexes[role.index]])
+    operand = entry.operands[indexes[role.index]]
+    return ManagedRole(role.prepared, role.kind, role.index, operand, role.frequency)
 
 
 def _check_again(role: ManagedRole, before: Sequence[ManagedRole], place: int) -> None:

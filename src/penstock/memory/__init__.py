@@ -14,6 +14,9 @@ from penstock.memory.mapping import (
 from penstock.memory.regions import PoolPlace, live_mappings, pool_of
 
 if TYPE_CHECKING:
+    from penstock.hal.buffer import BufferDesc
+    from penstock.memory.allocation import InputRole, OutputRole, allocate
+    from penstock.memory.buffer import DeviceBuffer
     from penstock.memory.handles import (
         HardwareBufferDescription,
         HardwareBufferFormat,
@@ -27,23 +30,30 @@ __all__ = [
     "MEMORY_KINDS",
     "PROT_READ",
     "PROT_WRITE",
+    "BufferDesc",
+    "DeviceBuffer",
     "HardwareBuffer",
     "HardwareBufferDescription",
     "HardwareBufferFormat",
     "HardwareBufferHandle",
     "HardwareBufferUsage",
+    "InputRole",
     "MappedFd",
     "Mapping",
     "MemoryPool",
+    "OutputRole",
     "PoolPlace",
+    "allocate",
     "live_mappings",
     "map_memory",
     "pool_of",
 ]
 
-__getattr__ = lazily(
+_lazily = lazily(
     __name__,
     {
+        "allocation": "InputRole OutputRole allocate",
+        "buffer": "DeviceBuffer",
         "handles": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
         "hardware": "HardwareBuffer",
         "pool": "MemoryPool",

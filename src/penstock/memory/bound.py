@@ -76,6 +76,10 @@ class BoundMemory:
     def lost(self) -> None:
         """A run that was to write it by its argument has failed."""
 
+    def notes(self) -> list[str]:
+        """What the receipt of the run says of it."""
+        return []
+
 
 class BoundPool(BoundMemory):
     """*nbytes* bytes from *offset* of a pool that is given as it is: for devices that map its kind."""

@@ -1,0 +1,156 @@
+"""`allocate`: device memory for inputs and outputs of compiled models (NNAPI section 6.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from penstock.errors import DriverError, GeneralFailure, InputError, InvalidArgument, PlacementError
+from penstock.hal.buffer import BufferDesc, BufferRole
+from penstock.hal.roles import Allocation, ManagedRole, agreed
+from penstock.ir import Operand
+from penstock.logs import Log
+from penstock.memory.bound import Kind
+from penstock.memory.buffer import DeviceBuffer
+from penstock.memory.storage import InPool, OnDevice, StepUse, Storage
+
+if TYPE_CHECKING:
+    from penstock.hal import Buffer, Device
+
+log = Log(__name__)
+
+
+class RoleUse(Struct, frozen=True, eq=False):
+    """What a role comes down to: the *index*-th input or output of a compiled model, its *operand*, and the steps that
+    read or write it.
+    """
+
+    index: int
+    operand: Operand
+    steps: tuple[StepUse, ...]
+
+
+class RoleUser(Protocol):
+    """What has inputs and outputs that buffers can be allocated for: a `CompiledModel`."""
+
+    def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
+        """The input or output of that name or position. Raises `InputError` where there is none."""
+        ...
+
+
+class InputRole(Struct, frozen=True, eq=False):
+    """The buffer is to be input *name* (or position) of *compiled*, in a share of *frequency* of its runs, (0, 1]."""
+
+    compiled: Any
+    name: str | int
+    frequency: float = 1.0
+
+
+class OutputRole(Struct, frozen=True, eq=False):
+    """The buffer is to be output *name* (or position) of *compiled*, likewise."""
+
+    compiled: Any
+    name: str | int
+    frequency: float = 1.0
+
+
+def allocate(
+    roles: Iterable[InputRole | OutputRole],
+    dimensions: Sequence[int | None] | None = None,
+    *,
+    fallback: bool = True,
+) -> DeviceBuffer:
+    """Memory that serves all of *roles*, on the device that runs them.
+
+    *dimensions* say more of the shape than the models do, None where they know no more; empty is anything. The
+    device is that of all steps that read or write the value; where they are on several, where it refuses, and
+    where it has no memory of its own, the buffer is a pool, and says so, as do the receipts of runs with it. Without
+    *fallback* that raises instead: what the device said, or `PlacementError` where there is not one device.
+
+    Raises `InputError` without roles, for one that names no input or output of a compiled model, or is there twice, for a
+    frequency outside (0, 1], for roles that differ in element type or quantisation, and for dimensions that
+    contradict each other.
+    """
+    named = list(roles)
+    managed, steps = [], []
+    for place, role in enumerate(named):
+        use = _use_of(role, place)
+        kind: Kind = "input" if isinstance(role, InputRole) else "output"
+        managed.append(ManagedRole(role.compiled, kind, use.index, use.operand, role.frequency))
+        steps.append(use.steps)
+    desc = BufferDesc(tuple(dimensions or ()))
+    try:
+        allocation = agreed(desc, managed)
+    except InvalidArgument as error:
+        raise InputError(f"no buffer: {error}") from None
+    name = f"the buffer for {', '.join(f'{r.kind} {r.operand.name or r.index}' for r in managed)}"
+    return DeviceBuffer(allocation, _stored(allocation, desc, managed, steps, fallback), name)
+
+
+def _use_of(role: object, place: int) -> RoleUse:
+    if not isinstance(role, InputRole | OutputRole):
+        raise InputError(
+            f"role {place} must be an InputRole or an OutputRole, not {type(role).__name__}"
+        )
+    find = getattr(role.compiled, "buffer_role", None)
+    if find is None:
+        raise InputError(
+            f"role {place} names a {type(role.compiled).__name__}, which is no compiled model"
+        )
+    found: RoleUse = find("input" if isinstance(role, InputRole) else "output", role.name)
+    return found
+
+
+def _stored(
+    allocation: Allocation,
+    desc: BufferDesc,
+    managed: Sequence[ManagedRole],
+    steps: Sequence[tuple[StepUse, ...]],
+    fallback: bool,
+) -> Storage:
+    devices: dict[int, Device] = {id(u.device): u.device for uses in steps for u in uses}
+    if len(devices) != 1:
+        names = ", ".join(sorted(d.name for d in devices.values()))
+        reason = f"its uses are on several devices ({names})" if devices else "no device's step uses it"
+        if not fallback:
+            raise PlacementError(f"no device can allocate the buffer: {reason}")
+        return _in_pool(allocation, reason)
+    (device,) = devices.values()
+    asked: dict[tuple[int, str, int], BufferRole] = {}
+    for role, uses in zip(managed, steps, strict=True):
+        for use in uses:
+            key = (id(use.prepared), use.kind, use.position)
+            often = max(role.frequency, asked[key].frequency if key in asked else 0.0)
+            asked[key] = BufferRole(use.prepared, use.kind, use.position, often)
+    try:
+        token, buffer = _asked_of(device, desc, list(asked.values()))
+    except DriverError as error:
+        if not fallback:
+            raise
+        return _in_pool(allocation, f"device {device.name}: {type(error).__name__}: {error}")
+    return OnDevice(device, token, buffer, [u for uses in steps for u in uses])
+
+
+def _asked_of(
+    device: Device, desc: BufferDesc, roles: Sequence[BufferRole]
+) -> tuple[int, Buffer]:
+    """`Device.allocate` with its contract enforced."""
+    try:
+        token, buffer = device.allocate(desc, roles)
+    except DriverError:
+        raise
+    except Exception as error:
+        raise GeneralFailure(f"it failed in allocate: {error!r}") from error
+    told: object = buffer
+    if type(token) is not int or token <= 0 or told is None:
+        if told is not None:
+            buffer.close()
+        raise GeneralFailure(f"it answered with the token {token!r} and {type(told).__name__}")
+    return token, buffer
+
+
+def _in_pool(allocation: Allocation, reason: str) -> InPool:
+    log.info("a device buffer lies in a pool: %s", reason)
+    return InPool(allocation, reason)

@@ -1,0 +1,350 @@
+"""`DeviceBuffer`: memory of a device, as an application has it (NNAPI sections 6.4 to 6.6)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+
+from penstock.errors import ClosedError, InputError, InvalidArgument, StateError
+from penstock.hal import Memory
+from penstock.hal.roles import Allocation, merged
+from penstock.ir import NDArray, Operand
+from penstock.ir.types import is_static, static_shape
+from penstock.memory.bound import BoundMemory, Kind
+from penstock.memory.pool import MemoryPool
+from penstock.memory.storage import Storage, memory_of, place_of, staging
+
+if TYPE_CHECKING:
+    from penstock.hal import Device, PreparedModel, RequestArgument
+
+OFTEN: Final = 3
+"""After so many runs that all were followed, or preceded, by a copy of the host's, a receipt remarks on it."""
+
+
+class DeviceBuffer:
+    """One value in a device's memory, or in a pool where no device would have it; made by `penstock.memory.allocate`.
+
+    It is given where an array is, as the inputs and outputs that it was allocated for, and stays on the device between
+    runs. It has no value at first: copy one in, or let a run write it; a run that fails leaves it without. Buffers
+    whose shape was not known take that of what is written. Any number of runs may read it at the same time; what
+    others read while one writes is one of the values, whole.
+
+    *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it is one.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        storage: Storage,
+        name: str,
+    ) -> None:
+        self._allocation, self._storage, self._name = allocation, storage, name
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._shape: tuple[int, ...] | None = None
+        self._closed = False
+        self._runs = self._reads = self._writes = 0
+        self._fresh = self._filled = False
+
+    @property
+    def device(self) -> str | None:
+        """The name of the device that has it; None for a pool."""
+        return self._storage.device
+
+    @property
+    def fallback_reason(self) -> str:
+        """Why it lies in a pool; empty where it is on a device."""
+        return self._storage.reason
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of its elements."""
+        return self._allocation.dtype.numpy
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """Of its value; without one, as far as the roles and the dimensions asked for say."""
+        return self._allocation.shape if self._shape is None else self._shape
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it has a value."""
+        return self._shape is not None
+
+    def copy_to(self, destination: MemoryPool | DeviceBuffer | NDArray | Any) -> None:
+        """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, a C-contiguous array of
+        its dtype and shape, or another device buffer.
+
+        Raises `StateError` without a value, `InputError` for what does not fit, `ClosedError`, `DriverError`. After an
+        error *destination* may hold some, all or none of the bytes.
+        """
+        self._check_usable()
+        if isinstance(destination, DeviceBuffer):
+            destination.copy_from(self)
+            return
+        shape = self._initialized()
+        self._touched(read=True)
+        if isinstance(destination, np.ndarray):
+            self._copy_to_array(destination, shape)
+            return
+        memory = memory_of(destination, "copy to")
+        self._check_size(memory.size, shape)
+        self._asked(lambda: self._storage.copy_to(memory))
+
+    def copy_from(
+        self,
+        source: MemoryPool | DeviceBuffer | NDArray | Any,
+        dimensions: Sequence[int] | None = None,
+    ) -> None:
+        """Copies a value in, of the kinds that `copy_to` takes. *dimensions* are its shape, needed for a pool where the
+        buffer's is not known.
+
+        Raises `InputError` for what does not fit, `StateError` for a device buffer without a value, `ClosedError`,
+        `DriverError`; the buffer then has no value, unless it was refused before anything was copied.
+        """
+        self._check_usable()
+        if source is self:
+            return
+        if isinstance(source, DeviceBuffer):
+            self._copy_from_buffer(source)
+            return
+        if isinstance(source, np.ndarray):
+            self._copy_from_array(source, dimensions)
+            return
+        shape = self._full(dimensions)
+        memory = memory_of(source, "copy from")
+        self._check_size(memory.size, shape)
+        self._touched(written=True)
+        self._take(memory, shape)
+
+    def numpy(self) -> NDArray:
+        """The value, copied to the host."""
+        self._check_usable()
+        shape = self._initialized()
+        self._touched(read=True)
+        return self._fetched(shape).copy()
+
+    def bind_argument(self, user: object, kind: Kind, index: int, operand: Operand) -> BoundMemory:
+        """As `penstock.memory.bound.Bindable`: `InputError` for a use that it was not allocated for, `StateError` for an
+        input without a value.
+        """
+        self._check_usable()
+        roles = self._allocation.roles
+        if not any(r.prepared is user and r.kind == kind and r.index == index for r in roles):
+            raise InputError(
+                f"{self._name} was not allocated for {kind} {index} ({operand.name}); "
+                "name every use in allocate(roles=...)"
+            )
+        return BoundBuffer(self, self._name, self._initialized() if kind == "input" else None)
+
+    def close(self) -> None:
+        """Frees it; twice is harmless. Runs that use it go on."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed and self._process == os.getpid():
+            self._storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a device buffer cannot be pickled; copy its value out")
+
+    def __repr__(self) -> str:
+        where = f"on {self.device}" if self.device is not None else "in a pool"
+        return f"<DeviceBuffer {self._allocation.dtype.value}{list(self.shape or ())} {where}>"
+
+    def notes(self) -> list[str]:
+        """What a receipt says of it."""
+        found = []
+        if self.fallback_reason:
+            found.append(f"{self._name} lies in a pool: {self.fallback_reason}")
+        elif self._runs >= OFTEN and self._reads >= self._runs - 1:
+            found.append(
+                f"the host reads {self._name} after every run: memory that it touches so often is better a pool"
+            )
+        elif self._runs >= OFTEN and self._writes >= self._runs:
+            found.append(
+                f"the host writes {self._name} before every run: memory that it touches so often is better a pool"
+            )
+        return found
+
+    def _touched(self, *, read: bool = False, written: bool = False) -> None:
+        with self._lock:
+            if read and self._fresh:
+                self._reads += 1
+                self._fresh = False
+            if written:
+                self._filled = True
+
+    def _used(self, kind: Kind) -> None:
+        """A run takes it by its argument."""
+        with self._lock:
+            self._runs += 1
+            if kind == "output":
+                self._fresh = True
+            elif self._filled:
+                self._writes += 1
+                self._filled = False
+
+    def _copy_to_array(self, destination: NDArray, shape: tuple[int, ...]) -> None:
+        if destination.dtype != self.dtype or destination.shape != shape:
+            raise InputError(
+                f"{self._name} holds {self.dtype} of shape {shape}; an array of {destination.dtype} "
+                f"of shape {destination.shape} was given"
+            )
+        if not destination.flags.writeable:
+            raise InputError("an array to copy to must be writable")
+        if (memory := place_of(destination)) is not None:
+            self._asked(lambda: self._storage.copy_to(memory))
+        else:
+            destination[...] = self._fetched(shape)
+
+    def _copy_from_array(self, source: NDArray, dimensions: Sequence[int] | None) -> None:
+        shape = tuple(source.shape) if dimensions is None else tuple(dimensions)
+        if source.dtype != self.dtype or source.shape != shape:
+            raise InputError(
+                f"{self._name} holds {self.dtype} of shape {self._allocation.shape}; an array of {source.dtype} "
+                f"of shape {source.shape} was given"
+            )
+        self._full(shape)
+        self._touched(written=True)
+        self._put(source)
+
+    def _copy_from_buffer(self, source: DeviceBuffer) -> None:
+        source._check_usable()
+        shape = source._initialized()
+        mine, other = self._allocation, source._allocation
+        if mine.dtype is not other.dtype or mine.quantization != other.quantization:
+            raise InputError(
+                f"{self._name} holds {mine.dtype.value} quantised by {mine.quantization}, the source "
+                f"{other.dtype.value} by {other.quantization}"
+            )
+        self._full(shape)
+        # Through memory of the host, as devices do not reach each other's.
+        with staging(shape, mine.dtype.numpy) as (pool, _):
+            source._asked(lambda: source._storage.copy_to(pool.memory))
+            self._take(pool.memory, shape)
+
+    def _fetched(self, shape: tuple[int, ...]) -> NDArray:
+        """The value in memory of its own."""
+        with staging(shape, self.dtype) as (pool, array):
+            self._asked(lambda: self._storage.copy_to(pool.memory))
+            return array
+
+    def _put(self, value: NDArray) -> None:
+        shape = tuple(value.shape)
+        memory = place_of(value)
+        if memory is not None:
+            self._take(memory, shape)
+            return
+        with staging(shape, self.dtype) as (pool, array):
+            array[...] = value
+            self._take(pool.memory, shape)
+
+    def _take(self, memory: Memory, shape: tuple[int, ...]) -> None:
+        try:
+            self._asked(lambda: self._storage.copy_from(memory, shape))
+        except BaseException:
+            self._shape = None
+            raise
+        self._shape = shape
+
+    def _asked(self, call: Any) -> None:
+        try:
+            call()
+        except InvalidArgument as error:
+            raise InputError(f"{self._name}: {error}") from error
+
+    def _initialized(self) -> tuple[int, ...]:
+        shape = self._shape
+        if shape is None:
+            raise StateError(
+                f"{self._name} has no value: copy one in, or let a run that succeeds write it"
+            )
+        return shape
+
+    def _full(self, dimensions: Sequence[int] | None) -> tuple[int, ...]:
+        """The complete shape of what is to be copied in."""
+        declared = self._allocation.shape
+        if dimensions is None:
+            known = static_shape(declared)
+            if known is None:
+                raise InputError(f"{self._name} has the shape {declared}: give dimensions")
+            return known
+        given = tuple(dimensions)
+        try:
+            merged(declared, given, self._name)
+        except InvalidArgument as error:
+            raise InputError(str(error)) from None
+        if not is_static(given) or any(type(d) is not int or d < 0 for d in given):
+            raise InputError(f"dimensions {given} are not complete")
+        return given
+
+    def _check_size(self, nbytes: int, shape: tuple[int, ...]) -> None:
+        needed = int(np.prod(shape, dtype=object)) * self.dtype.itemsize
+        if nbytes != needed:
+            raise InputError(
+                f"{self._name} holds {needed} bytes ({self.dtype} of shape {shape}); memory of {nbytes} was given"
+            )
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self._name} used after close()")
+        if self._process != os.getpid():
+            raise StateError(f"{self._name} belongs to the process before a fork; allocate it here")
+
+
+class BoundBuffer(BoundMemory):
+    """A device buffer in one run."""
+
+    __slots__ = ("_staged",)
+    owner: DeviceBuffer
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        storage = self.owner._storage  # noqa: SLF001  # one part of it
+        found = storage.argument(device, prepared, kind, position, pools)
+        if found is not None:
+            self.owner._used(kind)  # noqa: SLF001
+        return found
+
+    def read(self) -> NDArray:
+        owner = self.owner
+        owner._touched(read=True)  # noqa: SLF001
+        return owner._fetched(owner._initialized())  # noqa: SLF001
+
+    def stage(self, shape: tuple[int, ...], operand: Operand) -> NDArray | None:
+        with staging(shape, operand.dtype.numpy) as (_, array):
+            return array
+
+    def write(self, value: NDArray) -> None:
+        self.owner._put(value)  # noqa: SLF001
+
+    def written(self, shape: tuple[int, ...]) -> None:
+        self.owner._shape = shape  # noqa: SLF001
+
+    def lost(self) -> None:
+        self.owner._shape = None  # noqa: SLF001
+
+    def notes(self) -> list[str]:
+        return self.owner.notes()

@@ -1,0 +1,233 @@
+"""Where the value of a `DeviceBuffer` lies: on a device, or in a pool where no device would have it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.errors import ClosedError, InputError
+from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument
+from penstock.ir import DataLocation, NDArray
+from penstock.ir.types import static_shape
+from penstock.memory.bound import HARDWARE_BUFFERS_FROM_LEVEL, Kind
+from penstock.memory.mapping import (
+    ASHMEM,
+    HARDWARE_BUFFER,
+    MMAP_FD,
+    MappedFd,
+    map_memory,
+)
+from penstock.memory.pool import MemoryPool
+from penstock.memory.regions import pool_of
+
+if TYPE_CHECKING:
+    from penstock.hal import Buffer, Device, PreparedModel, RequestArgument
+    from penstock.hal.roles import Allocation
+
+
+class StepUse(Struct, frozen=True, eq=False):
+    """A step of a compiled model that reads or writes a value: input or output *position* of *prepared*, on *device*."""
+
+    device: Device
+    prepared: PreparedModel
+    kind: Kind
+    position: int
+
+
+class Storage(Protocol):
+    """One of the places. *device* is None for a pool, and *reason* says why it is one."""
+
+    device: str | None
+    reason: str
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        """As `BoundMemory.argument`."""
+        ...
+
+    def copy_to(self, memory: Memory) -> None:
+        """Copies the value out; *memory* has exactly its size."""
+        ...
+
+    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> None:
+        """Copies a value of *shape* in; *memory* has exactly its size."""
+        ...
+
+    def close(self) -> None:
+        """Frees it."""
+        ...
+
+
+class OnDevice:
+    """A driver's *buffer* for *uses*."""
+
+    reason = ""
+
+    def __init__(
+        self, owner: Device, token: int, buffer: Buffer, uses: Sequence[StepUse]
+    ) -> None:
+        self.device: str | None = owner.name
+        self._owner, self._token, self._buffer, self._uses = owner, token, buffer, uses
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        for use in self._uses:
+            if use.prepared is prepared and use.kind == kind and use.position == position:
+                return TokenArgument(self._token)
+        return None
+
+    def copy_to(self, memory: Memory) -> None:
+        if self._maps(memory):
+            self._buffer.copy_to(memory)
+            return
+        with map_memory(memory) as mapping, staging((memory.size,), np.dtype(np.uint8)) as (pool, array):
+            self._buffer.copy_to(pool.memory)
+            mapping.array[:] = array
+
+    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> None:
+        if self._maps(memory):
+            self._buffer.copy_from(memory, shape)
+            return
+        with map_memory(memory) as mapping, staging((memory.size,), np.dtype(np.uint8)) as (pool, array):
+            array[:] = mapping.array
+            self._buffer.copy_from(pool.memory, shape)
+
+    def close(self) -> None:
+        self._buffer.close()
+
+    def _maps(self, memory: Memory) -> bool:
+        hardware = memory.name.startswith(HARDWARE_BUFFER)
+        if hardware and self._owner.feature_level < HARDWARE_BUFFERS_FROM_LEVEL:
+            return False
+        return memory.name in self._owner.capabilities.memory_kinds
+
+
+class InPool:
+    """A pool of the runtime's, as large as the value that it holds; *reason* says why it is one."""
+
+    device: str | None = None
+
+    def __init__(self, allocation: Allocation, reason: str) -> None:
+        self.reason = reason
+        self._dtype = allocation.dtype.numpy
+        self._known = static_shape(allocation.shape)
+        self._lock = threading.Lock()
+        self._held: tuple[MemoryPool, NDArray] | None = None
+        if self._known is not None:
+            self._held = self._made(self._known)
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        if self._known is None and kind == "output":
+            return None
+        pool, array = self._content()
+        claims = device.capabilities
+        if claims.accepts_host_memory:
+            if not claims.shares_host_memory:
+                return None
+            if kind == "input":
+                array = array.view()
+                array.flags.writeable = False
+            return HostMemory(array)
+        if ASHMEM not in claims.memory_kinds:
+            return None
+        pools.append(pool.memory)
+        return PoolArgument(DataLocation(len(pools) - 1, 0, array.nbytes), array.shape)
+
+    def copy_to(self, memory: Memory) -> None:
+        _, array = self._content()
+        with map_memory(memory) as mapping:
+            if not mapping.array.flags.writeable:
+                raise InputError("memory to copy to must be writable")
+            mapping.array[:] = array.reshape(-1).view(np.uint8)
+
+    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> None:
+        with map_memory(memory) as mapping:
+            if self._known is None:
+                made = self._made(shape)
+                _fill(made[1], mapping.array)
+                with self._lock:
+                    # The pool before is let go of, and unmapped when nobody views it any more.
+                    self._held = made
+                return
+            _fill(self._content()[1], mapping.array)
+
+    def close(self) -> None:
+        with self._lock:
+            held, self._held = self._held, None
+        if held is not None:
+            held[0].close()
+
+    def _content(self) -> tuple[MemoryPool, NDArray]:
+        held = self._held
+        if held is None:
+            raise ClosedError("a device buffer used after close()")
+        return held
+
+    def _made(self, shape: tuple[int, ...]) -> tuple[MemoryPool, NDArray]:
+        nbytes = int(np.prod(shape, dtype=object)) * self._dtype.itemsize
+        pool = MemoryPool.anonymous(max(nbytes, 1))
+        return pool, pool.view(self._dtype, shape)
+
+
+@contextmanager
+def staging(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[tuple[MemoryPool, NDArray]]:
+    """A pool of the size of an array, and that array in it, which stays good after the block."""
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    with MemoryPool.anonymous(nbytes) as pool:
+        yield pool, pool.view(dtype, shape)
+
+
+def place_of(array: NDArray) -> Memory | None:
+    """The bytes of *array* as memory of their own, where they lie in a pool that may be given in part."""
+    place = pool_of(array)
+    if place is None:
+        return None
+    memory = place.memory
+    if place.offset == 0 and array.nbytes == memory.size:
+        return memory
+    if memory.name == ASHMEM:
+        return Memory(MMAP_FD, MappedFd(memory.handle, place.offset), array.nbytes)
+    if memory.name == MMAP_FD:
+        fd, offset, protection = memory.handle
+        return Memory(MMAP_FD, MappedFd(fd, offset + place.offset, protection), array.nbytes)
+    return None
+
+
+def memory_of(value: Any, verb: str) -> Memory:
+    """The memory of a pool, or of a hardware buffer that has bytes. Raises `InputError`."""
+    memory = value if isinstance(value, Memory) else getattr(value, "memory", None)
+    if not isinstance(memory, Memory):
+        raise InputError(
+            f"{type(value).__name__} is no memory to {verb}; give a pool, an array or a device buffer"
+        )
+    if memory.name == HARDWARE_BUFFER:
+        raise InputError(f"an image has no bytes to {verb}; only a BLOB hardware buffer has")
+    return memory
+
+
+def _fill(array: NDArray, content: NDArray) -> None:
+    array.reshape(-1).view(np.uint8)[:] = content
