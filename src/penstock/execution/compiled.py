@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from penstock.execution.burst import Burst
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
+    from penstock.memory.allocation import RoleUse
+    from penstock.memory.bound import Kind
+    from penstock.memory.buffer import DeviceBuffer
 
 NOTHING_ASKED: Final = (None, None, None, None)
 """Of a run: timeout, cancel, priority, loop timeout."""
@@ -157,7 +160,9 @@ class CompiledModel:
                 plain = all(type(a) is np.ndarray for a in arrays)
                 if self._dynamic:
                     ready = None
-            if not self._dynamic:
+            if not self._dynamic or (
+                (not plain or out is not None) and self._keeps_to_roles(arrays, out)
+            ):
                 results = self._run(
                     self._base, arrays, out, state, config, trace, dequantize, plain
                 )
@@ -232,9 +237,28 @@ class CompiledModel:
         """Not available yet."""
         raise NotAvailable("bind_state is not available yet; feed the outputs back through run()")
 
-    def allocate(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not available yet."""
-        raise NotAvailable("device buffers are not available yet; use arrays")
+    def allocate(
+        self,
+        inputs: Sequence[str | int] = (),
+        outputs: Sequence[str | int] = (),
+        dimensions: Sequence[int | None] | None = None,
+    ) -> DeviceBuffer:
+        """Device memory that can be each of these inputs and outputs, by name or position, in runs of this model:
+        `penstock.memory.allocate` with roles of this model alone.
+        """
+        from penstock.memory import InputRole, OutputRole, allocate
+
+        self._gate.check()
+        roles: list[InputRole | OutputRole] = [InputRole(self, name) for name in inputs]
+        roles += [OutputRole(self, name) for name in outputs]
+        return allocate(roles, dimensions)
+
+    def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
+        """As `penstock.memory.allocation.RoleUser`."""
+        from penstock.execution.roles import role_use
+
+        self._gate.check()
+        return role_use(self._base, self._interface, kind, name)
 
     def close(self) -> None:
         """Waits for runs in flight and releases the drivers' models; twice is harmless."""
@@ -272,6 +296,11 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         return f"<CompiledModel: {self.plan.summary()}>"
+
+    def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
+        from penstock.execution.roles import needs_the_steps_of_its_roles
+
+        return needs_the_steps_of_its_roles(arrays, out)
 
     def _config(
         self,

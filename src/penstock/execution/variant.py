@@ -280,6 +280,8 @@ class Variant:
         from penstock.execution.binding import deliver
 
         found = deliver(self.outputs, self._constants, values, out, bound, trace.copies)
+        for memory in bound.values():
+            trace.notes += tuple(memory.notes())
         return [
             found[k] if k in found else self._result(i, k, values, out)
             for k, i in enumerate(self.outputs)

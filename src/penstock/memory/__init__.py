@@ -14,8 +14,7 @@ from penstock.memory.mapping import (
 from penstock.memory.regions import PoolPlace, live_mappings, pool_of
 
 if TYPE_CHECKING:
-    from penstock.hal.buffer import BufferDesc
-    from penstock.memory.allocation import InputRole, OutputRole, allocate
+    from penstock.memory.allocation import BufferDesc, InputRole, OutputRole, allocate
     from penstock.memory.buffer import DeviceBuffer
     from penstock.memory.handles import (
         HardwareBufferDescription,
@@ -49,10 +48,10 @@ __all__ = [
     "pool_of",
 ]
 
-_lazily = lazily(
+__getattr__ = lazily(
     __name__,
     {
-        "allocation": "InputRole OutputRole allocate",
+        "allocation": "BufferDesc InputRole OutputRole allocate",
         "buffer": "DeviceBuffer",
         "handles": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
         "hardware": "HardwareBuffer",

@@ -19,6 +19,8 @@ from penstock.memory.storage import InPool, OnDevice, StepUse, Storage
 if TYPE_CHECKING:
     from penstock.hal import Buffer, Device
 
+__all__ = ["BufferDesc", "InputRole", "OutputRole", "RoleUse", "RoleUser", "allocate"]
+
 log = Log(__name__)
 
 
@@ -113,7 +115,9 @@ def _stored(
     devices: dict[int, Device] = {id(u.device): u.device for uses in steps for u in uses}
     if len(devices) != 1:
         names = ", ".join(sorted(d.name for d in devices.values()))
-        reason = f"its uses are on several devices ({names})" if devices else "no device's step uses it"
+        reason = (
+            f"its uses are on several devices ({names})" if devices else "no device's step uses it"
+        )
         if not fallback:
             raise PlacementError(f"no device can allocate the buffer: {reason}")
         return _in_pool(allocation, reason)
@@ -133,9 +137,7 @@ def _stored(
     return OnDevice(device, token, buffer, [u for uses in steps for u in uses])
 
 
-def _asked_of(
-    device: Device, desc: BufferDesc, roles: Sequence[BufferRole]
-) -> tuple[int, Buffer]:
+def _asked_of(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
     """`Device.allocate` with its contract enforced."""
     try:
         token, buffer = device.allocate(desc, roles)

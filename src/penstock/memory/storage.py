@@ -74,9 +74,7 @@ class OnDevice:
 
     reason = ""
 
-    def __init__(
-        self, owner: Device, token: int, buffer: Buffer, uses: Sequence[StepUse]
-    ) -> None:
+    def __init__(self, owner: Device, token: int, buffer: Buffer, uses: Sequence[StepUse]) -> None:
         self.device: str | None = owner.name
         self._owner, self._token, self._buffer, self._uses = owner, token, buffer, uses
 
@@ -97,7 +95,10 @@ class OnDevice:
         if self._maps(memory):
             self._buffer.copy_to(memory)
             return
-        with map_memory(memory) as mapping, staging((memory.size,), np.dtype(np.uint8)) as (pool, array):
+        with (
+            map_memory(memory) as mapping,
+            staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
+        ):
             self._buffer.copy_to(pool.memory)
             mapping.array[:] = array
 
@@ -105,7 +106,10 @@ class OnDevice:
         if self._maps(memory):
             self._buffer.copy_from(memory, shape)
             return
-        with map_memory(memory) as mapping, staging((memory.size,), np.dtype(np.uint8)) as (pool, array):
+        with (
+            map_memory(memory) as mapping,
+            staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
+        ):
             array[:] = mapping.array
             self._buffer.copy_from(pool.memory, shape)
 

@@ -676,10 +676,7 @@ class TestNotAvailable:
         penstock.compile(add_relu(), devices=[device], **arguments).close()
 
     def test_methods_of_features_to_come(self, compiled: penstock.CompiledModel) -> None:
-        for method, arguments in (
-            (compiled.bind_state, ({"a": "b"},)),
-            (compiled.allocate, ()),
-        ):
+        for method, arguments in ((compiled.bind_state, ({"a": "b"},)),):
             with pytest.raises(NotAvailable, match="not available yet"):
                 method(*arguments)
 

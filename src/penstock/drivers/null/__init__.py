@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock import hal
+from penstock.errors import InvalidArgument
 from penstock.ir import Model
 from penstock.ir.types import is_static
 
@@ -38,6 +39,10 @@ class NullPreparedModel(hal.PreparedModelBase):
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         hal.validate_request(self.model, request, config)
+        if type(request) is not hal.ProvenRequest and any(
+            isinstance(a, hal.TokenArgument) for a in (*request.inputs, *request.outputs)
+        ):
+            raise InvalidArgument("the null device has no buffers; a token means nothing to it")
         for output in request.outputs:
             if isinstance(output, hal.HostMemory):
                 output.array.fill(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from penstock.memory import map_memory
 
 if TYPE_CHECKING:
     from penstock.memory.domain import Claim
+
+UNKNOWN: Final = "no buffer of this device has that token"
 
 Regions = list[NDArray]
 """The mapped pools of a request, as flat uint8 arrays."""
@@ -78,7 +80,9 @@ def deliver(
         shapes = [(r.shape, ok) for r, ok in zip(results, enough, strict=True)]
         raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
     for at, (argument, flat) in enumerate(pairs):
-        if type(argument) is TokenArgument and claim is not None:
+        if type(argument) is TokenArgument:
+            if claim is None:
+                raise InvalidArgument(UNKNOWN)
             claim.put(at, _kept(flat, inputs), results[at].shape)
     for argument, flat in pairs:
         _write(argument, flat, regions)
@@ -104,7 +108,7 @@ def _input(argument: RequestArgument, operand: Operand, regions: Regions) -> NDA
             return data.view(operand.dtype.numpy).reshape(full)
         case NoValue():
             return np.empty(0)
-    raise InvalidArgument("no buffer of this device has that token")
+    raise InvalidArgument(UNKNOWN)
 
 
 def _kept(result: NDArray, inputs: Sequence[NDArray]) -> NDArray:
@@ -125,7 +129,7 @@ def _capacity(argument: RequestArgument, result: NDArray) -> int:
             return place.length
         case NoValue() | TokenArgument():
             return result.nbytes
-    raise InvalidArgument("no buffer of this device has that token")
+    raise InvalidArgument(UNKNOWN)
 
 
 def _write(argument: RequestArgument, result: NDArray, regions: Regions) -> None:

@@ -5,10 +5,11 @@ It sees pools only, as the drivers of NNAPI do, and maps them by name on every r
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,9 +24,6 @@ from penstock.errors import (
 )
 from penstock.hal import (
     NO_TIMING,
-    Buffer,
-    BufferDesc,
-    BufferRole,
     CacheReport,
     Capabilities,
     DeviceBase,
@@ -49,8 +47,11 @@ from penstock.hal import (
 )
 from penstock.ir import Model, NDArray
 from penstock.memory import map_memory
-from penstock.memory.domain import Claim, MemoryDomain
 from penstock.sealed import Seal
+
+if TYPE_CHECKING:
+    from penstock.hal import Buffer, BufferDesc, BufferRole
+    from penstock.memory.domain import Claim, MemoryDomain
 
 
 class SampleDevice(DeviceBase):
@@ -71,7 +72,8 @@ class SampleDevice(DeviceBase):
 
     def __init__(self, seal: Seal | None = None) -> None:
         self._seal = seal or Seal(self.name, self.version, files=self.cache_files_needed())
-        self.domain = MemoryDomain(self._interface_of, dynamic=False)
+        self.domain: MemoryDomain | None = None
+        self._lock = threading.Lock()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         return [support(model.entry, operation) for operation in model.operations]
@@ -100,6 +102,11 @@ class SampleDevice(DeviceBase):
         return SamplePreparedModel(self, model)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        from penstock.memory.domain import MemoryDomain
+
+        with self._lock:
+            if self.domain is None:
+                self.domain = MemoryDomain(self._interface_of, dynamic=False)
         return self.domain.allocate(desc, roles)
 
     def _interface_of(self, prepared: Any) -> Model | None:
@@ -141,12 +148,13 @@ class SamplePreparedModel(PreparedModelBase):
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         validate_request(self.model, request, config)
         begun = time.perf_counter_ns()
-        with self.device.domain.claim(self, request) as claim, ExitStack() as mapped:
+        with ExitStack() as mapped:
+            claim = self._claimed(request, mapped)
             pools = [mapped.enter_context(map_memory(memory)).array for memory in request.pools]
             values = dict(self._constants)
             for position, argument in enumerate(request.inputs):
                 index = self.model.entry.inputs[position]
-                if position in claim.inputs:
+                if claim is not None and position in claim.inputs:
                     values[index] = claim.inputs[position].content
                 else:
                     values[index] = self._input(index, argument, pools)
@@ -155,6 +163,11 @@ class SamplePreparedModel(PreparedModelBase):
         spent = time.perf_counter_ns() - begun
         timing = Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
         return ExecutionResult(shapes, timing)
+
+    def _claimed(self, request: Request, held: ExitStack) -> Claim | None:
+        """The buffers that the request names, held as long as *held*; None while there are no buffers at all."""
+        domain = self.device.domain
+        return None if domain is None else held.enter_context(domain.claim(self, request))
 
     def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
         """Every operation in the model's order, looking between them whether to stop."""
@@ -184,7 +197,7 @@ class SamplePreparedModel(PreparedModelBase):
         request: Request,
         values: Mapping[int, NDArray],
         pools: Sequence[NDArray],
-        claim: Claim,
+        claim: Claim | None,
     ) -> tuple[OutputShape, ...]:
         """Writes the results, or nothing at all when one of them does not fit."""
         results = [np.asarray(values[i], order="C") for i in self.model.entry.outputs]
@@ -198,8 +211,10 @@ class SamplePreparedModel(PreparedModelBase):
             raise GeneralFailure("an output lies in a pool that cannot be written")
         for position, argument in enumerate(request.outputs):
             if isinstance(argument, TokenArgument):
+                if claim is None:
+                    raise InvalidArgument(f"no buffer of this device has token {argument.token}")
                 result = results[position]
-                claim.put(position, self.device.domain.encode(result), result.shape)
+                claim.put(position, np.array(result), result.shape)
         for result, region in pairs:
             if region is not None:
                 region[: result.nbytes] = result.reshape(-1).view(np.uint8)
