@@ -135,13 +135,16 @@ class RingServer:
         self._bound: dict[int, Bound] = {}
         self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
         self._closed = False
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="penstock-ring", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Ends the thread after the run under way, if there is one; twice is harmless."""
-        self._closed = True
-        self._stop.ring()
+        with self._ending:
+            if not self._closed:
+                self._closed = True
+                self._stop.ring()
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSING_SECONDS)
 
@@ -280,7 +283,8 @@ class RingServer:
         return self._region.layout.slot_bytes - ANSWER.size
 
     def _end(self) -> None:
-        self._closed = True
+        with self._ending:
+            self._closed = True
         self._bound.clear()
         self._region.words[ring.ANSWERED] = ring.CLOSED
         self._rung.ring()

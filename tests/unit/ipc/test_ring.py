@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -45,8 +46,15 @@ from tests.unit.ipc.slow import SlowDevice, slow_model
 SLOW = "tests.unit.ipc.slow:create"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def slow() -> Iterator[ChildChannel]:
+    with child(SLOW) as channel:
+        yield channel
+
+
+@pytest.fixture
+def alone() -> Iterator[ChildChannel]:
+    """A child that no other test has."""
     with child(SLOW) as channel:
         yield channel
 
@@ -235,10 +243,10 @@ def test_a_token_stops_a_run(slow: ChildChannel, stubborn: bool) -> None:
     burst.close()
 
 
-def test_a_process_that_dies_in_a_run_is_noticed(slow: ChildChannel) -> None:
-    burst = opened(slow)
+def test_a_process_that_dies_in_a_run_is_noticed(alone: ChildChannel) -> None:
+    burst = opened(alone)
     burst.execute(host(four(), four()), PLAIN)
-    timer = threading.Timer(0.05, os.kill, (slow.pid, signal.SIGKILL))
+    timer = threading.Timer(0.05, os.kill, (alone.pid, signal.SIGKILL))
     timer.start()
     began = time.monotonic()
     with pytest.raises(DeadObject, match="ended"):
@@ -264,23 +272,23 @@ def test_a_burst_is_one_run_at_a_time_and_none_after_close(slow: ChildChannel) -
         burst.execute(host(four(), four()), PLAIN)
 
 
-def test_nothing_stays_open(slow: ChildChannel) -> None:
+def test_nothing_stays_open(alone: ChildChannel) -> None:
     def counts() -> tuple[int, int]:
-        own, other = (Path(f"/proc/{pid}/fd") for pid in ("self", slow.pid))
+        gc.collect()
+        own, other = (Path(f"/proc/{pid}/fd") for pid in ("self", alone.pid))
         return len(list(own.iterdir())), len(list(other.iterdir()))
 
-    opened(slow).close()
+    opened(alone).close()
     before = counts()
     for _ in range(5):
-        burst = opened(slow)
+        burst = opened(alone)
         with MemoryPool.anonymous(4096) as pool:
             burst.execute(host(pool.view(np.float32, 4), four()), PLAIN)
         burst.close()
     assert counts() == before
-    assert opened(slow) is not None
     for _ in range(5):
-        opened(slow)
-    RemoteDevice(slow).check()
+        opened(alone)
+    RemoteDevice(alone).check()
     assert counts() == before
 
 

@@ -1,0 +1,331 @@
+"""A ring whose other end does what it likes: an error, never a wrong read, a crash or a wait without end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
+from penstock.hal import ExecutionConfig, Memory, PrepareConfig
+from penstock.ipc import ring, wire
+from penstock.ipc.codec import encode
+from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region
+from penstock.ipc.ring_client import RingClient
+from penstock.ipc.ring_server import LentPool, RingServer
+from penstock.ipc.wakeup import Doorbell, Listener
+from penstock.ir import DataLocation
+from penstock.memory import MemoryPool
+from penstock.testing.contract.trial import PLAIN
+from tests.unit.ipc.slow import SlowDevice, slow_model
+
+LAYOUT = Layout(4, 1024)
+SECONDS = 5.0
+
+
+class Rig:
+    """A region with both doorbells, and what either end may be put to it."""
+
+    def __init__(self) -> None:
+        self.fd = ring.create_region(LAYOUT)
+        self.region = Region(self.fd, LAYOUT)
+        self.to_device, self.to_client = Doorbell.create(), Doorbell.create()
+        self.pool = MemoryPool.anonymous(4096)
+        self.server: RingServer | None = None
+
+    def serve(self) -> RingServer:
+        burst = SlowDevice().prepare_model(slow_model(), PrepareConfig()).configure_burst()
+        self.server = RingServer(
+            burst,
+            self.find,
+            self.fd,
+            self.to_device.listen_fd,
+            self.to_client.ring_fd,
+            LAYOUT,
+            spin_ns=0,
+        )
+        return self.server
+
+    def find(self, number: int) -> LentPool:
+        if number != 1:
+            raise InvalidArgument(f"no pool {number}")
+        return LentPool(self.pool.memory)
+
+    def client(self) -> RingClient:
+        return RingClient(self.region, self.to_device, self.to_client, None, spin_ns=0)
+
+    def put(self, number: int, *fields: int, payload: bytes = b"") -> None:
+        at = LAYOUT.request_at(number)
+        REQUEST.pack_into(self.region.data, at, *fields)
+        self.region.data[at + REQUEST.size : at + REQUEST.size + len(payload)] = payload
+
+    def publish(self, number: int) -> None:
+        self.region.words[ring.REQUESTED] = number
+        self.to_device.ring()
+
+    def answered(self, number: int) -> int:
+        """The word of answers once it is at least *number*."""
+        listener = Listener(self.to_client)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            self.region.words[ring.CLIENT_WAITS] = 1
+            value: int = self.region.words[ring.ANSWERED]
+            if value >= number:
+                return value
+            listener.wait(50_000_000)
+        raise AssertionError("the server neither answered nor closed the ring")
+
+    def is_over(self) -> bool:
+        server = self.server
+        assert server is not None
+        server._thread.join(SECONDS)
+        return not server._thread.is_alive()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            assert self.is_over()
+        self.to_device.close()
+        self.to_client.close()
+        self.region.close()
+        os.close(self.fd)
+        self.pool.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+def bindable() -> bytes:
+    given = wire.LentForm(DataLocation(0, 0, 16), "float32", (4,))
+    wanted = wire.LentForm(DataLocation(0, 64, 16), "float32", (4,))
+    return encode(wire.RingRequest((given,), (wanted,), (1,)))
+
+
+def test_a_region_of_another_size_or_that_could_shrink_is_not_mapped() -> None:
+    for nbytes, seals, said in (
+        (LAYOUT.nbytes + 1, fcntl.F_SEAL_SHRINK, "bytes, not"),
+        (LAYOUT.nbytes, 0, "shrinking"),
+    ):
+        fd = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        with pytest.raises(InvalidArgument, match=said):
+            Region(fd, LAYOUT)
+        os.close(fd)
+    with pytest.raises(InvalidArgument, match="cannot be mapped"):
+        Region(10_000, LAYOUT)
+
+
+@pytest.mark.parametrize("layout", [(0, 1024), (65, 1024), (4, 255), (4, 1 << 21), (4, 1000)])
+def test_a_layout_has_bounds(layout: tuple[int, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        Layout(*layout).check()
+
+
+@pytest.mark.parametrize(
+    ("newest", "fields"),
+    [
+        (9, (9, 0, 0, 0, 0, 0, 0)),
+        (2**63, (2**63, 0, 0, 0, 0, 0, 0)),
+        (1, (2, ring.EMPTY, 0, 0, 0, 0, 0)),
+        (1, (1, 99, 0, 0, 0, 0, 0)),
+        (1, (1, ring.BIND, 0, 0, 0, 0, LAYOUT.slot_bytes)),
+        (1, (1, ring.BIND, 0, 0, 0, 0, 2**64 - 1)),
+        (1, (1, ring.EMPTY, 0, 0, 0, ring.MAX_FLAGS, 0)),
+    ],
+)
+def test_a_request_against_the_rules_ends_the_ring(
+    rig: Rig, newest: int, fields: tuple[int, ...]
+) -> None:
+    rig.serve()
+    rig.put(fields[0], *fields)
+    rig.put(1, *fields)
+    rig.publish(newest)
+    assert rig.answered(1) == ring.CLOSED
+    assert rig.is_over()
+
+
+def test_numbers_that_go_back_end_the_ring(rig: Rig) -> None:
+    rig.serve()
+    rig.put(1, 1, ring.EMPTY, 0, 0, 0, 0, 0)
+    rig.publish(1)
+    assert rig.answered(1) == 1
+    rig.publish(0)
+    assert rig.answered(2) == ring.CLOSED
+
+
+def test_a_priority_that_there_is_none_of_ends_the_ring(rig: Rig) -> None:
+    rig.serve()
+    payload = bindable()
+    rig.put(1, 1, ring.BIND, 0, 0, 0, 3 << ring.PRIORITY_SHIFT, len(payload), payload=payload)
+    rig.publish(1)
+    assert rig.answered(1) == ring.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("bound", "payload"),
+    [
+        (64, bindable()),
+        (2**64 - 1, bindable()),
+        (0, b""),
+        (0, b"\xc1" * 100),
+        (0, encode(wire.RingRequest((), (), (7,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 16), "object", (2,)),), (), (1,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(3, 0, 16), "int8", (16,)),), (), (1,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 4090, 16), "int8", (16,)),), (), (1,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, -16, 16), "int8", (16,)),), (), (1,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 16), "int8", (-4, -4)),), (), (1,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 0), "int8", (0,) * 33),), (), (1,)))),
+        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 16), "int8", (2**40, 2**40)),), (), (1,)))),
+    ],
+    ids=lambda value: str(value)[-24:],
+)  # fmt: skip
+def test_a_binding_that_makes_no_sense_is_refused_and_the_ring_goes_on(
+    rig: Rig, bound: int, payload: bytes
+) -> None:
+    rig.serve()
+    client = rig.client()
+    with pytest.raises(InvalidArgument):
+        client.call(ring.BIND, bound, PLAIN, payload)
+    with pytest.raises(InvalidArgument, match="bound"):
+        client.call(ring.RUN, 5, PLAIN)
+    client.call(ring.BIND, 0, PLAIN, bindable())
+    client.call(ring.RUN, 0, PLAIN)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, LAYOUT.nbytes - 64),
+            st.binary(min_size=1, max_size=64),
+        ),
+        max_size=20,
+    ),
+    st.integers(0, 6),
+)
+def test_whatever_is_written_the_server_answers_or_ends(
+    writes: list[tuple[int, bytes]], newest: int
+) -> None:
+    rig = Rig()
+    try:
+        rig.serve()
+        for number in range(1, newest + 1):
+            payload = bindable()
+            rig.put(number, number, ring.BIND, 0, 1, 0, 0, len(payload), payload=payload)
+        for at, data in writes:
+            rig.region.data[at : at + len(data)] = data
+        rig.publish(newest)
+        if newest:
+            rig.answered(1)
+    finally:
+        rig.close()
+
+
+def test_a_slot_that_changes_while_it_is_read(rig: Rig) -> None:
+    rig.serve()
+    stop = threading.Event()
+    payload = bindable()
+
+    def race() -> None:
+        draw = random.Random(1)
+        while not stop.is_set():
+            slot = draw.randrange(LAYOUT.slots)
+            at = ring.HEAD_BYTES + 2 * LAYOUT.slot_bytes * slot + draw.randrange(REQUEST.size + 64)
+            rig.region.data[at] = draw.randrange(256)
+            time.sleep(0)
+
+    thread = threading.Thread(target=race)
+    thread.start()
+    try:
+        for number in range(1, 200):
+            rig.put(number, number, ring.BIND, 0, 1, 0, 0, len(payload), payload=payload)
+            rig.publish(number)
+            if rig.answered(number) == ring.CLOSED:
+                break
+    finally:
+        stop.set()
+        thread.join()
+
+
+Fault = Callable[[Rig, int], None]
+
+
+def _numbered(number: int, *fields: int, payload: bytes = b"") -> Fault:
+    def answer(rig: Rig, at: int) -> None:
+        ANSWER.pack_into(rig.region.data, at, *fields)
+        rig.region.data[at + ANSWER.size : at + ANSWER.size + len(payload)] = payload
+        rig.region.words[ring.ANSWERED] = number
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (_numbered(2, 1, ring.DONE, 0, 0, 0), DeadObject, "number 2"),
+        (_numbered(2**63, 1, ring.DONE, 0, 0, 0), DeadObject, "number"),
+        (_numbered(ring.CLOSED, 1, ring.DONE, 0, 0, 0), DeadObject, "closed it"),
+        (_numbered(1, 7, ring.DONE, 0, 0, 0), DeadObject, "answer 7"),
+        (_numbered(1, 1, 55, 0, 0, 0), DeadObject, "kind 55"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, LAYOUT.slot_bytes), DeadObject, "in the place"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 2**64 - 1), DeadObject, "in the place"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 4, payload=b"\xc1\xc1\xc1\xc1"), GeneralFailure, "sense"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 8, payload=encode(wire.Done())), GeneralFailure, "sense"),
+    ],
+)  # fmt: skip
+def test_an_answer_against_the_rules_is_named(
+    rig: Rig, answer: Fault, error: type[Exception], said: str
+) -> None:
+    client = rig.client()
+
+    def reply() -> None:
+        Listener(rig.to_device).wait(int(SECONDS * 1e9))
+        answer(rig, LAYOUT.request_at(1) + LAYOUT.slot_bytes)
+        rig.to_client.ring()
+
+    rig.region.words[ring.SERVER_WAITS] = 1
+    thread = threading.Thread(target=reply)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(error, match=said):
+        client.call(ring.EMPTY, 0, ExecutionConfig(deadline_ns=time.monotonic_ns() + 4 * 10**9))
+    assert time.monotonic() - began < 4
+    thread.join()
+
+
+def test_a_doorbell_neither_blocks_who_rings_nor_who_listens() -> None:
+    bell = Doorbell.create()
+    os.set_blocking(bell.ring_fd, True)
+    os.eventfd_write(bell.ring_fd, 2**64 - 2)
+    began = time.monotonic()
+    bell.ring()
+    bell.silence()
+    bell.silence()
+    assert Listener(bell).wait(0) == "nothing"
+    bell.ring()
+    assert Listener(bell).wait(None) == "rung"
+    assert time.monotonic() - began < SECONDS
+    bell.close()
+    bell.close()
+
+
+def test_a_pools_region_is_mapped_once_and_its_descriptor_is_its_own() -> None:
+    with MemoryPool.anonymous(4096) as pool:
+        lent = LentPool(pool.memory)
+    first = lent.region()
+    first[0] = 7
+    assert np.shares_memory(first, lent.region())
+    with pytest.raises(InvalidArgument, match="without a descriptor"):
+        LentPool(Memory("ashmem", None, 16))
