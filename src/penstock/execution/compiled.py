@@ -29,7 +29,7 @@ from penstock.execution.ready import ready_inputs
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize, Variants
-from penstock.hal import CancelToken, ExecutionConfig, Priority
+from penstock.hal import CancelToken, ExecutionConfig, Fence, Priority
 from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
 from penstock.partitioning.plan import ExecutionPlan
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.execution.asynchronous import Submitter
     from penstock.execution.burst import Burst
+    from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.memory.allocation import RoleUse
@@ -215,6 +216,23 @@ class CompiledModel:
         except asyncio.CancelledError:
             future.cancel()
             raise
+
+    def start_fenced(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        wait_for: Sequence[Fence] = (),
+        timeout_after_fence: float | None = None,
+        **options: Any,
+    ) -> FencedRun:
+        """Starts a run that begins once every fence of *wait_for* has signalled, and has a fence of its own.
+
+        *options* are `run`'s, but for *dequantize*: see `penstock.execution.fenced.start_fenced`.
+        """
+        from penstock.execution.fenced import start_fenced
+
+        return start_fenced(
+            self, inputs, wait_for, timeout_after_fence=timeout_after_fence, **options
+        )
 
     def new_state(self) -> State:
         """A State of one's own, at the initial values. A model without state has an empty one."""

@@ -144,34 +144,40 @@ class StepRunner:
         if self._fallbacks is not None:
             self._fallbacks.close()
 
+    def request(self, values: dict[int, NDArray], places: Places) -> Request:
+        """What the device is asked, where `is_direct`: as `run`, with arrays made for outputs that have none."""
+        found = places.requests.get(self)
+        if found is not None:
+            return found
+        readable, writable = places.readable, places.writable
+        make = self._request
+        # What a State feeds has been looked at where it has a place.
+        if self._fed and self._fed[0] not in readable:
+            make = Request
+        request = make(
+            tuple(
+                [
+                    readable[i] if i in readable else HostMemory(lent(values[i]))
+                    for i in self._inputs
+                ]
+            ),
+            tuple(
+                [
+                    writable[i]
+                    if i in writable
+                    else HostMemory(values[i] if i in values else _new(values, i, *kind))
+                    for i, kind in self._kinds
+                ]
+            ),
+        )
+        if self._enclosed and make is self._proven:
+            places.requests[self] = request
+        return request
+
     def _execute(
         self, values: dict[int, NDArray], config: ExecutionConfig, places: Places
     ) -> ExecutionResult:
-        request = places.requests.get(self)
-        if request is None:
-            readable, writable = places.readable, places.writable
-            make = self._request
-            # What a State feeds has been looked at where it has a place.
-            if self._fed and self._fed[0] not in readable:
-                make = Request
-            request = make(
-                tuple(
-                    [
-                        readable[i] if i in readable else HostMemory(lent(values[i]))
-                        for i in self._inputs
-                    ]
-                ),
-                tuple(
-                    [
-                        writable[i]
-                        if i in writable
-                        else HostMemory(values[i] if i in values else _new(values, i, *kind))
-                        for i, kind in self._kinds
-                    ]
-                ),
-            )
-            if self._enclosed and make is self._proven:
-                places.requests[self] = request
+        request = self.request(values, places)
         result = call_execute(self.prepared, request, config)
         if type(result) is not ExecutionResult or result.output_shapes:
             given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory

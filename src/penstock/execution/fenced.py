@@ -1,0 +1,393 @@
+"""Runs that begin once fences have signalled (NNAPI section 7.2, `startComputeWithDependencies`)."""
+
+# ruff: noqa: SLF001  # the friend of CompiledModel and Variant
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.compilation.calls import describe
+from penstock.compilation.receipt import Failure, Receipt
+from penstock.errors import (
+    Cancelled,
+    DriverError,
+    GeneralFailure,
+    InputError,
+    MissedDeadline,
+    MissedDeadlineTransient,
+)
+from penstock.execution.inputs import is_bindable
+from penstock.execution.outputs import Outputs
+from penstock.execution.results import is_sized
+from penstock.execution.step import StepRunner
+from penstock.execution.trace import StepTrace, Trace
+from penstock.execution.variant import Variant
+from penstock.hal import (
+    DONE,
+    CancelToken,
+    EventFence,
+    ExecutionConfig,
+    Fence,
+    Priority,
+    check_deadline,
+)
+from penstock.hal.fence import remaining_ns
+from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from penstock.execution.arena import Arena
+    from penstock.execution.compiled import CompiledModel
+    from penstock.execution.state import State
+
+CANCEL_POLL_NS: Final = 10_000_000
+"""How often a wait for a fence looks at its cancel token."""
+
+
+class FencedRun:
+    """A run that was started behind fences. *fence* signals its end, with the run's error where it failed; any other
+    run may wait for it, and `penstock.hal.as_descriptor` makes it one for another process.
+    """
+
+    def __init__(self) -> None:
+        self.fence = EventFence()
+        self._outputs: Outputs | None = None
+        self._error: BaseException | None = None
+
+    def result(self, timeout: float | None = None) -> Outputs:
+        """The outputs, once the run has ended; raises what it ended with, and `MissedDeadlineTransient` after *timeout*
+        seconds without an end, which leave the run as it is.
+        """
+        if not self.fence.wait(None if timeout is None else int(timeout * 1e9)):
+            raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        if self._outputs is None:
+            raise GeneralFailure("the fenced run has no outputs")
+        return self._outputs
+
+    def end(self, outputs: Outputs | None, error: BaseException | None) -> None:
+        """Once: what the run came to."""
+        self._outputs, self._error = outputs, error
+        if error is None or isinstance(error, DriverError):
+            self.fence.signal(error)
+        else:
+            self.fence.signal(GeneralFailure(str(error) or type(error).__name__))
+
+
+def start_fenced(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    wait_for: Sequence[Fence] = (),
+    *,
+    out: Mapping[str, Any] | Sequence[Any] | None = None,
+    state: State | None = None,
+    timeout: float | None = None,
+    timeout_after_fence: float | None = None,
+    cancel: CancelToken | None = None,
+    measure: bool = False,
+    priority: Priority | None = None,
+    loop_timeout: float | None = None,
+) -> FencedRun:
+    """Starts a run that begins once every fence of *wait_for* has signalled, and returns at once.
+
+    The arrays of *inputs* are read, and those of *out* written, until its fence has signalled. *timeout* seconds
+    count from now, *timeout_after_fence* from when all fences have signalled. A fence that failed fails the run with
+    `GeneralFailure`, and nothing is written. The other arguments are `CompiledModel.run`'s.
+
+    Raises `InputError` for a model with an output of unknown shape, and for arguments that make no sense; all else is
+    the run's.
+    """
+    _check(compiled, wait_for, timeout_after_fence)
+    config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
+    run = FencedRun()
+
+    def work() -> None:
+        try:
+            run.end(_run(compiled, inputs, wait_for, out, state, config, timeout_after_fence), None)
+        except BaseException as error:  # noqa: BLE001  # the fence's, and the result's
+            run.end(None, error)
+
+    # A fence that nobody signals must not keep the process from ending.
+    threading.Thread(target=work, name=f"{compiled._threads}-fenced", daemon=True).start()
+    return run
+
+
+def run_fenced(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    wait_for: Sequence[Fence] = (),
+    *,
+    out: Mapping[str, Any] | Sequence[Any] | None = None,
+    state: State | None = None,
+    timeout: float | None = None,
+    timeout_after_fence: float | None = None,
+    cancel: CancelToken | None = None,
+    measure: bool = False,
+    priority: Priority | None = None,
+    loop_timeout: float | None = None,
+) -> Outputs:
+    """As `start_fenced`, in the calling thread: returns, or raises, when the run has ended."""
+    _check(compiled, wait_for, timeout_after_fence)
+    config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
+    return _run(compiled, inputs, wait_for, out, state, config, timeout_after_fence)
+
+
+def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
+    """Waits for every fence, under the deadline and the cancel token of *config*.
+
+    Raises `GeneralFailure` for one that failed, `MissedDeadlineTransient`, `Cancelled`.
+    """
+    for fence in wait_for:
+        if not _await(fence, config):
+            raise MissedDeadlineTransient("a fence did not signal before the deadline")
+        if (failure := fence.error()) is not None:
+            raise GeneralFailure(f"a fence this run waits for failed: {failure}")
+
+
+def _check(compiled: CompiledModel, wait_for: Sequence[Fence], timeout_after_fence: object) -> None:
+    compiled._gate.check()
+    for fence in wait_for:
+        if not is_fence(fence):
+            raise InputError(f"wait_for takes fences, not {type(fence).__name__}")
+    if timeout_after_fence is not None and not (
+        isinstance(timeout_after_fence, int | float) and timeout_after_fence > 0
+    ):
+        raise InputError(
+            f"timeout_after_fence must be a number of seconds above 0, not {timeout_after_fence!r}"
+        )
+    for position, operand in enumerate(compiled.model.outputs):
+        if not is_sized(operand):
+            raise InputError(
+                f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it known"
+            )
+
+
+def _run(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    wait_for: Sequence[Fence],
+    out: Mapping[str, Any] | Sequence[Any] | None,
+    state: State | None,
+    config: ExecutionConfig,
+    after: float | None,
+) -> Outputs:
+    began = perf_counter_ns()
+    if state is not None or not _may_chain(compiled, config, wait_for, after, (inputs, out)):
+        await_fences(wait_for, config)
+        return compiled.run(
+            inputs,
+            out,
+            state,
+            timeout=_seconds_left(config, after),
+            cancel=config.cancel,
+            measure=config.measure,
+            priority=config.priority,
+            loop_timeout=config.loop_timeout_ns / 1e9,
+        )
+    with compiled._gate:
+        trace = Trace()
+        arrays = compiled._bind(inputs, False, trace.copies)
+        targets = None
+        if out is not None:
+            from penstock.execution.targets import bind_targets
+
+            outputs = compiled._base.model.outputs
+            targets = bind_targets(out, compiled._interface, outputs, arrays)
+        chain = Chain(compiled._base, config, trace, None if after is None else int(after * 1e9))
+        results = compiled._deliver(chain.run(arrays, targets, wait_for), False, trace.copies)
+    make = partial(_receipt, trace, began, perf_counter_ns())
+    return Outputs(results, compiled._output_names, make)
+
+
+def _may_chain(
+    compiled: CompiledModel,
+    config: ExecutionConfig,
+    wait_for: Sequence[Fence],
+    after: float | None,
+    given: Sequence[Any],
+) -> bool:
+    """Whether steps may be launched before what they wait for has ended.
+
+    Not those of a plan with values of unknown size between its steps, or control flow, which has to be read; nor those of
+    a state, which would be held while others are to signal; nor where drivers are to tell times, or runs are compared, or
+    what is *given* lies where no array does.
+    """
+    base = compiled._base
+    return not (
+        compiled._dynamic
+        or config.measure
+        or base.shadow is not None
+        or base._states
+        or base._pending
+        or not base._delivers_its_own
+        or not all(isinstance(r, StepRunner) and r.is_direct for r in base._runners)
+        # The time after the fences is one step's to keep, where there is one.
+        or (after is not None and len(base._runners) > 1 and len(wait_for) > 0)
+        or any(is_bindable(value) for part in given for value in _values_of(part))
+    )
+
+
+def _values_of(given: Any) -> Sequence[Any]:
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return given if isinstance(given, Sequence) else ()
+
+
+def _seconds_left(config: ExecutionConfig, after: float | None) -> float | None:
+    """What a run may take from now on."""
+    left = remaining_ns(config.deadline_ns)
+    if left is None:
+        return after
+    return left / 1e9 if after is None else min(after, left / 1e9)
+
+
+class Chain:
+    """One run of a plan, each step launched behind the fence of the one before it."""
+
+    def __init__(
+        self, variant: Variant, config: ExecutionConfig, trace: Trace, after_ns: int | None
+    ) -> None:
+        self._variant, self._config, self._trace = variant, config, trace
+        self._after_ns = after_ns
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+        wait_for: Sequence[Fence],
+    ) -> list[NDArray]:
+        """The ordinary outputs, once the last fence has signalled. Raises as `Variant.run`; `GeneralFailure` for a fence
+        of *wait_for* that failed.
+        """
+        variant, config = self._variant, self._config
+        began = perf_counter_ns()
+        values = variant._values(inputs, out, None, None, None)
+        arena = variant._take_arena()
+        values.update(arena.values)
+        launched: list[Launched] = []
+        try:
+            try:
+                self._launch(values, arena, wait_for, launched)
+            finally:
+                # Drivers may write until their fences have signalled, whatever has become of the run.
+                left = self._settle(launched, into_callers=out is not None)
+                if not left:
+                    variant._arenas.append(arena)
+            if left:
+                if config.cancel is not None:
+                    config.cancel.check()
+                raise MissedDeadlineTransient("a driver's fence did not signal before the deadline")
+            self._check(launched)
+        except (MissedDeadline, Cancelled):
+            raise
+        except DriverError as error:
+            # What a fence of the caller's failed with is the reason that counts, and no other device could help.
+            await_fences(wait_for, config)
+            values = variant._values(inputs, out, None, None, None)
+            (runner, *others) = variant._runners
+            if not others and isinstance(runner, StepRunner):
+                runner.failed(error, values, config, self._trace, began)
+            elif not variant._repeat_whole(values, config, self._trace, None):
+                raise
+        if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+            raise MissedDeadlineTransient("the run took longer than its timeout")
+        return [values[i] for i in variant.outputs]
+
+    def _settle(self, launched: Sequence[Launched], *, into_callers: bool) -> bool:
+        """Waits for what was launched to end. Whether it was left to itself, past the deadline of the run or cancelled:
+        only where it writes no memory of the caller's.
+        """
+        for one in launched:
+            try:
+                if into_callers or _await(one.fence, self._config):
+                    one.fence.wait()
+                    continue
+            except Cancelled:
+                pass
+            return True
+        return False
+
+    def _launch(
+        self,
+        values: dict[int, NDArray],
+        arena: Arena,
+        wait_for: Sequence[Fence],
+        launched: list[Launched],
+    ) -> None:
+        config, fences = self._config, list(wait_for)
+        if config.deadline_ns is not None:
+            check_deadline(config.deadline_ns)
+        for runner in self._variant._runners:
+            if not isinstance(runner, StepRunner):
+                raise GeneralFailure("a step of control flow cannot be launched behind a fence")
+            if config.cancel is not None:
+                config.cancel.check()
+            request = runner.request(values, arena)
+            began = perf_counter_ns()
+            after_ns = None if launched else self._after_ns
+            name = runner.prepared.device.name
+            try:
+                fence = runner.prepared.prepared.execute_fenced(request, fences, config, after_ns)
+                if not is_fence(fence):
+                    raise GeneralFailure(f"execute_fenced returned {type(fence).__name__}")
+            except (MissedDeadline, Cancelled):
+                raise
+            except DriverError as error:
+                self._note(runner, error)
+                raise
+            except Exception as error:
+                failure = GeneralFailure(f"device {name} failed in execute_fenced: {error!r}")
+                self._note(runner, failure)
+                raise failure from error
+            launched.append(Launched(runner, fence, began))
+            fences = [fence]
+
+    def _check(self, launched: Sequence[Launched]) -> None:
+        """Raises the error of the first step that failed; the others have their place in the trace."""
+        ended = perf_counter_ns()
+        for one in launched:
+            if (error := one.fence.error()) is not None:
+                self._note(one.runner, error)
+                raise error
+            step = StepTrace(one.runner.prepared, one.began_ns, ended, DONE, ())
+            self._trace.steps.append(step)
+
+    def _note(self, runner: StepRunner, error: DriverError) -> None:
+        self._trace.failures = (Failure(runner.prepared.device.name, describe(error)),)
+
+
+class Launched(NamedTuple):
+    """A step behind a fence of its driver's."""
+
+    runner: StepRunner
+    fence: Fence
+    began_ns: int
+
+
+def is_fence(value: object) -> bool:
+    """Whether *value* can be waited for."""
+    return callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))
+
+
+def _await(fence: Fence, config: ExecutionConfig) -> bool:
+    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
+    if config.cancel is None:
+        return fence.wait(remaining_ns(config.deadline_ns))
+    while True:
+        config.cancel.check()
+        left = remaining_ns(config.deadline_ns)
+        if fence.wait(CANCEL_POLL_NS if left is None else min(left, CANCEL_POLL_NS)):
+            return True
+        if left == 0:
+            return False
+
+
+def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
+    from penstock.execution.reporting import run_receipt
+
+    return run_receipt(trace, began_ns, ended_ns)
