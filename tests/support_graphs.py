@@ -192,6 +192,9 @@ class RandomGraph:
     def _outputs(self) -> list[int]:
         count = min(len(self.produced), int(self.rng.integers(1, 6)))
         outputs = self.rng.choice(self.produced, count, replace=False).tolist() if count else []
+        if self.rng.random() < 0.8:
+            # What nobody reads is not run, and a graph of that is an easy one.
+            outputs += [index for index in self.produced if index not in {*self.read, *outputs}]
         inside = sorted(self.read.intersection(self.produced).difference(outputs))
         if inside and self.rng.random() < 0.7:
             outputs.append(int(self.rng.choice(inside)))

@@ -16,7 +16,7 @@ from penstock.errors import PlacementError
 from penstock.hal import Capabilities, PerformanceInfo, Support
 from penstock.ir import Model, Operation
 from penstock.loaders.registry import load
-from penstock.partitioning import Policy, place
+from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.policy import PlacementRule
 from penstock.runtime import compile_model
 from tests.support_devices import NumpyDevice, evaluate, run_plan
@@ -178,10 +178,19 @@ def test_a_device_that_takes_nothing_changes_nothing() -> None:
         idle = NumpyDevice("idle", lambda *_: "out of order")
         plan = place(case.model, [idle, *case.devices])
         without = place(case.model, case.devices)
-        # Why nothing may repeat a step is told of every device.
-        steps, others = ([replace(s, no_fallback="") for s in p.steps] for p in (plan, without))
-        assert (steps, plan.temporaries) == (others, without.temporaries)
+        assert (_layout(plan), plan.temporaries) == (_layout(without), without.temporaries)
         assert all(placement.reasons["idle"] == "out of order" for placement in plan.operations)
+
+
+def _layout(plan: ExecutionPlan) -> list[object]:
+    """The steps, those of branches too, without what is told of every device: why it may not repeat a step."""
+    return [
+        (
+            replace(step, no_fallback="", control=None),
+            [] if step.control is None else list(map(_layout, step.control.branches)),
+        )
+        for step in plan.steps
+    ]
 
 
 def test_the_graphs_are_hard_enough() -> None:

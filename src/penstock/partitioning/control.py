@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from penstock.errors import ModelError, PlacementError
 from penstock.ir import DType, Model, Operation, infer_shapes
 from penstock.ir.types import Shape, element_count, static_shape
-from penstock.partitioning.greedy import HANDLES
 from penstock.partitioning.plan import Control, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import UNDECLARED, Prices
 from penstock.partitioning.split import extract
-from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable
+from penstock.partitioning.support import HANDLES, REFERENCE_DEVICE, SupportTable
 from penstock.partitioning.work import share_of
 
 CONTROL_NS: Final = 10_000.0

@@ -11,7 +11,12 @@ from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
-from penstock.partitioning.support import REFERENCE_DEVICE, SupportTable, policy_refusal
+from penstock.partitioning.support import (
+    REFERENCE_DEVICE,
+    SupportTable,
+    live_operations,
+    policy_refusal,
+)
 
 NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
 
@@ -125,6 +130,7 @@ def may_run_whole(plan: ExecutionPlan) -> bool:
 
 def whole_step(model: Model) -> ExecutionStep:
     """All of *model* as one step for the reference device, with index `WHOLE`."""
-    cut = Cutter(model).cut(range(len(model.operations)))
+    live = live_operations(model)
+    cut = Cutter(model, live).cut(live)
     last = (REFERENCE_DEVICE,)
     return ExecutionStep(WHOLE, "", cut.operations, cut.model, cut.inputs, cut.outputs, last)

@@ -8,15 +8,11 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from penstock.hal import Preference
-from penstock.ir import DType, Model
+from penstock.ir import Model
 from penstock.partitioning.cost import Costs
-from penstock.partitioning.support import Partition, SupportTable
-
-HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
-"""Types whose values mean nothing outside the engine that made them."""
+from penstock.partitioning.support import HANDLES, Partition, SupportTable
 
 
 def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:

@@ -41,8 +41,11 @@ def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
 def place_of(table: SupportTable, operation: int) -> str:
     """An operation for an error message."""
     model = table.model
-    kind, name = model.operations[operation].type, model.entry.operation_name(operation)
-    return f"subgraph {model.main}, operation {operation} ({kind} {name!r})"
+    kind, number = model.operations[operation].type, operation
+    if table.numbers:
+        number = table.numbers[operation]
+    name = model.entry.operation_name(operation)
+    return f"subgraph {model.main}, operation {number} ({kind} {name!r})"
 
 
 def require_homes(table: SupportTable) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import InputError, PlacementError
-from penstock.hal import PREFERENCES, Device, Preference
+from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
 from penstock.ir import Model, Subgraph
 from penstock.memory.arena import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
@@ -24,6 +24,7 @@ from penstock.partitioning.support import (
     Partition,
     SupportTable,
     collect_support,
+    live_operations,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from penstock.partitioning.control import Apart
 
 DEFAULT_POLICY: Final = Policy()
+
+NOT_READ: Final = "it is not run: nothing reads the results"
 
 
 def place(
@@ -53,6 +56,9 @@ def place(
 
     *assignment* gives the device of each operation instead of a rule, where devices and policy allow it.
 
+    An operation of which nothing is read in the end is neither priced nor run, and no limit counts it; it may even be one
+    that no device takes. The plan shows it on a device that would take it.
+
     Pure: equal arguments give equal plans. Devices are asked what they support, nothing else.
 
     Raises `PlacementError` for an operation that no device may run, naming its place and each device's
@@ -60,10 +66,11 @@ def place(
     not exist, two devices of one name, and policy keys that mean nothing in this model.
     """
     ground = _ground(collect_support(model, devices, policy), policy, preference)
-    if assignment is not None and model.operations:
+    if assignment is not None and len(assignment) == len(model.operations) and ground.live:
         from penstock.partitioning.arrangement import arrange_as
 
-        given = arrange_as(ground.table, ground.judge, assignment, policy)
+        wanted = [assignment[index] for index in ground.live]
+        given = arrange_as(ground.table, ground.judge, wanted, policy)
         if given is not None:
             return ground.plan(given)
     return _place(ground)
@@ -84,7 +91,7 @@ def candidates(
     from penstock.partitioning.arrangement import arrangements
 
     ground = _ground(collect_support(model, devices, policy), policy, preference)
-    if not model.operations:
+    if not ground.live:
         return []
     return [
         (name, ground.plan(arrangement))
@@ -93,8 +100,12 @@ def candidates(
 
 
 class _Ground(Struct, frozen=True):
-    """What one call places on: the devices' answers, the prices, and control flow that can be taken apart."""
+    """What one call places on: the devices' answers for every operation (*asked*) and for those that are run (*table*),
+    the prices, and control flow that can be taken apart.
+    """
 
+    asked: SupportTable
+    live: tuple[int, ...]
     table: SupportTable
     policy: Policy
     preference: Preference
@@ -114,13 +125,12 @@ class _Ground(Struct, frozen=True):
         self, arrangement: Arrangement, reasons: Sequence[dict[str, str]] | None = None
     ) -> ExecutionPlan:
         """The plan of *arrangement*, whose *reasons* are those of its cost where none are given."""
-        model, policy = self.table.model, self.policy
         if reasons is None:
             from penstock.partitioning.reasons import all_reasons
 
             reasons = all_reasons(arrangement, self.judge, energy=self.energy)
-        operations = tuple(_placements(arrangement, reasons))
-        _check_coverage(operations, policy)
+        operations = tuple(self._placements(arrangement, reasons))
+        _check_coverage(operations, self.policy)
         kept = self.judge.steps(arrangement.partitions)
         steps = [
             replace(
@@ -128,17 +138,60 @@ class _Ground(Struct, frozen=True):
                 predicted_ns=whole(self.time.step(partition)),
                 control=self._control(partition),
             )
-            for step, partition in zip(_steps(model, self.names, kept), kept, strict=True)
+            for step, partition in zip(self._steps(kept), kept, strict=True)
         ]
         return ExecutionPlan(
-            model,
+            self.asked.model,
             self.names,
-            permit_fallback(steps, self.table, operations, policy),
-            operations,
+            permit_fallback(steps, self.asked, operations, self.policy),
+            self.with_unread(operations),
             self._temporaries(steps),
             whole(self.time.plan(kept)),
             whole(self.judge.plan(kept)) if self.energy else None,
             tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
+        )
+
+    def with_unread(self, operations: Sequence[Placement] = ()) -> tuple[Placement, ...]:
+        """The placements of what is run, and of what is not in between."""
+        placed = {placement.index: placement for placement in operations}
+        return tuple(
+            placed.get(index) or _unread(self.asked, index)
+            for index in range(len(self.asked.model.operations))
+        )
+
+    def _placements(
+        self, arrangement: Arrangement, reasons: Sequence[dict[str, str]]
+    ) -> Iterator[Placement]:
+        for at, position in enumerate(arrangement.assignment):
+            candidate = arrangement.table.candidates[position]
+            accuracy = candidate.answers[at].accuracy
+            yield _placement(self.asked, self.live[at], candidate.name, reasons[at], accuracy)
+
+    def _steps(self, partitions: Sequence[Partition]) -> tuple[ExecutionStep, ...]:
+        model = self.asked.model
+        entry = model.entry
+        if len(partitions) == 1 and len(self.live) == len(entry.operations) and _is_plain(entry):
+            device = self.names[partitions[0].device]
+            return (ExecutionStep(0, device, self.live, model, entry.inputs, entry.outputs),)
+        chosen = [(p.device, [self.live[at] for at in p.operations]) for p in partitions]
+        if len(chosen) == 1:
+            chosen = [(chosen[0][0], list(self.live))]
+        cutter = Cutter(model, self.live)
+        from penstock.ir.rounding import sums_of, told
+
+        sums = sums_of(entry)
+        cuts = [(self.names[device], cutter.cut(operations)) for device, operations in chosen]
+        return tuple(
+            ExecutionStep(
+                at,
+                device,
+                cut.operations,
+                cut.model,
+                cut.inputs,
+                cut.outputs,
+                options=told({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums}),
+            )
+            for at, (device, cut) in enumerate(cuts)
         )
 
     def _control(self, partition: Partition) -> Control | None:
@@ -169,10 +222,12 @@ class _Ground(Struct, frozen=True):
         )
 
 
-def _ground(table: SupportTable, policy: Policy, preference: Preference, depth: int = 0) -> _Ground:
+def _ground(asked: SupportTable, policy: Policy, preference: Preference, depth: int = 0) -> _Ground:
     if preference not in PREFERENCES:
         raise InputError(f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}")
-    model, energy = table.model, preference == "low_power"
+    live, energy = live_operations(asked.model), preference == "low_power"
+    table = asked if len(live) == len(asked.model.operations) else asked.of(live)
+    model = table.model
     time = price(table)
     prices = price(table, energy=True) if energy else time
     apart: dict[int, Apart] = {}
@@ -191,14 +246,15 @@ def _ground(table: SupportTable, policy: Policy, preference: Preference, depth: 
         time = with_apart(time, {index: a.time for index, a in apart.items()})
     judge = Judge(model, prices, apart)
     timed = Judge(model, time, apart) if energy else judge
-    return _Ground(table, policy, preference, timed, judge, apart)
+    return _Ground(asked, live, table, policy, preference, timed, judge, apart)
 
 
 def _place(ground: _Ground) -> ExecutionPlan:
     """The plan by the rule of the policy."""
     model, policy = ground.table.model, ground.policy
     if not model.operations:
-        return ExecutionPlan(model, ground.names, (), (), ArenaLayout(), 0)
+        unread = ground.with_unread()
+        return ExecutionPlan(ground.asked.model, ground.names, (), unread, ArenaLayout(), 0)
     if whole_model := _on_the_only_one(ground.table, policy):
         return ground.plan(whole_model, [{}] * len(model.operations))
     if policy.placement == "cost":
@@ -232,18 +288,22 @@ def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
     return Arrangement(table, (0,) * len(every), (Partition(0, every),))
 
 
-def _placements(arrangement: Arrangement, reasons: Sequence[dict[str, str]]) -> Iterator[Placement]:
-    entry = arrangement.table.model.entry
-    for index, position in enumerate(arrangement.assignment):
-        candidate = arrangement.table.candidates[position]
-        yield Placement(
-            index,
-            entry.operations[index].type,
-            entry.operation_name(index),
-            candidate.name,
-            reasons[index],
-            candidate.answers[index].accuracy,
-        )
+def _placement(
+    asked: SupportTable, index: int, device: str, reasons: dict[str, str], accuracy: AccuracyClass
+) -> Placement:
+    entry = asked.model.entry
+    kind = entry.operations[index].type
+    return Placement(index, kind, entry.operation_name(index), device, reasons, accuracy)
+
+
+def _unread(asked: SupportTable, index: int) -> Placement:
+    """The placement of an operation that is not run: on the first device that would take it, or the last one."""
+    takers = [asked.candidates[position] for position in asked.takers(index)]
+    home = (takers or asked.candidates)[0 if takers else -1]
+    reasons = {
+        c.name: c.answers[index].reason or NOT_READ for c in asked.candidates if c is not home
+    }
+    return _placement(asked, index, home.name, reasons, home.answers[index].accuracy)
 
 
 def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
@@ -263,40 +323,6 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
         f"{len(left)} of {len(operations)} operations would run on {REFERENCE_DEVICE}: a coverage of "
         f"{coverage:.3g}, where min_coverage={policy.min_coverage:g}",
         reasons,
-    )
-
-
-def _steps(
-    model: Model, names: Sequence[str], partitions: Sequence[Partition]
-) -> tuple[ExecutionStep, ...]:
-    """The steps of *partitions*, all of which are read."""
-    entry = model.entry
-    everything = tuple(range(len(entry.operations)))
-    if (
-        _is_plain(entry)
-        and len(partitions) == 1
-        and len(partitions[0].operations) == len(everything)
-    ):
-        step = ExecutionStep(
-            0, names[partitions[0].device], everything, model, entry.inputs, entry.outputs
-        )
-        return (step,)
-    cutter = Cutter(model, (index for partition in partitions for index in partition.operations))
-    cuts = [(names[partition.device], cutter.cut(partition.operations)) for partition in partitions]
-    from penstock.ir.rounding import sums_of, told
-
-    sums = sums_of(entry)
-    return tuple(
-        ExecutionStep(
-            at,
-            device,
-            cut.operations,
-            cut.model,
-            cut.inputs,
-            cut.outputs,
-            options=told({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums}),
-        )
-        for at, (device, cut) in enumerate(cuts)
     )
 
 

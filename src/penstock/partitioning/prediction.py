@@ -85,7 +85,7 @@ def byte_ns(capabilities: Capabilities) -> float:
 
 
 class Judge:
-    """Costs of partitions of one model under one set of prices.
+    """Costs of partitions of one model, all of whose operations are live, under one set of prices.
 
     The operations of *apart* are steps of their own on the reference, the last candidate.
     """
@@ -105,10 +105,10 @@ class Judge:
         return math.fsum(map(self.step, self.steps(partitions)))
 
     def steps(self, partitions: Sequence[Partition]) -> list[Partition]:
-        """The steps of these partitions: those of which something is read, with what is apart by itself."""
+        """The steps of these partitions, with what is apart by itself."""
         if self.apart:
-            partitions = [piece for partition in partitions for piece in self._pieces(partition)]
-        return partitions_read(self._model, partitions)
+            return [piece for partition in partitions for piece in self._pieces(partition)]
+        return list(partitions)
 
     def is_apart(self, operation: int, device: int) -> bool:
         """Whether *operation* is a step of its own on *device*."""
@@ -150,18 +150,6 @@ class Judge:
             or not inside.issuperset(self._readers.get(operand, ()))
         }
         return math.fsum(self.prices.nbytes[operand] for operand in read | leaving)
-
-
-def partitions_read(model: Model, partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions of which something is read, by an entry output or by another of them."""
-    needed = set(model.entry.outputs)
-    kept: list[Partition] = []
-    for partition in reversed(partitions):
-        operations = [model.operations[index] for index in partition.operations]
-        if any(operand in needed for operation in operations for operand in operation.outputs):
-            needed |= {operand for operation in operations for operand in operation.inputs}
-            kept.append(partition)
-    return kept[::-1]
 
 
 def whole(cost: float) -> int | None:

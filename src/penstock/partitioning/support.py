@@ -20,6 +20,9 @@ from penstock.partitioning.split import Cutter
 REFERENCE_DEVICE: Final = "reference"
 """The device of last resort, by name: NNAPI's CPU path."""
 
+HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
+"""Types whose values mean nothing outside the engine that made them."""
+
 MAX_ALIGNMENT: Final = 1 << 16
 """Alignment and padding in bytes that a device may prefer; a page of any machine fits."""
 
@@ -40,10 +43,14 @@ class Candidate(Struct, frozen=True):
 
 
 class SupportTable(Struct, frozen=True):
-    """The candidates in order of placement: as given, the reference device last (NNAPI section 4.1)."""
+    """The candidates in order of placement: as given, the reference device last (NNAPI section 4.1).
+
+    *numbers* are the indexes that the operations of *model* have in the model that is planned; none: their own.
+    """
 
     model: Model
     candidates: tuple[Candidate, ...]
+    numbers: tuple[int, ...] = ()
 
     def takers(self, operation: int) -> list[int]:
         """The candidates, by position, that may run *operation*."""
@@ -56,6 +63,18 @@ class SupportTable(Struct, frozen=True):
             for c in self.candidates
             if not c.answers[operation].supported
         }
+
+    def of(self, operations: Sequence[int]) -> SupportTable:
+        """The table of *operations* alone, in a model whose operands are those of this one."""
+        model = self.model
+        kept = replace(model.entry, operations=tuple(model.operations[i] for i in operations))
+        subgraphs = list(model.subgraphs)
+        subgraphs[model.main] = kept
+        candidates = tuple(
+            replace(c, answers=tuple(c.answers[i] for i in operations)) for c in self.candidates
+        )
+        numbers = tuple(self.numbers[i] if self.numbers else i for i in operations)
+        return SupportTable(replace(model, subgraphs=tuple(subgraphs)), candidates, numbers)
 
     def refuse(self, operations: Sequence[int], position: int, reason: str) -> SupportTable:
         """The same table with *operations* refused on one candidate as well."""
@@ -104,6 +123,23 @@ def collect_support(
         _check_keys(model, policy)
     ordered = sorted(devices, key=lambda device: device.name == REFERENCE_DEVICE)
     return SupportTable(model, tuple(_candidate(model, device, policy) for device in ordered))
+
+
+def live_operations(model: Model) -> tuple[int, ...]:
+    """The operations of the entry subgraph that an entry output depends on, and those on handles, of which no
+    operand says who depends on them, with what these read. In order.
+    """
+    operands = model.operands
+    needed = set(model.entry.outputs)
+    found = []
+    for index, operation in reversed(list(enumerate(model.operations))):
+        ports = (*operation.inputs, *operation.outputs)
+        if not needed.isdisjoint(operation.outputs) or any(
+            operands[i].dtype in HANDLES for i in ports
+        ):
+            needed.update(operation.inputs)
+            found.append(index)
+    return tuple(found[::-1])
 
 
 def replace_support(support: Support, reason: str) -> Support:
