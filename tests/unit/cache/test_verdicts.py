@@ -86,6 +86,19 @@ def test_links_and_large_files_are_not_read(tmp_path: Path) -> None:
     assert verdicts(tmp_path / "a").load(VERDICT.key) is None
 
 
+def test_what_is_larger_than_the_bound_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts(tmp_path).save(VERDICT)
+    size = file_of(tmp_path).stat().st_size
+    monkeypatch.setattr("penstock.cache.records.MOST_BYTES", size)
+    assert verdicts(tmp_path).load(VERDICT.key) is not None
+    monkeypatch.setattr("penstock.cache.records.MOST_BYTES", size - 1)
+    assert verdicts(tmp_path).load(VERDICT.key) is None
+    with pytest.raises(Unreadable, match=f"a record of {size} bytes is too large"):
+        verdicts(tmp_path).save(VERDICT)
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / VERDICTS).write_text("in the way")
     with pytest.raises(Unreadable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from penstock.hal import (
     ExecutionConfig,
     HostMemory,
     PerformanceInfo,
+    PrepareConfig,
     Request,
 )
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
@@ -33,7 +35,7 @@ from penstock.testing.doubles import (
     RecordingDevice,
     SubsetDevice,
 )
-from tests.unit.execution.fakes import NumpyDevice, accumulator, add_relu, f32
+from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
 
 X = f32([[1, -2, 3], [-4, 5, -6]])
 NNAPI = penstock.Policy(placement="nnapi")
@@ -148,6 +150,60 @@ class TestTheNextNamedDevice:
         with compiled(add_relu(), faulty(NumpyDevice("a"), "execute", 2)) as model:
             ran = [model(X, X).receipt.steps[0].device for _ in range(3)]
         assert ran == ["a", "reference", "a"]
+
+
+class TestACompileWithinARun:
+    """A fall-back that is prepared when it is first needed is held to the run, not to the compile."""
+
+    def devices(self, before: Callable[[PrepareConfig], None] = lambda _: None) -> list[Device]:
+        class Second(NumpyDevice):
+            def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+                before(config)
+                return super().prepare_model(model, config)
+
+        self.second = Second("b")
+        return [faulty(NumpyDevice("a"), "execute"), self.second]
+
+    def test_it_gets_the_deadline_and_the_token_of_the_run(self) -> None:
+        token = penstock.CancelToken()
+        began = time.monotonic_ns()
+        with compiled(add_relu(), *self.devices()) as model:
+            model.run([X, X], timeout=60, cancel=token)
+        config = self.second.prepared[0].config
+        assert config.cancel is token
+        assert config.deadline_ns is not None
+        assert 0 < config.deadline_ns - began - 60_000_000_000 < 30_000_000_000
+
+    def test_without_any_it_gets_none(self) -> None:
+        with penstock.compile(
+            add_relu(), devices=self.devices(), cache=False, policy=NNAPI, timeout=60
+        ) as model:
+            model.run([X, X])
+        config = self.second.prepared[0].config
+        assert (config.deadline_ns, config.cancel) == (None, None)
+
+    def test_a_token_set_meanwhile_ends_the_run(self) -> None:
+        token = penstock.CancelToken()
+
+        def wait(config: PrepareConfig) -> None:
+            token.set()
+            if config.cancel is not None:
+                config.cancel.check()
+
+        devices = self.devices(wait)
+        with compiled(add_relu(), *devices) as model, pytest.raises(Cancelled):
+            model.run([X, X], cancel=token)
+
+    def test_a_deadline_that_passes_meanwhile_ends_the_run(self) -> None:
+        def late(config: PrepareConfig) -> None:
+            if config.deadline_ns is not None:
+                raise MissedDeadlineTransient("too late")
+
+        devices = self.devices(late)
+        with compiled(add_relu(), *devices) as model:
+            with pytest.raises(MissedDeadlineTransient, match="too late"):
+                model.run([X, X], timeout=60)
+            assert chain_of(model.run([X, X]).receipt) == [("b", ["a"])]
 
 
 class TestWhatDoesNotFallBack:
@@ -363,6 +419,16 @@ class TestLearnedShapes:
         assert chain_of(none.receipt) == [("finder", []), ("reference", ["adder"])]
         assert none.receipt.steps[1].error == "not asked: operand 1 has no elements"
         assert adder.count("execute") == 1
+
+    def test_a_value_that_never_had_elements_stays_with_its_device(self) -> None:
+        """It knew that when it said yes."""
+        nothing = np.empty((0, 3), np.float32)
+        devices = NumpyDevice("add", only=["ADD"]), NumpyDevice("relu", only=["RELU"])
+        with compiled(add_relu((0, 3)), *devices) as model:
+            assert [s.device for s in model.plan.steps] == ["add", "relu"]
+            outputs = model.run([nothing, nothing])
+        assert chain_of(outputs.receipt) == [("add", []), ("relu", [])]
+        assert outputs[0].shape == (0, 3)
 
     def test_without_leave_to_fall_back_its_device_gets_it(self) -> None:
         alone = penstock.Policy(placement="nnapi", allow_fallback=False)

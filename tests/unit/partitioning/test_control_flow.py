@@ -7,6 +7,7 @@ import pytest
 
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Shape
 from penstock.partitioning import ExecutionPlan, Policy, place
+from penstock.partitioning.control import MOST_DEPTH
 from penstock.partitioning.policy import PlacementRule
 from penstock.partitioning.split import extract
 from tests.support_devices import NumpyDevice, evaluate, run_plan
@@ -229,3 +230,30 @@ def test_a_subgraph_as_a_model_keeps_its_boundary() -> None:
     condition = extract(model, operation.attributes.integer("cond_subgraph_index"))
     assert [len(condition.inputs), len(condition.outputs), len(condition.subgraphs)] == [2, 1, 1]
     assert evaluate(condition, [np.array(2, np.int32), X])[0].item() is True
+
+
+def depth_of(plan: ExecutionPlan) -> int:
+    """How many operations around each other are taken apart."""
+    inner = [b for s in plan.steps if s.control is not None for b in s.control.branches]
+    return 1 + max(map(depth_of, inner)) if inner else 0
+
+
+@pytest.mark.parametrize(("nested", "taken"), [(2, 2), (MOST_DEPTH, MOST_DEPTH), (6, MOST_DEPTH)])
+def test_what_is_nested_deeper_than_the_bound_is_placed_whole(nested: int, taken: int) -> None:
+    builder = ModelBuilder()
+    innermost = otherwise = chain(builder, ["ADD", "ADD"], "innermost")
+    for level in range(nested - 1):
+        around = builder.subgraph(f"level{level}")
+        x = around.input(DType.FLOAT32, SHAPE)
+        truth = around.constant(np.array(True))
+        indexes = {"then_subgraph_index": innermost, "else_subgraph_index": otherwise}
+        (y,) = around.operation("IF", [truth, x], [floats(f"y{level}")], indexes)
+        innermost = builder.add_subgraph(around.finish([y]))
+    x = builder.input(DType.FLOAT32, SHAPE, "x")
+    truth = builder.constant(np.array(True))
+    indexes = {"then_subgraph_index": innermost, "else_subgraph_index": otherwise}
+    model = builder.build(list(builder.operation("IF", [truth, x], [floats("y")], indexes)))
+    devices = [adder(), NumpyDevice("reference")]
+    plan = place(model, devices, Policy(placement="nnapi"))
+    assert depth_of(plan) == taken
+    assert same(plan, devices, X)
