@@ -11,6 +11,8 @@ import penstock
 from penstock.errors import ClosedError, InputError
 from penstock.execution.bound import BoundRun
 from penstock.ir import DType, Model, ModelBuilder
+from penstock.testing.doubles import FaultyDevice, RecordingDevice
+from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 from tests.unit.loaders.files import accumulator
 
 
@@ -75,3 +77,45 @@ def test_a_closed_model_is_refused(compiled: penstock.CompiledModel) -> None:
     compiled.close()
     with pytest.raises(ClosedError):
         bound.run(None)
+
+
+class TestReuse:
+    def test_drivers_bind_the_arguments_once(self) -> None:
+        device = RecordingDevice(NumpyDevice())
+        x, y, target = f32([[1, 2, 3]] * 2), f32([[4, 5, 6]] * 2), np.empty((2, 3), np.float32)
+        other = np.empty_like(target)
+        with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
+            bound = BoundRun(compiled, [x, y], [other, target])
+            for k in range(5):
+                x[:] = k
+                bound.run(None)
+                np.testing.assert_array_equal(target, x + y)
+            called = [c.method for c in device.calls]
+            assert called.count("create_reusable_execution") == 1
+            assert called.count("execute") + called.count("reusable_execute") == 5
+            assert called.count("reusable_execute") >= 3
+            bound.close()
+            bound.close()
+            bound.run(None)
+            np.testing.assert_array_equal(target, x + y)
+
+    def test_a_driver_that_binds_nothing_executes_as_ever(self) -> None:
+        device = FaultyDevice(NumpyDevice(), {"create_reusable_execution": 1})
+        x, target = f32([[1, -2, 3]] * 2), [np.empty((2, 3), np.float32) for _ in range(2)]
+        with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
+            bound = BoundRun(compiled, [x, x], target)
+            for k in range(4):
+                x[:] = -k
+                bound.run(None)
+                np.testing.assert_array_equal(target[0], np.maximum(x + x, 0))
+                np.testing.assert_array_equal(target[1], x + x)
+
+    def test_a_failed_execution_is_repeated_elsewhere(self) -> None:
+        device = FaultyDevice(NumpyDevice(), {"reusable_execute": 2})
+        x, target = f32([[1, -2, 3]] * 2), [np.empty((2, 3), np.float32) for _ in range(2)]
+        with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
+            bound = BoundRun(compiled, [x, x], target)
+            for k in range(6):
+                x[:] = k
+                bound.run(None)
+                np.testing.assert_array_equal(target[1], x + x)
