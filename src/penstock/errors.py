@@ -20,6 +20,7 @@ PenstockError
 │   ├── SealBroken, WrongLength, NotRegularFile, Unreadable
 │   ├── TokenCollision, ForeignEntry, OtherVersion
 │   └── RegistryMissing, RolledBack
+├── CapsuleError (ValueError)          a file is no failure capsule
 ├── WireError                          bytes between processes are no message
 ├── ClosedError, StateError, Cancelled
 ├── NotAvailable                       a documented feature that this version does not have
@@ -329,6 +330,10 @@ class RegistryMissing(CacheError):
 
 class RolledBack(CacheError):
     """The entry or the registry was replaced by one that was in use before."""
+
+
+class CapsuleError(PenstockError, ValueError):
+    """A file is no failure capsule, or a damaged one; or a failure does not fit one."""
 
 
 class WireError(PenstockError):

@@ -17,20 +17,9 @@ from penstock import knobs
 from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
-from penstock.export.tflite.state import RANDOM_INPUTS, state_positions
+from penstock.export.tflite.alone import positions_in_file, with_state
 from penstock.hal import AccuracyClass, Device
-from penstock.ir import (
-    ConstantPool,
-    DataLocation,
-    Lifetime,
-    Model,
-    NDArray,
-    StatePort,
-    Subgraph,
-    Variable,
-    infer_shapes,
-)
-from penstock.ir.builder import pack
+from penstock.ir import Lifetime, Model, NDArray, Subgraph, infer_shapes
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.runtime.discovery import DeviceInfo
@@ -67,7 +56,7 @@ class OperationCase(Struct, frozen=True, eq=False):
         """
         from penstock.export.tflite import write
 
-        return write(_with_state(self))
+        return write(with_state(self.model, self.inputs))
 
     @property
     def tflite_inputs(self) -> tuple[NDArray, ...]:
@@ -81,13 +70,10 @@ class OperationCase(Struct, frozen=True, eq=False):
 
     def positions(self, *, as_file: bool = True) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Which of *inputs* and of *expected* the file of `tflite` has; all of them without *as_file*."""
+        if as_file:
+            return positions_in_file(self.model)
         entry = self.model.entry
-        pairs = _state_pairs(self.model) if as_file else []
-        into, out = {i for i, _ in pairs}, {o for _, o in pairs}
-        return (
-            tuple(k for k, i in enumerate(entry.inputs) if i not in into),
-            tuple(k for k, o in enumerate(entry.outputs) if o not in out),
-        )
+        return tuple(range(len(entry.inputs))), tuple(range(len(entry.outputs)))
 
 
 def cases_of(
@@ -228,56 +214,3 @@ def _frees(entry: Subgraph) -> list[list[int]]:
         if operand not in entry.outputs:
             frees[at].append(operand)
     return frees
-
-
-def _state_pairs(model: Model) -> list[tuple[int, int]]:
-    """(input, output) of the state that TFLite's operators keep to themselves."""
-    entry = model.entry
-    pairs = []
-    for operation in entry.operations:
-        own = RANDOM_INPUTS.get(operation.type)
-        positions = state_positions(operation.type, operation.attributes)
-        if own is not None:
-            positions = tuple(range(own, len(operation.inputs)))
-        states = [operation.inputs[p] for p in positions]
-        after = operation.outputs[len(operation.outputs) - len(states) :]
-        pairs += [
-            (before, new)
-            for before, new in zip(states, after, strict=True)
-            if before in entry.inputs and new in entry.outputs
-        ]
-    return pairs
-
-
-def _with_state(case: OperationCase) -> Model:
-    """The case's model with the state of its operation as state ports, from the case's values on."""
-    model, entry = case.model, case.model.entry
-    pairs = _state_pairs(model)
-    if not pairs:
-        return model
-    values = dict(zip(entry.inputs, case.inputs, strict=True))
-    pools, variables = list(model.pools), []
-    for given, _ in pairs:
-        operand, value = entry.operands[given], values[given]
-        data, _ = pack(value, operand.dtype)
-        location = None
-        if any(data):
-            location = DataLocation(len(pools), 0, len(data))
-            pools.append(ConstantPool(memoryview(data)))
-        variables.append(
-            Variable(
-                operand.name, operand.dtype, value.shape, operand.quantization, location=location
-            )
-        )
-    kept_in, kept_out = {i for i, _ in pairs}, {o for _, o in pairs}
-    subgraph = replace(
-        entry,
-        inputs=(*(i for i in entry.inputs if i not in kept_in), *(i for i, _ in pairs)),
-        outputs=(*(o for o in entry.outputs if o not in kept_out), *(o for _, o in pairs)),
-        states=tuple(StatePort(at, i, o) for at, (i, o) in enumerate(pairs)),
-    )
-    subgraphs = list(model.subgraphs)
-    subgraphs[model.main] = subgraph
-    return replace(
-        model, subgraphs=tuple(subgraphs), pools=tuple(pools), variables=tuple(variables)
-    )

@@ -1,0 +1,233 @@
+"""A capsule as a file: a ZIP archive of members that are stored as they are. Files are read as hostile."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import struct
+import zipfile
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from penstock.capsules.manifest import FORMAT, ArrayRecord, Capsule, CaseRecord, Manifest
+from penstock.errors import CapsuleError, ModelError
+from penstock.ir import DType, NDArray
+from penstock.ir.builder import pack_strings
+from penstock.ir.model import unpack_strings
+
+MOST_BYTES: Final = 1 << 30
+"""A capsule's whole file."""
+MOST_MANIFEST_BYTES: Final = 16 << 20
+MOST_MEMBERS: Final = 4096
+MOST_DIRECTORY_BYTES: Final = 1 << 20
+
+MANIFEST: Final = "capsule.json"
+MODEL: Final = "step.tflite"
+
+_DATE: Final = (1980, 1, 1, 0, 0, 0)
+_END: Final = struct.Struct("<4s4H2IH")
+_LOCATOR: Final = b"PK\x06\x07"
+_OPAQUE: Final = frozenset({DType.RESOURCE, DType.VARIANT})
+
+
+def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
+    """Writes *capsule* to *path*, for its owner alone where the file is new. Raises `CapsuleError` for one that is too
+    large, and `OSError`.
+    """
+    content = dump(capsule)
+    with open(path, "wb", opener=_owners) as file:
+        file.write(content)
+
+
+def dump(capsule: Capsule) -> bytes:
+    """The bytes of a capsule's file; equal capsules give equal bytes. Raises `CapsuleError` for one that is too large."""
+    members: dict[str, bytes] = {}
+    manifest = capsule.manifest
+    if manifest.case is not None:
+        members[MODEL] = capsule.model
+        case = CaseRecord(
+            MODEL,
+            manifest.case.accuracy,
+            _put(members, "inputs", capsule.inputs),
+            _put(members, "expected", capsule.expected),
+            _put(members, "got", capsule.got),
+        )
+        manifest = msgspec.structs.replace(manifest, case=case)
+    encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    if len(encoded) > MOST_MANIFEST_BYTES:
+        raise CapsuleError(f"a manifest of {len(encoded)} bytes is too large for a capsule")
+    total = len(encoded) + sum(map(len, members.values()))
+    if total > MOST_BYTES - MOST_DIRECTORY_BYTES or len(members) >= MOST_MEMBERS:
+        raise CapsuleError(
+            f"{len(members)} members of {total} bytes together are too much for a capsule"
+        )
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=False) as archive:
+        for name, content in {MANIFEST: encoded, **members}.items():
+            archive.writestr(zipfile.ZipInfo(name, _DATE), content)
+    return stream.getvalue()
+
+
+def read(path: str | os.PathLike[str]) -> Capsule:
+    """The capsule in the file at *path*. Raises `CapsuleError` for what is none, and `OSError`."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise CapsuleError("it is not a regular file")
+    if status.st_size > MOST_BYTES:
+        raise CapsuleError(f"it has {status.st_size} bytes; a capsule has {MOST_BYTES} at most")
+    with open(path, "rb") as file:
+        return parse(file.read(MOST_BYTES + 1))
+
+
+def parse(content: bytes) -> Capsule:
+    """The capsule that *content* is. Raises `CapsuleError`, which names what is wrong; nothing else comes out."""
+    members = _members(content)
+    if MANIFEST not in members:
+        raise CapsuleError(f"there is no {MANIFEST} in it")
+    encoded = members[MANIFEST]
+    if len(encoded) > MOST_MANIFEST_BYTES:
+        raise CapsuleError(f"its manifest has {len(encoded)} bytes, {MOST_MANIFEST_BYTES} at most")
+    manifest = _manifest(encoded)
+    case = manifest.case
+    if case is None:
+        return Capsule(manifest)
+    return Capsule(
+        manifest,
+        _member(members, case.model),
+        tuple(_array(members, record) for record in case.inputs),
+        tuple(_array(members, record) for record in case.expected),
+        tuple(_array(members, record) for record in case.got),
+    )
+
+
+def _manifest(encoded: bytes) -> Manifest:
+    try:
+        told = msgspec.json.decode(encoded, type=_Version)
+        if told.format != FORMAT:
+            raise CapsuleError(f"it is of format {told.format}; this version reads format {FORMAT}")
+        return msgspec.json.decode(encoded, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CapsuleError(f"its manifest cannot be read: {error}") from None
+
+
+class _Version(msgspec.Struct, frozen=True):
+    format: int
+
+
+def _members(content: bytes) -> dict[str, bytes]:
+    """The members of the archive, none of which is packed. The directory is measured before anything reads it."""
+    if len(content) > MOST_BYTES:
+        raise CapsuleError(f"it is longer than {MOST_BYTES} bytes")
+    if len(content) < _END.size:
+        raise CapsuleError("it is no capsule: too short for an archive")
+    mark, disk, first, here, entries, size, offset, comment = _END.unpack(content[-_END.size :])
+    if mark != b"PK\x05\x06" or comment or disk or first or here != entries:
+        raise CapsuleError("it is no capsule, or cut short: the archive has no end")
+    if content[-_END.size - 20 : -_END.size][:4] == _LOCATOR:
+        raise CapsuleError("its archive is of the ZIP64 form, which capsules do not have")
+    if entries > MOST_MEMBERS or size > MOST_DIRECTORY_BYTES:
+        raise CapsuleError(f"its archive has {entries} members, in a directory of {size} bytes")
+    if offset + size + _END.size != len(content):
+        raise CapsuleError("its archive's directory is not where it says")
+    members: dict[str, bytes] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for info in archive.infolist():
+                if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & ~0x800:
+                    raise CapsuleError(f"its member {info.filename!r} is packed or encrypted")
+                if info.file_size != info.compress_size or info.file_size > len(content):
+                    raise CapsuleError(f"its member {info.filename!r} lies about its size")
+                if info.filename in members:
+                    raise CapsuleError(f"its member {info.filename!r} is there twice")
+                with archive.open(info) as member:
+                    members[info.filename] = member.read(info.file_size)
+    except (
+        zipfile.BadZipFile,
+        EOFError,
+        OSError,
+        ValueError,
+        NotImplementedError,
+        struct.error,
+    ) as error:
+        if isinstance(error, CapsuleError):
+            raise
+        raise CapsuleError(f"its archive is damaged: {error}") from None
+    if sum(map(len, members.values())) > len(content):
+        raise CapsuleError("its members overlap")
+    return members
+
+
+def _member(members: dict[str, bytes], name: str) -> bytes:
+    if name not in members:
+        raise CapsuleError(f"its manifest names {name!r}, which is not in it")
+    return members[name]
+
+
+def _array(members: dict[str, bytes], record: ArrayRecord) -> NDArray:
+    raw = _member(members, record.file)
+    try:
+        dtype = DType(record.dtype)
+    except ValueError:
+        raise CapsuleError(f"{record.file} has the unknown element type {record.dtype!r}") from None
+    if dtype in _OPAQUE:
+        raise CapsuleError(
+            f"{record.file} has elements of type {record.dtype}, which have no bytes"
+        )
+    if len(raw) != record.nbytes:
+        raise CapsuleError(f"{record.file} has {len(raw)} bytes, not {record.nbytes}")
+    elements = prod(record.shape)
+    if dtype is DType.STRING:
+        if elements > len(raw):
+            raise CapsuleError(f"{record.file} is too short for {elements} strings")
+        try:
+            return unpack_strings(memoryview(raw), record.shape)
+        except (ModelError, ValueError, struct.error) as error:
+            raise CapsuleError(f"{record.file} holds no strings: {error}") from None
+    if elements * dtype.numpy.itemsize != len(raw):
+        raise CapsuleError(
+            f"{record.file} has {len(raw)} bytes, and {record.dtype}{list(record.shape)} needs {elements * dtype.numpy.itemsize}"
+        )
+    if dtype is DType.BOOL and any(raw.translate(None, b"\0\1")):
+        raise CapsuleError(f"{record.file} has bytes that are neither true nor false")
+    # A shape with a zero may have any other dimension: NumPy has the last word.
+    try:
+        return np.frombuffer(bytearray(raw), dtype.numpy).reshape(record.shape)
+    except ValueError as error:
+        raise CapsuleError(f"{record.file} has an impossible shape: {error}") from None
+
+
+def _put(
+    members: dict[str, bytes], kind: str, arrays: Sequence[NDArray]
+) -> tuple[ArrayRecord, ...]:
+    records = []
+    for position, array in enumerate(arrays):
+        name = f"{kind}/{position}.bin"
+        dtype = _dtype_of(array)
+        raw = pack_strings(array) if dtype is DType.STRING else _little(array).tobytes()
+        members[name] = raw
+        records.append(ArrayRecord(name, dtype.value, tuple(array.shape), len(raw)))
+    return tuple(records)
+
+
+def _little(array: NDArray) -> NDArray:
+    return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+
+
+def _dtype_of(array: NDArray) -> DType:
+    from penstock.ir.types import dtype_of
+
+    if array.dtype.hasobject:
+        return DType.STRING
+    found = dtype_of(array.dtype)
+    if found is None:
+        raise CapsuleError(f"arrays of {array.dtype} have no form in a capsule")
+    return found
+
+
+def _owners(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,164 @@
+"""The last failures of drivers on this machine: capsules in the state directory, few and for their user alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from penstock import knobs
+from penstock.capsules.manifest import Capsule, Stage
+from penstock.hal import AccuracyClass, Device
+from penstock.ir import NDArray
+from penstock.logs import Log
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.sealed.places import make_private_directory, state_directory
+
+log = Log(__name__)
+
+FAILURES: Final = "failures"
+"""The directory of kept failures below the state directory."""
+
+MOST_KEPT: Final = 8
+MOST_KEPT_BYTES: Final = 64 << 20
+"""A failure that is larger is kept without its step."""
+ENDING: Final = ".capsule"
+
+
+class StepFailure(Struct, frozen=True, eq=False):
+    """A *step* that *device* failed at. *inputs* are copies, there only where the knob `keep_failure_data` is on."""
+
+    stage: Stage
+    step: ExecutionStep
+    device: Device
+    error: str
+    inputs: tuple[NDArray, ...] = ()
+
+
+def noted(
+    stage: Stage,
+    step: ExecutionStep,
+    device: Device,
+    error: str,
+    values: Mapping[int, NDArray] | None = None,
+) -> tuple[StepFailure, ...]:
+    """The failure, to be kept with what is known at the end; none with the knob `keep_failures` off. *values* has the
+    operands of the planned model. Raises nothing.
+    """
+    import numpy as np
+
+    try:
+        if not knobs.keep_failures():
+            return ()
+        inputs: tuple[NDArray, ...] = ()
+        if values is not None and knobs.keep_failure_data():
+            inputs = tuple(np.array(values[i]) for i in step.inputs)
+        return (StepFailure(stage, step, device, error, inputs),)
+    except Exception as failed:  # noqa: BLE001  # evidence must not change what the caller gets
+        log.debug("a failure is not kept: %r", failed)
+        return ()
+
+
+def keep(
+    failure: StepFailure,
+    plan: ExecutionPlan,
+    receipt: str | None,
+    accuracy: AccuracyClass,
+) -> None:
+    """Keeps *failure* of a step of *plan*; nothing is raised where that cannot be done."""
+    try:
+        _save(_capsule(failure, plan, receipt, accuracy))
+    except Exception as failed:  # noqa: BLE001  # as above
+        log.debug("a failure is not kept: %r", failed)
+
+
+def keep_capsule(capsule: Capsule) -> None:
+    """The same for a capsule; it loses its step where the knob `keep_failure_data` is off."""
+    try:
+        if knobs.keep_failures():
+            _save(capsule if knobs.keep_failure_data() else _without_case(capsule, NOT_KEPT))
+    except Exception as failed:  # noqa: BLE001  # as above
+        log.debug("a failure is not kept: %r", failed)
+
+
+NOT_KEPT: Final = "steps and inputs are kept with the knob keep_failure_data on, or by 'doctor --capsule' with a model"
+
+
+def last() -> str | None:
+    """The path of the failure that was kept last; None where there is none."""
+    directory = os.path.join(state_directory(), FAILURES)
+    names = _names(directory)
+    return os.path.join(directory, names[-1]) if names else None
+
+
+def clear() -> int:
+    """Removes what was kept, and returns how many there were. Raises `OSError`."""
+    directory = os.path.join(state_directory(), FAILURES)
+    names = _names(directory)
+    for name in names:
+        os.unlink(os.path.join(directory, name))
+    return len(names)
+
+
+def _capsule(
+    failure: StepFailure, plan: ExecutionPlan, receipt: str | None, accuracy: AccuracyClass
+) -> Capsule:
+    from penstock.capsules.making import Case, Told, make
+
+    step = failure.step
+    return make(
+        Told(failure.stage, plan.model, step.operations, failure.error),
+        failure.device,
+        accuracy=accuracy,
+        plan=plan,
+        receipt=receipt,
+        case=Case(step.model, failure.inputs) if failure.inputs else None,
+        no_case=NOT_KEPT,
+    )
+
+
+def _save(capsule: Capsule) -> None:
+    from penstock.capsules.archive import dump
+
+    content = dump(capsule)
+    if len(content) > MOST_KEPT_BYTES:
+        content = dump(
+            _without_case(capsule, f"the step has {len(content)} bytes, too many to be kept")
+        )
+    state = state_directory()
+    directory = os.path.join(state, FAILURES)
+    make_private_directory(directory)
+    name = os.path.join(directory, f"{time.time_ns():020}-{os.getpid()}{ENDING}")
+    temporary = f"{name}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(temporary, name)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    for old in _names(directory)[:-MOST_KEPT]:
+        try:
+            os.unlink(os.path.join(directory, old))
+        except FileNotFoundError:
+            continue
+
+
+def _without_case(capsule: Capsule, why: str) -> Capsule:
+    from msgspec.structs import replace
+
+    if capsule.manifest.case is None:
+        return capsule
+    return Capsule(replace(capsule.manifest, case=None, no_case=why))
+
+
+def _names(directory: str) -> list[str]:
+    """What is kept, the newest last. A directory that cannot be read holds nothing."""
+    try:
+        return sorted(name for name in os.listdir(directory) if name.endswith(ENDING))
+    except OSError:
+        return []

@@ -1,0 +1,139 @@
+"""What a capsule must not tell: names of files, of users, of the machine, and of what the network's author named."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.ir import Model, Subgraph
+
+SHORTEST: Final = 3
+"""Names of fewer letters are left alone outside quotes: they are in half of all words."""
+
+_PATH: Final = re.compile(
+    r"""(?<![\w/.])(?:file:/)?(?:~|/)[^\s'"`<>|:;,()\[\]{}]*/[^\s'"`<>|:;,()\[\]{}]*"""
+    r"""|(?<!\w)[A-Za-z]:[\\/][^\s'"`<>|;,()\[\]{}]+|\\\\[^\s'"`<>|;,()\[\]{}]+"""
+)
+"""Paths from the root, a home or a drive on, two names long or more."""
+
+ORDINARY: Final = frozenset({"root", "user", "admin", "runner", "nobody", "python", "penstock"})
+"""Names of users that name nobody, and that are words as well."""
+
+
+class Scrubber:
+    """Takes private names out of text. *names* are the network's own; none are taken out where names were asked for.
+
+    Never complete: an error may quote anything in a form of its own.
+    """
+
+    def __init__(self, names: Iterable[str] = (), *, keep_names: bool = False) -> None:
+        self.keep_names = keep_names
+        self._private = [
+            (re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE), word)
+            for text, word in _known()
+        ]
+        kept = () if keep_names else sorted({n for n in names if n}, key=lambda n: -len(n))
+        self._quoted = {name: f"name{at}" for at, name in enumerate(kept)}
+        long = [re.escape(n) for n in kept if len(n) > SHORTEST]
+        self._names = re.compile(rf"(?<!\w)(?:{'|'.join(long)})(?!\w)") if long else None
+
+    def text(self, text: str) -> str:
+        """*text* without private names."""
+        for name in re.findall(r"'([^']*)'|\"([^\"]*)\"", text) if self._quoted else ():
+            inside = name[0] or name[1]
+            if inside in self._quoted:
+                text = text.replace(f"'{inside}'", f"'{self._quoted[inside]}'")
+                text = text.replace(f'"{inside}"', f'"{self._quoted[inside]}"')
+        if self._names is not None:
+            text = self._names.sub(lambda m: self._quoted[m[0]], text)
+        text = _PATH.sub("<path>", text)
+        return reduce(lambda said, known: known[0].sub(known[1], said), self._private, text)
+
+    def tree(self, value: Any) -> Any:
+        """A value of JSON's types with every text in it scrubbed."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(k): self.tree(v) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self.tree(v) for v in value]
+        return value
+
+    def raw(self, encoded: str | bytes) -> msgspec.Raw:
+        """JSON with every text in it scrubbed."""
+        return msgspec.Raw(msgspec.json.encode(self.tree(msgspec.json.decode(encoded))))
+
+
+def names_of(model: Model) -> set[str]:
+    """Everything in *model* that its author named."""
+    names: set[str] = set()
+    for subgraph in model.subgraphs:
+        names.add(subgraph.name)
+        names.update(operand.name for operand in subgraph.operands)
+    names.update(variable.name for variable in model.variables)
+    names.update(model.signatures)
+    names.update(n for s in model.signatures.values() for n, _ in (*s.inputs, *s.outputs))
+    return names - {"", "main"}
+
+
+def nameless(model: Model) -> Model:
+    """*model* with numbers in the place of its names, and nothing that computes nothing."""
+    return Model(
+        tuple(_nameless(subgraph, at) for at, subgraph in enumerate(model.subgraphs)),
+        model.pools,
+        main=model.main,
+        variables=tuple(replace(v, name=f"v{k}") for k, v in enumerate(model.variables)),
+    )
+
+
+def _nameless(subgraph: Subgraph, at: int) -> Subgraph:
+    return replace(
+        subgraph,
+        operands=tuple(
+            replace(o, name=f"t{k}" if o.has_value else "") for k, o in enumerate(subgraph.operands)
+        ),
+        name=f"subgraph{at}",
+    )
+
+
+def _known() -> list[tuple[str, str]]:
+    """Texts that tell who runs this, and where; the longest first."""
+    import platform
+
+    found: dict[str, str] = {}
+    for variable in ("USER", "LOGNAME", "USERNAME", "SUDO_USER"):
+        found[os.environ.get(variable, "")] = "<user>"
+    found[_login()] = "<user>"
+    found[os.path.basename(os.path.expanduser("~"))] = "<user>"
+    found[platform.node()] = "<host>"
+    for place in (os.path.expanduser("~"), tempfile.gettempdir(), sys.prefix, _here()):
+        if len(place) > SHORTEST:
+            found[place] = "<path>"
+    kept = {t: w for t, w in found.items() if len(t) >= SHORTEST and t.lower() not in ORDINARY}
+    return sorted(kept.items(), key=lambda pair: -len(pair[0]))
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _login() -> str:
+    if sys.platform == "win32":
+        return ""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
