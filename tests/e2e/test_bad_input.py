@@ -85,7 +85,8 @@ CASES = {
         1,
         "there is no directory",
     ),
-    "not there yet": (["replay", "m.tflite"], 2, "not available yet"),
+    "a capsule that is none": (["replay", "@text.tflite"], 3, "no capsule"),
+    "a capsule that is missing": (["replay", "@missing.capsule"], 3, "No such file"),
 }
 
 

@@ -24,7 +24,7 @@ PLACES: Final = frozenset({"cache_dir", "state_dir"})
 
 
 def environment() -> Environment:
-    """This process's, without the name of the machine or of anybody."""
+    """That of the process, without the name of the machine or of anybody."""
     return Environment(
         platform.python_version(),
         platform.python_implementation(),

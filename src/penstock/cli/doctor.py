@@ -13,8 +13,9 @@ import typer
 
 import penstock
 from penstock import knobs
+from penstock.cli import capsules, options
 from penstock.cli.devices import describe, usable
-from penstock.cli.failures import Unfinished
+from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.knobs import (
     describe as describe_knob,
     place,
@@ -53,17 +54,59 @@ def doctor(
     capsule: Annotated[
         str | None,
         typer.Option(
-            "--capsule", metavar="FILE", help="Write a crash capsule (not available yet)."
+            "--capsule",
+            metavar="FILE",
+            help="Write the last failure of a driver as FILE, for 'replay'; with --model and --device, one brought about now.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="The network that fails.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", metavar="NAME", help="The device that it fails on."),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="INPUT", help="As 'run' takes them; repeat for several."),
+    ] = None,
+    accuracy: options.Accuracy = None,
+    names: Annotated[
+        bool, typer.Option("--names", help="Keep the network's own names in the capsule.")
+    ] = False,
+    seed: options.Seed = 0,
+    forget: Annotated[
+        str | None,
+        typer.Option(
+            "--forget",
+            metavar="VERDICT",
+            help="Forget a verdict on a driver: the beginning of its key, or all.",
         ),
     ] = None,
 ) -> None:
     """Say what is installed, which drivers work and why others do not, and which limits hold."""
-    if last_crash or capsule is not None:
-        raise NotAvailable(
-            f"'doctor {'--last-crash' if last_crash else '--capsule'}' is not available yet"
-        )
+    if last_crash:
+        raise NotAvailable("'doctor --last-crash' is not available yet")
     output = output_of(context)
+    if forget is not None:
+        capsules.forget(output, forget)
+        return
+    if capsule is not None:
+        capsules.write_capsule(
+            output,
+            capsule,
+            model=model,
+            device=device,
+            inputs=inputs or (),
+            accuracy=accuracy,
+            names=names,
+            seed=seed,
+        )
+        return
+    if model is not None or device is not None or inputs or names or accuracy is not None:
+        raise UsageError("--model, --device, --input, --accuracy and --names go with --capsule")
     data = examine()
+    found_wrong = capsules.verdicts()
     output.table(("system", ""), [(k, v) for k, v in data["system"].items()])
     output.table(
         ("package", "version"), [(k, v or "not installed") for k, v in data["packages"].items()]
@@ -111,6 +154,7 @@ def doctor(
         ],
     )
     output.table(("isolated drivers are held by", "here"), list(data["sandbox"].items()))
+    capsules.show_verdicts(output, found_wrong)
     if data["knobs"]:
         rows = [(k["name"], shown(k), k["default"], place(k["source"])) for k in data["knobs"]]
         output.table(("changed knob", "value", "default", "from"), rows, whole=("changed knob",))
@@ -143,6 +187,7 @@ def examine() -> dict[str, Any]:
         "limits": limits(),
         "places": places(),
         "sandbox": dict(sandbox.detect().lines()),
+        "verdicts": [capsules.describe_verdict(v) for v in capsules.verdicts()],
         "knobs": [k for k in every if k["source"] != "default"],
         "settings_file": str(knobs.settings_path()),
         "problems": problems(every) + unknown_devices([d.name for d in found]),

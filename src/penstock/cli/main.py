@@ -21,9 +21,9 @@ from penstock.cli.doctor import doctor
 from penstock.cli.dump import dump
 from penstock.cli.inspect import inspect
 from penstock.cli.knobs import knobs
-from penstock.cli.later import ANYTHING, replay
 from penstock.cli.output import Output
 from penstock.cli.plan import plan
+from penstock.cli.replay import replay
 from penstock.cli.run import run
 
 EVERYWHERE: Final = ("--json", "--debug")
@@ -134,9 +134,8 @@ def root(
         raise typer.Exit
 
 
-for command in (run, inspect, plan, dump, bench, compare, devices, doctor, knobs):
+for command in (run, inspect, plan, dump, bench, compare, replay, devices, doctor, knobs):
     app.command()(command)
-app.command(context_settings=dict(ANYTHING))(replay)
 app.add_typer(cache)
 
 

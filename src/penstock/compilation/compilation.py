@@ -110,7 +110,13 @@ def compile_plan(
         for position, step in enumerate(plan.steps):
             if config.progress is not None:
                 config.progress(ProgressEvent("compile", step.device, position, len(plan.steps)))
-            prepared, tries = prepare_step(step, devices, config, means)
+            try:
+                prepared, tries = prepare_step(step, devices, config, means)
+            except (MissedDeadline, Cancelled):
+                raise
+            except DriverError as error:
+                _keep(plan, step, devices, error, None, config)
+                raise
             compiles += tries
             done.append(prepared)
         check_interrupts(config)
@@ -119,6 +125,7 @@ def compile_plan(
     except BaseException:
         close_all(done)
         raise
+    planned = plan
     if any(step.receipt.failures or step.branches for step in done):
         from penstock.compilation.repeating import as_compiled
 
@@ -132,7 +139,28 @@ def compile_plan(
         tuple(means.recorder.spans),
         "compile",
     )
+    if planned is not plan:
+        for step, made in zip(planned.steps, done, strict=True):
+            if made.receipt.failures:
+                _keep(planned, step, devices, made.receipt.failures[0].error, receipt, config)
     return Compilation(plan, tuple(done), receipt)
+
+
+def _keep(
+    plan: ExecutionPlan,
+    step: ExecutionStep,
+    devices: Mapping[str, Device],
+    error: DriverError | str,
+    receipt: Receipt | None,
+    config: PrepareConfig,
+) -> None:
+    """Keeps a compile that failed, for a capsule."""
+    from penstock.capsules.evidence import keep, noted
+    from penstock.compilation.failing import told
+
+    text = error if isinstance(error, str) else told(error)
+    for failure in noted("compile", step, devices[step.device], text):
+        keep(failure, plan, None if receipt is None else receipt.to_json(), config.accuracy)
 
 
 def prepare_step(

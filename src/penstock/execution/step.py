@@ -30,8 +30,10 @@ from penstock.ir import DType, NDArray
 from penstock.ir.types import is_static, static_shape
 
 if TYPE_CHECKING:
+    from penstock.capsules.evidence import StepFailure
     from penstock.execution.fallback import Fallbacks
     from penstock.memory.bound import BoundMemory
+    from penstock.partitioning.plan import ExecutionPlan
 
 
 class StepRunner:
@@ -39,7 +41,7 @@ class StepRunner:
 
     *devices* maps names to those that may repeat it, where *fallback* lets them. *placed* holds the operands
     that have a place in the arena, *dynamic* those between steps whose size only a run tells, *states* those that a
-    State feeds.
+    State feeds. With the *plan* that it is of, its first failure is kept (`penstock.capsules.evidence`).
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class StepRunner:
         )
         self._lock = threading.Lock()
         self._fallbacks: Fallbacks | None = None
+        self.plan: ExecutionPlan | None = None
+        self._told = False
 
     @property
     def is_direct(self) -> bool:
@@ -131,13 +135,33 @@ class StepRunner:
     ) -> None:
         """Repeats the step, at which its device has failed by *error*, on another, as `run` does; raises what it does."""
         failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
+        noted = self._noted(describe(error), values)
         if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
+            self._keep(noted, trace, began)
             return
+        self._keep(noted, trace, began)
         from penstock.compilation.failing import final
 
         others = trace.failures[len(failures) :]
         name = self.prepared.device.name
         raise final(error, self.prepared.step, name, others, allowed=self._allowed) from error
+
+    def _noted(self, error: str, values: Mapping[int, NDArray]) -> tuple[StepFailure, ...]:
+        """What is to be kept of the first failure."""
+        if self.plan is None or self._told:
+            return ()
+        self._told = True
+        from penstock.capsules.evidence import noted
+
+        return noted("execute", self.prepared.step, self.prepared.device, error, values)
+
+    def _keep(self, failures: tuple[StepFailure, ...], trace: Trace, began: int) -> None:
+        if failures and self.plan is not None:
+            from penstock.capsules.evidence import keep
+            from penstock.execution.reporting import run_receipt
+
+            receipt = run_receipt(trace, began, perf_counter_ns()).to_json()
+            keep(failures[0], self.plan, receipt, self._config.accuracy)
 
     def close(self) -> None:
         """Closes the fall-backs, if there are any."""

@@ -128,7 +128,7 @@ class Variant:
 
             step = scheduled(step)
         temporaries = self.compilation.plan.temporaries
-        return StepRunner(
+        runner = StepRunner(
             step,
             self._devices,
             self._config,
@@ -137,6 +137,8 @@ class Variant:
             temporaries.dynamic,
             self._fed,
         )
+        runner.plan = self.compilation.plan
+        return runner
 
     def _take_compiled(self) -> None:
         """Puts steps whose compile has ended in the place of those that ran meanwhile."""

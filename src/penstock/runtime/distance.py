@@ -98,9 +98,12 @@ def distance_of(
 ) -> Distance:
     """The worst distance between *outputs* of *model*, one operation or a few, and the *expected* ones.
 
-    *inputs* are what both were computed from: sums may cancel, and are measured against what was summed.
+    *inputs* are what both were computed from: sums may cancel, and are measured against what was summed. The state of a
+    model that has some is among them, and new state among the results, or neither is.
     """
-    operands = [model.operands[i] for i in model.entry.outputs]
+    entry = model.entry
+    ports = _ports(entry.outputs, entry.ordinary_outputs, len(expected))
+    operands = [model.operands[i] for i in ports]
     if len(outputs) != len(operands):
         return _incomparable(0, f"{len(outputs)} outputs, not {len(operands)}")
     share = HYBRID_SHARE if _is_hybrid(model) else FLOAT_SHARE
@@ -113,6 +116,10 @@ def distance_of(
         if found.problem:
             return replace(found, output=position)
     return worst
+
+
+def _ports(every: Sequence[int], ordinary: Sequence[int], count: int) -> Sequence[int]:
+    return ordinary if count == len(ordinary) else every
 
 
 def _one(
@@ -217,7 +224,8 @@ def _cancelling(model: Model, inputs: Sequence[NDArray]) -> float:
     if not any(operation.type in SUMMING for operation in model.operations):
         return 0.0
     largest = 0.0
-    for operand, array in zip((model.operands[i] for i in model.entry.inputs), inputs, strict=True):
+    ports = _ports(model.entry.inputs, model.entry.ordinary_inputs, len(inputs))
+    for operand, array in zip((model.operands[i] for i in ports), inputs, strict=True):
         if operand.dtype.is_float:
             values = np.abs(array.astype(np.float64))
             largest = max(largest, float(values[np.isfinite(values)].max(initial=0.0)))

@@ -170,9 +170,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, arguments: list[str])
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["replay", "f"],
         ["doctor", "--last-crash"],
-        ["doctor", "--capsule", "f"],
     ],
 )
 def test_what_is_not_there_yet_says_so(run: Run, arguments: list[str]) -> None:

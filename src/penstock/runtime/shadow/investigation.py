@@ -125,6 +125,7 @@ class Investigation:
         self.done = True
         verdict = self._keep(departure, _fault(departure, repeats=repeats))
         job.note.text = f"{verdict.show()} (on {verdict.device})"
+        self._keep_evidence(departure, self._devices[departure.device])
         return verdict
 
     def _expected(self, job: Job) -> tuple[Sequence[NDArray], State | None]:
@@ -247,6 +248,16 @@ class Investigation:
         except CacheError as error:
             log.warning("the verdict is not kept: %s", error)
         return verdict
+
+    def _keep_evidence(self, departure: Departure, device: Device) -> None:
+        """What 'doctor --capsule' finds."""
+        from penstock.capsules.evidence import keep_capsule
+        from penstock.runtime.reproducing import capsule_of
+
+        self.check()
+        if knobs.keep_failures():
+            plan = self._compilation.plan
+            keep_capsule(capsule_of(self._model, departure, device, self._accuracy, plan=plan))
 
 
 def _measured(found: Departure | None) -> Departure | None:

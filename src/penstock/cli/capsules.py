@@ -1,0 +1,189 @@
+"""`penstock doctor --capsule` and `--forget`: failures put into a file, and verdicts on drivers taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.cli import opening, writing
+from penstock.cli.cache.directory import when
+from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
+from penstock.cli.output import Output
+from penstock.errors import CacheError, CapsuleError
+
+if TYPE_CHECKING:
+    from penstock.cache.driver_verdicts import DriverVerdict
+    from penstock.capsules import Capsule
+    from penstock.hal import AccuracyClass
+
+ALL: Final = "all"
+
+
+def write_capsule(
+    output: Output,
+    name: str,
+    *,
+    model: str | None,
+    device: str | None,
+    inputs: Sequence[str],
+    accuracy: str | None,
+    names: bool,
+    seed: int,
+) -> None:
+    """Writes the capsule *name*: of the failure kept last, or with *model* and *device* of one brought about now."""
+    target = writing.target("--capsule", name)
+    if target is None:
+        raise UsageError("--capsule needs the name of a file")
+    if (model is None) != (device is None):
+        raise UsageError("--model and --device go together: which network fails, and where")
+    if model is None and (inputs or accuracy is not None or names):
+        raise UsageError("--input, --accuracy and --names need --model and --device")
+    if model is None or device is None:
+        capsule, source = _last()
+    else:
+        capsule = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed)
+        source = "brought about now"
+    _write(target, capsule)
+    output.line(capsule.show())
+    output.line(f"written: {target} ({target.stat().st_size} bytes; {source})")
+    if capsule.manifest.case is not None:
+        output.line(f"penstock replay {target} repeats it", "dim")
+    output.json({"written": str(target), "source": source, **describe(capsule)})
+
+
+def describe(capsule: Capsule) -> dict[str, Any]:
+    """What `--json` says of a capsule: its manifest, without plan and receipt."""
+    import msgspec
+
+    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(capsule.manifest))
+    return {key: value for key, value in told.items() if key not in {"plan", "receipt"}}
+
+
+def _write(target: Path, capsule: Capsule) -> None:
+    from penstock import capsules
+
+    try:
+        capsules.write(target, capsule)
+    except OSError as error:
+        raise OutputError(target, os_reason(error)) from None
+
+
+def _last() -> tuple[Capsule, str]:
+    """The failure that was kept last, and where it lies. Raises `Unfinished` where there is none."""
+    from penstock import capsules, knobs
+    from penstock.capsules import evidence
+
+    path = evidence.last()
+    if path is None:
+        why = "" if knobs.keep_failures() else " (the knob keep_failures is off)"
+        raise Unfinished(
+            f"no failure of a driver was kept here{why}; --model and --device bring one about"
+        )
+    try:
+        return capsules.read(path), "kept when it happened"
+    except OSError as error:
+        raise FileError(path, os_reason(error)) from None
+    except CapsuleError as error:
+        raise FileError(path, str(error)) from error
+
+
+def _brought_about(
+    output: Output,
+    model: str,
+    device: str,
+    inputs: Sequence[str],
+    accuracy: str | None,
+    *,
+    names: bool,
+    seed: int,
+) -> Capsule:
+    from penstock.cli.feed import Wishes, feed
+    from penstock.execution.inputs import in_order
+    from penstock.execution.interface import interface_of
+    from penstock.runtime.reproducing import reproduce
+
+    policy = opening.policy_of(accuracy)
+    opening.check_devices([device])
+    if device == "reference":
+        raise UsageError("--device reference: it is what the others are compared with")
+    loaded = opening.load(model).model
+    interface = interface_of(loaded, None)
+    given = list(inputs) or (["random"] if interface.inputs else [])
+    fed = feed(given, interface.inputs, loaded.metadata.inputs, Wishes(None, seed))
+    kind: AccuracyClass = "faithful" if policy is None else cast("AccuracyClass", accuracy)
+    with output.progress() as bar:
+        task = bar.add_task(f"{device}: computing the reference", total=None)
+        found = reproduce(
+            loaded,
+            in_order(fed.arrays, interface),
+            device,
+            accuracy=kind,
+            names=names,
+            progress=lambda part: bar.update(task, description=f"{device}: {part}"),
+        )
+    output.notes(fed.notes)
+    if found.capsule is None:
+        output.line(found.comparison.show())
+        output.json({"written": None, **found.comparison.to_builtins()})
+        raise Unfinished(f"nothing failed on {device}, and no capsule was written")
+    return found.capsule
+
+
+def verdicts() -> list[DriverVerdict]:
+    """What shadow verification found here, the newest first; none where that cannot be read."""
+    from penstock.cache.driver_verdicts import DriverVerdicts
+
+    try:
+        return DriverVerdicts().every()
+    except CacheError:
+        return []
+
+
+def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
+    """A table of the verdicts, where there are any."""
+    if found:
+        output.table(
+            ("verdict", "device", "version", "operation", "what", "found"),
+            [
+                (
+                    v.short,
+                    v.device,
+                    v.version,
+                    ", ".join(v.types),
+                    f"{v.fault}: {v.reason}",
+                    when(v.created),
+                )
+                for v in found
+            ],
+            whole=("verdict",),
+        )
+
+
+def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
+    """What `--json` says of a verdict."""
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(verdict)
+    return told
+
+
+def forget(output: Output, beginning: str) -> None:
+    """Removes the one verdict whose key begins so, or with "all" every one. Raises `UsageError` for none, or several."""
+    from penstock.cache.driver_verdicts import DriverVerdicts
+
+    store = DriverVerdicts()
+    if beginning == ALL:
+        count = store.clear()
+        output.line(f"{count} {'verdict' if count == 1 else 'verdicts'} forgotten")
+        output.json({"forgotten": count})
+        return
+    found = [v for v in store.every() if beginning and v.key.startswith(beginning)]
+    if len(found) != 1:
+        count_text = "no verdict begins" if not found else f"{len(found)} verdicts begin"
+        raise UsageError(f"--forget {beginning}: {count_text} so; 'penstock doctor' lists them")
+    store.remove(found[0].key)
+    output.line(
+        f"forgotten: {', '.join(found[0].types)} on {found[0].device}, version {found[0].version}"
+    )
+    output.json({"forgotten": 1, "verdict": describe_verdict(found[0])})

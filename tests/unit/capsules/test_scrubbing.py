@@ -1,0 +1,80 @@
+"""What a capsule does not tell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.capsules.scrubbing import Scrubber, nameless, names_of
+from penstock.export.tflite import write
+from penstock.ir import DType, Model, ModelBuilder, Operand
+
+
+@pytest.fixture(autouse=True)
+def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "marigold")
+    monkeypatch.setenv("HOME", "/home/marigold")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("cannot open /home/marigold/net.bin: no", "cannot open <path>: no"),
+        ("~/secret/plan.onnx", "<path>"),
+        ("file:///srv/x/y.bin", "<path>"),
+        (r"C:\Users\marigold\net.bin is gone", "<path> is gone"),
+        (r"\\server\share\net", "<path>"),
+        ("Marigold's driver", "<user>'s driver"),
+        ("half of 3/4 and/or a/b", "half of 3/4 and/or a/b"),
+        (
+            "0.5 of the largest value (2e-4 allowed), at [0, 3]",
+            "0.5 of the largest value (2e-4 allowed), at [0, 3]",
+        ),
+        ("operand 'a' of 'secret_layer'", "operand 'name1' of 'name0'"),
+        ("secret_layer/Relu failed", "name0/Relu failed"),
+        ("a flat array", "a flat array"),
+    ],
+)
+def test_text(given: str, expected: str) -> None:
+    assert Scrubber(["a", "secret_layer"]).text(given) == expected
+
+
+def test_names_stay_where_they_were_asked_for() -> None:
+    scrubber = Scrubber(["secret_layer"], keep_names=True)
+    assert scrubber.text("'secret_layer' in /home/marigold/x") == "'secret_layer' in <path>"
+
+
+def test_ordinary_users_name_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "root")
+    assert "root" in Scrubber().text("the root mean square")
+
+
+def test_where_the_program_stands_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in Scrubber().text(f"in {tmp_path}")
+    assert os.fspath(tmp_path.name) not in Scrubber().text(f"opening {tmp_path}/x")
+
+
+def model() -> Model:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (2,), "private_input")
+    k = b.constant(np.ones(2, np.float32), "private_weights")
+    (out,) = b.operation("ADD", [x, k], [Operand(DType.FLOAT32, (2,), name="private_output")])
+    return b.build([out])
+
+
+def test_a_model_without_its_names_computes_the_same() -> None:
+    named = model()
+    assert names_of(named) >= {"private_input", "private_weights", "private_output"}
+    content = write(nameless(named))
+    assert b"private" not in content
+    x = np.array([1, 2], np.float32)
+    with penstock.compile(content, devices=["reference"], cache=None) as compiled:
+        assert compiled(x)[0].tolist() == [2, 3]
+    assert nameless(named).digest == named.digest
