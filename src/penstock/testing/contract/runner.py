@@ -19,6 +19,7 @@ from penstock.testing.contract import (
     fenced,
     lifetime,
     memory,
+    memory_domains,
     prepare,
     support,
 )
@@ -39,6 +40,7 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
         "caching": caching.CHECKS,
         "caching_security": caching_security.CHECKS,
         "memory": memory.CHECKS,
+        "memory_domains": memory_domains.CHECKS,
         "execute": execute.CHECKS,
         "burst": burst.CHECKS,
         "fenced": fenced.CHECKS,
@@ -58,6 +60,7 @@ READING: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "caching": ("caching", "Device.prepare_model_from_cache"),
         "caching_security": ("caching", "Device.prepare_model_from_cache"),
         "memory": ("memory", "Buffer"),
+        "memory_domains": ("memory", "Device.allocate"),
         "execute": ("executing", "PreparedModel.execute"),
         "burst": ("bursts-fences-and-reusable-executions", "Burst"),
         "fenced": ("bursts-fences-and-reusable-executions", "PreparedModel.execute_fenced"),
