@@ -142,7 +142,9 @@ class CompiledModel:
         *loop_timeout*, in seconds, bounds each evaluation of a WHILE (NNAPI section 7.3): 2 by default, 15 at most;
         past it the run raises `MissedDeadlineTransient`.
 
-        Raises `InputError` for what does not fit, `MissedDeadline*` past the timeout, `Cancelled` soon
+        Raises `InputError` for what does not fit, `OutputInsufficientSize`, with the shapes that are needed, for an array
+        of *out* too small for an output whose shape only the run tells; past the timeout
+        `MissedDeadlinePersistent` where no driver was called yet, else `MissedDeadlineTransient`; `Cancelled` soon
         after *cancel* is set, `ClosedError`, `StateError`, or the `DriverError` of a step that nothing
         could repeat; the state is then as before, and the content of *out* undefined.
         """

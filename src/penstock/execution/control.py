@@ -47,6 +47,8 @@ class ControlRunner:
         self._branches = [
             Variant(branch, devices, config, fallback, lends=loop) for branch in prepared.branches
         ]
+        for branch in self._branches:
+            branch.within = True
         entry = step.model.entry
         (operation,) = entry.operations
         outer = dict(

@@ -23,14 +23,13 @@ from penstock.errors import (
 from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
-from penstock.execution.variant import Variant
+from penstock.execution.variant import Variant, check_time
 from penstock.hal import (
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
     ProvenRequest,
     Request,
-    check_deadline,
 )
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import NDArray
@@ -214,7 +213,7 @@ class Direct:
         steps = trace.steps
         for call in self._calls:
             if interrupts:
-                self._check(config, first=not steps)
+                self._check(config, begun=len(steps) > 0)
             try:
                 result = call.execute(call.request, config)
                 if type(result) is not ExecutionResult or result.output_shapes:
@@ -237,11 +236,11 @@ class Direct:
             raise MissedDeadlineTransient("the run took longer than its timeout")
         return list(self._results)
 
-    def _check(self, config: ExecutionConfig, *, first: bool) -> None:
+    def _check(self, config: ExecutionConfig, *, begun: bool) -> None:
         if config.cancel is not None:
             config.cancel.check()
         if config.deadline_ns is not None:
-            check_deadline(config.deadline_ns)
+            check_time(config.deadline_ns, begun=begun)
 
     def _same_targets(self, out: Sequence[NDArray | None]) -> bool:
         return self._out is not None and all(a is b for a, b in zip(out, self._out, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InputError
+from penstock.errors import InputError, OutputInsufficientSize
 from penstock.execution.inputs import arrange, fits, is_bindable
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
@@ -90,6 +90,26 @@ def ready_targets(
             if np.may_share_memory(value, other):
                 return None
     return [*out]
+
+
+def check_room(
+    outputs: Sequence[Operand], results: Sequence[NDArray], out: Sequence[NDArray | None]
+) -> None:
+    """Raises `OutputInsufficientSize`, with the shape of every one of *results*, where an array of *out* is too small for
+    its own, whose shape only the run has told.
+    """
+    enough = [
+        not isinstance(target, np.ndarray) or target.nbytes >= result.nbytes
+        for target, result in zip(out, results, strict=True)
+    ]
+    for operand, target, result, fits_in in zip(outputs, out, results, enough, strict=True):
+        if not fits_in and target is not None:
+            shapes = [(r.shape, e) for r, e in zip(results, enough, strict=True)]
+            raise OutputInsufficientSize(
+                f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}: "
+                f"{result.nbytes} bytes are needed, {target.nbytes} are there",
+                shapes,
+            )
 
 
 def store(target: NDArray, result: NDArray, operand: Operand) -> NDArray:

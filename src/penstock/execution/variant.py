@@ -26,6 +26,7 @@ from penstock.execution.trace import Trace
 from penstock.execution.turns import turning_ports
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, Priority, check_deadline
 from penstock.ir import Model, NDArray, Operand
+from penstock.ir.types import is_static
 from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class Variant:
         self._delivers_its_own = not self._not_computed and len(set(self.outputs)) == len(
             self.outputs
         )
+        self._sized = all(is_static(entry.operands[i].shape) for i in self.outputs)
+        # Whether its runs are parts of others, which have begun by then.
+        self.within = False
         self._states = entry.states
         self._turning = () if lends else turning_ports(self.model)
         self._needed = _variables_read(self.model)
@@ -195,7 +199,7 @@ class Variant:
                 if config.cancel is not None:
                     config.cancel.check()
                 if config.deadline_ns is not None:
-                    check_deadline(config.deadline_ns)
+                    check_time(config.deadline_ns, begun=self.within or len(trace.steps) > 0)
                 runner.run(values, config, trace, places)
         except (MissedDeadline, Cancelled):
             raise
@@ -213,6 +217,8 @@ class Variant:
         elif out is None and self._delivers_its_own:
             results = [values[i] for i in self.outputs]
         else:
+            if out is not None and not self._sized:
+                self._check_room(values, out)
             results = [self._result(i, k, values, out) for k, i in enumerate(self.outputs)]
         if state is not None:
             if turn is not None:
@@ -289,6 +295,12 @@ class Variant:
             for k, i in enumerate(self.outputs)
         ]
 
+    def _check_room(self, values: dict[int, NDArray], out: Sequence[NDArray | None]) -> None:
+        from penstock.execution.targets import check_room
+
+        results = [self._constants[i] if i in self._constants else values[i] for i in self.outputs]
+        check_room([self._operand(i) for i in self.outputs], results, out)
+
     def _stored(self, given: NDArray, result: NDArray, operand: int) -> NDArray:
         from penstock.execution.targets import store
 
@@ -347,6 +359,16 @@ def _variables_read(model: Model) -> tuple[int, ...]:
         for p in entry.states
         if p.input in read and not model.variables[p.variable].assigned
     )
+
+
+def check_time(deadline_ns: int, *, begun: bool) -> None:
+    """Raises where the deadline has passed: `MissedDeadlinePersistent` before the run's first driver call,
+    `MissedDeadlineTransient` once it has *begun* (NNAPI section 7.3).
+    """
+    if not begun:
+        check_deadline(deadline_ns)
+    elif time.monotonic_ns() >= deadline_ns:
+        raise MissedDeadlineTransient("the run took longer than its timeout")
 
 
 def deadline_of(timeout: object, now_ns: int) -> int | None:

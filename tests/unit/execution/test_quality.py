@@ -1,0 +1,145 @@
+"""What a run is asked beside its values: time, loops, measuring, and room for its outputs (NNAPI section 7.3)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import (
+    InputError,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    OutputInsufficientSize,
+)
+from penstock.hal import ExecutionConfig, ExecutionResult, Request, Timing
+from penstock.ir import Model
+from penstock.testing.contract.cases import looping
+from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
+from tests.unit.execution.test_lies import where
+
+X = f32([[1, -2, 3], [4, 5, -6]])
+MASK = np.array([[True, False, False], [False, True, True]])
+PLACES = [[0, 0], [1, 1], [1, 2]]
+
+
+class TestDeadlines:
+    def test_persistent_before_a_driver_was_called_transient_after(self) -> None:
+        began: list[str] = []
+
+        def adder(request: Request, config: ExecutionConfig) -> None:
+            began.append("adder")
+            assert config.deadline_ns is not None
+            while time.monotonic_ns() < config.deadline_ns:
+                time.sleep(0.001)
+
+        devices = [
+            NumpyDevice("adder", ["ADD"], adder),
+            NumpyDevice("relu", ["RELU"], lambda *_: began.append("relu")),
+        ]
+        with penstock.compile(add_relu(), devices=devices, cache=False) as compiled:
+            for timeout in (0, -1, 1e-9):
+                with pytest.raises(MissedDeadlinePersistent):
+                    compiled.run([X, X], timeout=timeout)
+            assert began == []
+            with pytest.raises(MissedDeadlineTransient):
+                compiled.run([X, X], timeout=0.02)
+            assert began == ["adder"]
+            with compiled.burst() as burst:
+                with pytest.raises(MissedDeadlinePersistent):
+                    burst.run(X, X, timeout=1e-9)
+                with pytest.raises(MissedDeadlineTransient):
+                    burst.run(X, X, timeout=0.02)
+            assert began == ["adder", "adder"]
+
+    @pytest.mark.parametrize("timeout", ["1", float("nan"), True])
+    def test_what_is_no_timeout(self, timeout: Any) -> None:
+        with (
+            penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled,
+            pytest.raises(InputError, match="timeout"),
+        ):
+            compiled.run([X, X], timeout=timeout)
+
+
+class TestLoops:
+    @pytest.mark.parametrize("way", ["run", "burst"])
+    def test_one_that_never_ends_does(self, way: str) -> None:
+        counter, x = np.zeros(1, np.float32), np.zeros((2, 2), np.float32)
+        with (
+            penstock.compile(looping(0), devices=["reference"], cache=False) as compiled,
+            compiled.burst() as burst,
+        ):
+            runs = {"run": compiled.run, "burst": burst.run}
+            with pytest.raises(MissedDeadlineTransient):
+                runs[way]([counter, x], loop_timeout=0.02)
+
+    def test_two_seconds_unless_asked_and_fifteen_at_most(self) -> None:
+        seen: list[int] = []
+        device = NumpyDevice(before=lambda _, config: seen.append(config.loop_timeout_ns))
+        with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
+            compiled.run([X, X])
+            for seconds in (0.5, 14, 15, 16, 1e30, float("inf")):
+                compiled.run([X, X], loop_timeout=seconds)
+            for wrong in (0, -1, float("nan"), "1", True):
+                with pytest.raises(InputError, match="loop_timeout"):
+                    compiled.run([X, X], loop_timeout=wrong)  # type: ignore[arg-type]
+        assert [n / 1e9 for n in seen] == [2, 0.5, 14, 15, 15, 15, 15]
+
+
+class TestRoom:
+    def test_an_array_too_small_for_what_the_run_tells_gets_its_shape(self) -> None:
+        with penstock.compile(where(), devices=["reference"], cache=False) as compiled:
+            small = np.full((2, 2), -1, np.int64)
+            with pytest.raises(OutputInsufficientSize, match="48 bytes are needed, 32") as caught:
+                compiled.run([MASK], out=[small])
+            ((shape, enough),) = caught.value.output_shapes
+            assert (shape, enough) == ((3, 2), False)
+            assert (small == -1).all()
+            found = compiled.run([MASK], out=[np.empty(shape, np.int64)])
+            np.testing.assert_array_equal(found[0], PLACES)
+            with pytest.raises(InputError, match=r"has shape \(4, 2\), the result \(3, 2\)"):
+                compiled.run([MASK], out=[np.empty((4, 2), np.int64)])
+
+    def test_likewise_in_a_burst(self) -> None:
+        with (
+            penstock.compile(where(), devices=["reference"], cache=False) as compiled,
+            compiled.burst() as burst,
+        ):
+            with pytest.raises(OutputInsufficientSize):
+                burst.run(MASK, out=[np.empty((2, 2), np.int64)])
+            target = np.empty((3, 2), np.int64)
+            assert burst.run(MASK, out=[target])[0] is target
+            np.testing.assert_array_equal(target, PLACES)
+            found = burst.run(MASK)[0]
+            np.testing.assert_array_equal(found, PLACES)
+            assert not found.flags.writeable
+
+
+class TestMeasuring:
+    def test_a_measured_run_has_the_drivers_times_whatever_the_way(self) -> None:
+        class Prepared(NumpyPrepared):
+            def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+                super().execute(request, config)
+                return ExecutionResult(timing=Timing(1, 2) if config.measure else Timing())
+
+        class Device(NumpyDevice):
+            def prepare_model(self, model: Model, config: Any) -> NumpyPrepared:
+                return Prepared(model, None)
+
+        with (
+            penstock.compile(add_relu(), devices=[Device()], cache=False) as compiled,
+            compiled.burst() as burst,
+        ):
+            for outputs in (
+                compiled.run([X, X], measure=True),
+                burst.run(X, X, measure=True),
+                compiled.start_fenced([X, X], measure=True).result(30),
+            ):
+                assert [s.driver_ns for s in outputs.receipt.steps] == [2]
+            for outputs in (compiled.run([X, X]), burst.run(X, X)):
+                assert [s.driver_ns for s in outputs.receipt.steps] == [None]
+            with pytest.raises(InputError, match="measure"):
+                compiled.run([X, X], measure=1)  # type: ignore[arg-type]
