@@ -53,9 +53,9 @@ REQUEST: Final = struct.Struct("<QQQQQQQ")
 the loop timeout in nanoseconds, flags, and the length of the payload that follows.
 """
 
-ANSWER: Final = struct.Struct("<QQqqQ")
-"""An answer: its number, its kind, nanoseconds on the device and in the driver (-1: unknown), and the length of the
-payload that follows.
+ANSWER: Final = struct.Struct("<QQQqqQ")
+"""An answer: its number, its kind, nanoseconds that it took, nanoseconds on the device and in the driver (-1: unknown),
+and the length of the payload that follows.
 """
 
 EMPTY: Final = 0

@@ -32,6 +32,9 @@ CANCEL_LOOK_NS: Final = 5_000_000
 STOP_GRACE_NS: Final = 100_000_000
 """How long the device gets to answer once a run was told to stop, by its token."""
 
+LONG_NS: Final = 1_000_000_000
+"""Runs that take longer are as long as this to the next call's patience."""
+
 MOST_FALSE_ALARMS: Final = 10_000
 """Times that one wait may be woken for nothing."""
 
@@ -102,12 +105,11 @@ class RingClient:
         self._sent = number
         watch = self._watch
         ring.publish(region, watch, ring.REQUESTED, number, ring.SERVER_WAITS, self._to_device)
-        value, spun_ns = self._answered, 0
+        value = self._answered
         if watch.spin_ns > self._usual_ns:
-            spun_ns = watch.spin_ns
-            value = watch.spin(value, spun_ns)
+            value = watch.spin(value, watch.spin_ns)
         if value != number:
-            self._wait(number, value, spun_ns, deadline_ns, cancel)
+            self._wait(number, value, deadline_ns, cancel)
         self._answered = number
         return self._taken(number, at + layout.slot_bytes)
 
@@ -118,15 +120,9 @@ class RingClient:
         self._region.close()
 
     def _wait(
-        self,
-        number: int,
-        value: int,
-        spun_ns: int,
-        deadline_ns: int | None,
-        cancel: CancelToken | None,
+        self, number: int, value: int, deadline_ns: int | None, cancel: CancelToken | None
     ) -> None:
-        """Until answer *number* is there; *value* is what the word was after *spun_ns*."""
-        began = monotonic_ns()
+        """Until answer *number* is there; *value* is what the word was."""
         stop_at: int | None = None
         alarms = 0
         watch = self._watch
@@ -157,14 +153,14 @@ class RingClient:
                 alarms += 1
                 if alarms > MOST_FALSE_ALARMS:
                     raise self._break("the device rings without an answer")
-        took = monotonic_ns() - began + spun_ns
-        self._usual_ns += (took - self._usual_ns) // 4
 
     def _taken(self, number: int, at: int) -> ExecutionResult:
         region = self._region
-        given, kind, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
+        given, kind, took_ns, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
         if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
             raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
+        # The time that it took there, not what waking took: one late answer must not keep the next from being looked for.
+        self._usual_ns += (min(took_ns, LONG_NS) - self._usual_ns) // 4
         if kind == ring.DONE:
             if device_ns < 0 and driver_ns < 0:
                 return DONE

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -181,7 +182,7 @@ class RingServer:
         """Does what request *number* asks for, and writes the answer beside it. Raises `WireError` for a request that
         breaks the rules; what the device raises is an answer.
         """
-        region = self._region
+        began, region = monotonic_ns(), self._region
         at, slot_bytes = region.layout.request_at(number), region.layout.slot_bytes
         given, kind, bound, deadline_ns, loop_ns, flags, nbytes = REQUEST.unpack_from(
             region.data, at
@@ -192,7 +193,7 @@ class RingServer:
             )
         answer_at = at + slot_bytes
         if kind == ring.EMPTY:
-            ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, -1, -1, 0)
+            ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, 0, -1, -1, 0)
             return
         try:
             if kind == ring.RUN:
@@ -204,7 +205,7 @@ class RingServer:
                 request, pools = self._bound[bound] = self._decoded(bound, payload)
             elif kind == ring.UNBIND:
                 self._bound.pop(bound, None)
-                ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, -1, -1, 0)
+                ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, 0, -1, -1, 0)
                 return
             else:
                 raise _RulesBroken(f"a request of kind {kind}")
@@ -217,14 +218,24 @@ class RingServer:
             if not result.output_shapes and not timing.operations:
                 device_ns = -1 if timing.on_device_ns is None else timing.on_device_ns
                 driver_ns = -1 if timing.in_driver_ns is None else timing.in_driver_ns
-                ANSWER.pack_into(region.data, answer_at, number, ring.DONE, device_ns, driver_ns, 0)
+                ANSWER.pack_into(
+                    region.data,
+                    answer_at,
+                    number,
+                    ring.DONE,
+                    monotonic_ns() - began,
+                    device_ns,
+                    driver_ns,
+                    0,
+                )
                 return
             payload = self._encoded(result)
         except _RulesBroken:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
             payload = self._failed(error)
-        ANSWER.pack_into(region.data, answer_at, number, ring.REPLY, -1, -1, len(payload))
+        took_ns = monotonic_ns() - began
+        ANSWER.pack_into(region.data, answer_at, number, ring.REPLY, took_ns, -1, -1, len(payload))
         start = answer_at + ANSWER.size
         region.data[start : start + len(payload)] = payload
 

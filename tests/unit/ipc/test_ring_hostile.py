@@ -274,15 +274,15 @@ def _numbered(number: int, *fields: int, payload: bytes = b"") -> Fault:
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (_numbered(2, 1, ring.DONE, 0, 0, 0), DeadObject, "number 2"),
-        (_numbered(2**63, 1, ring.DONE, 0, 0, 0), DeadObject, "number"),
-        (_numbered(ring.CLOSED, 1, ring.DONE, 0, 0, 0), DeadObject, "closed it"),
-        (_numbered(1, 7, ring.DONE, 0, 0, 0), DeadObject, "answer 7"),
-        (_numbered(1, 1, 55, 0, 0, 0), DeadObject, "kind 55"),
-        (_numbered(1, 1, ring.REPLY, 0, 0, LAYOUT.slot_bytes), DeadObject, "in the place"),
-        (_numbered(1, 1, ring.REPLY, 0, 0, 2**64 - 1), DeadObject, "in the place"),
-        (_numbered(1, 1, ring.REPLY, 0, 0, 4, payload=b"\xc1\xc1\xc1\xc1"), GeneralFailure, "sense"),
-        (_numbered(1, 1, ring.REPLY, 0, 0, 8, payload=encode(wire.Done())), GeneralFailure, "sense"),
+        (_numbered(2, 1, ring.DONE, 0, 0, 0, 0), DeadObject, "number 2"),
+        (_numbered(2**63, 1, ring.DONE, 0, 0, 0, 0), DeadObject, "number"),
+        (_numbered(ring.CLOSED, 1, ring.DONE, 0, 0, 0, 0), DeadObject, "closed it"),
+        (_numbered(1, 7, ring.DONE, 0, 0, 0, 0), DeadObject, "answer 7"),
+        (_numbered(1, 1, 55, 0, 0, 0, 0), DeadObject, "kind 55"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 0, LAYOUT.slot_bytes), DeadObject, "in the place"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 0, 2**64 - 1), DeadObject, "in the place"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 0, 4, payload=b"\xc1\xc1\xc1\xc1"), GeneralFailure, "sense"),
+        (_numbered(1, 1, ring.REPLY, 0, 0, 0, 8, payload=encode(wire.Done())), GeneralFailure, "sense"),
     ],
 )  # fmt: skip
 def test_an_answer_against_the_rules_is_named(
