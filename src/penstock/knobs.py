@@ -276,6 +276,20 @@ keep_failure_data: Final = Knob(
     False,
     "Whether what is kept of a failure has the failing step and its inputs, too.",
 )
+driver_timeout_ms: Final = Knob(
+    "driver_timeout_ms",
+    int,
+    5000,
+    "Milliseconds without a sign of life after which the process of an isolated driver counts as hung and is killed.",
+    least=100,
+)
+isolate: Final = Knob(
+    "isolate",
+    str,
+    "",
+    "Drivers that run in processes of their own, by name and comma-separated; NAME=no keeps one in this process. All "
+    "others: those of distributions other than Penstock do.",
+)
 
 openvino_compilation: Final = Knob(
     "openvino_compilation",
@@ -315,6 +329,8 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             driver_verdicts,
             keep_failures,
             keep_failure_data,
+            driver_timeout_ms,
+            isolate,
             openvino_compilation,
             ring_spin_us,
         )

@@ -1,9 +1,10 @@
-"""Every built-in driver against every contract check: plain, and with each HAL message encoded."""
+"""Every built-in driver against every contract check: plain, with each HAL message encoded, and in a process of its own."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Final
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.testing.contract import SUITES, VALUE_CHECKS, Check, NotCovered, c
 from penstock.testing.devices import find_devices
 from penstock.testing.domains import DomainDevice
 from penstock.testing.doubles import FaultyDevice
+from penstock.testing.isolation import isolated_device
 from penstock.testing.lab import LabDevice
 from penstock.testing.loopback import LoopbackDevice
 
@@ -41,9 +43,42 @@ SOME_SUITES: Final = {
 }
 """What differs of these from a driver above: all other suites would see the same."""
 
-WRAPPERS: Final[dict[str, Callable[[Device], Device]]] = {
-    "plain": lambda device: device,
-    "loopback": LoopbackDevice,
+ISOLATED: Final = {
+    "null": "penstock.drivers.null:create",
+    "sample": "penstock.drivers.sample:create",
+    "reference": "penstock.drivers.reference:create",
+    "domains": "penstock.testing.isolation:domains",
+    "lab": "penstock.testing.lab:create",
+    "lab, first run": "penstock.testing.isolation:lab_first_run",
+    "lab, staged": "penstock.testing.isolation:lab_staged",
+    "lab, data files only": "penstock.testing.isolation:lab_data_files",
+    "faulty": "penstock.testing.isolation:faulty",
+}
+"""The entry points of the drivers in processes of their own, which make the same devices there."""
+
+
+@contextmanager
+def plain(driver: str) -> Iterator[Device]:
+    with closing(DRIVERS[driver]()) as device:
+        yield device
+
+
+@contextmanager
+def loopback(driver: str) -> Iterator[Device]:
+    with closing(LoopbackDevice(DRIVERS[driver]())) as device:
+        yield device
+
+
+@contextmanager
+def isolated(driver: str) -> Iterator[Device]:
+    with isolated_device(driver, ISOLATED[driver]) as device:
+        yield device
+
+
+WRAPPERS: Final[dict[str, Callable[[str], AbstractContextManager[Device]]]] = {
+    "plain": plain,
+    "loopback": loopback,
+    "isolated": isolated,
 }
 
 
@@ -70,13 +105,11 @@ def grid() -> list[ParameterSet]:
 
 @pytest.mark.parametrize(("wrapper", "driver", "check"), grid())
 def test_promise(wrapper: str, driver: str, check: Check) -> None:
-    wrapped = WRAPPERS[wrapper](DRIVERS[driver]())
-    try:
-        check(wrapped)
-    except NotCovered as reason:
-        pytest.skip(str(reason))
-    finally:
-        wrapped.close()
+    with WRAPPERS[wrapper](driver) as device:
+        try:
+            check(device)
+        except NotCovered as reason:
+            pytest.skip(str(reason))
 
 
 def test_gaps_name_drivers_and_checks_that_exist() -> None:

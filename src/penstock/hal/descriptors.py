@@ -101,7 +101,8 @@ class FenceSignal:
     """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails with `DeadObject`."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._end = end
+        # Not the socket object, which complains where it dies in a cycle before this one closes it.
+        self._fd = end.detach()
         self._lock = threading.Lock()
 
     def signal(self, error: DriverError | None = None) -> None:
@@ -109,17 +110,24 @@ class FenceSignal:
         status = ErrorStatus.NONE if error is None else error.status
         text = b"" if error is None else str(error).encode("utf-8", "replace")
         head = MARK + int(status).to_bytes(2, "little")
-        with self._lock, contextlib.suppress(OSError):
-            self._end.send(head + text[: MAX_MESSAGE - len(head)])
-            self._end.close()
+        with self._lock:
+            if self._fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self._fd, head + text[: MAX_MESSAGE - len(head)])
+                self._shut()
 
     def close(self) -> None:
         """Fails the fence unless it was signalled; twice is harmless."""
         with self._lock:
-            self._end.close()
+            self._shut()
+
+    def _shut(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
-        self._end.close()
+        self._shut()
 
 
 def fence_pair() -> tuple[FenceSignal, DescriptorFence]:

@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from penstock.errors import ClosedError, GeneralFailure, InvalidArgument, PenstockError, WireError
 from penstock.hal import (
     Buffer,
@@ -13,13 +15,14 @@ from penstock.hal import (
     BufferRole,
     Burst,
     Capabilities,
+    CarriedResult,
     DeviceType,
     ExecutionConfig,
     ExecutionResult,
     Fence,
+    HostMemory,
     Memory,
     PrepareConfig,
-    PreparedModel,
     Request,
     ReusableExecution,
     Support,
@@ -39,10 +42,18 @@ class Channel(Protocol):
 
     One that reaches another process may have a *life_fd*: a descriptor, its own, that becomes readable when that
     process is gone (a pidfd). Its bursts then go through shared memory.
+
+    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent.
     """
 
+    copies_arrays: bool
+
     def call(self, frame: Frame) -> Frame:
-        """The reply; raises `DeadObject` when the other side is gone."""
+        """The reply; raises `DeadObject` when the other side is gone, `WireError` for a handle that cannot go there."""
+        ...
+
+    def drop(self, number: wire.ObjectId) -> None:
+        """Closes that object of the device's side, which nobody has any more; called by finalizers, and never raises."""
         ...
 
 
@@ -97,13 +108,13 @@ class RemoteDevice:
         reply = _ask(self._channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)[0]
         return reply.model, reply.data
 
-    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+    def prepare_model(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
         return RemotePreparedModel(self._channel, _ask(self._channel, call, wire.Made)[0])
 
-    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+    def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
@@ -131,19 +142,23 @@ class RemoteObject:
 
     def __init__(self, channel: Channel, made: wire.Made) -> None:
         self.channel, self._number = channel, made.target
-        self._close = weakref.finalize(self, _close, channel, made.target)
+        self._close = weakref.finalize(self, channel.drop, made.target)
         self._close.atexit = False
 
     @property
     def number(self) -> wire.ObjectId:
         """Its number on the wire; raises `ClosedError` after `close`."""
+        self._check_open()
+        return self._number
+
+    def _check_open(self) -> None:
         if not self._close.alive:
             raise ClosedError(f"{type(self).__name__} used after close()")
-        return self._number
 
     def close(self) -> None:
         """Twice is harmless."""
-        self._close()
+        if self._close.detach() is not None:
+            _close(self.channel, self._number)
 
 
 class RemotePreparedModel(RemoteObject):
@@ -193,7 +208,11 @@ class RemotePreparedModel(RemoteObject):
         def call(pack: Packer) -> wire.Call:
             return wire.CreateReusableExecution(self.number, pack.request(request))
 
-        return RemoteExecution(self.channel, _ask(self.channel, call, wire.Made)[0])
+        made = _ask(self.channel, call, wire.Made)[0]
+        copied = self.channel.copies_arrays and any(
+            isinstance(a, HostMemory) for a in (*request.inputs, *request.outputs)
+        )
+        return RemoteExecution(self.channel, made, self, request if copied else None)
 
 
 class RemoteRing(RemoteObject):
@@ -240,9 +259,23 @@ class RemoteBurst(RemoteObject):
 
 
 class RemoteExecution(RemoteObject):
-    """A `ReusableExecution`."""
+    """A `ReusableExecution` of *prepared*; one of a *request* whose arrays are copied sends it with each run."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        made: wire.Made,
+        prepared: RemotePreparedModel,
+        request: Request | None,
+    ) -> None:
+        super().__init__(channel, made)
+        self._prepared, self._request = prepared, request
 
     def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        if self._request is not None:
+            self._check_open()
+            return _execute(self._prepared, self._request, config)
+
         def call(pack: Packer) -> wire.Call:
             return wire.Execute(self.number, None, pack.execution_config(config))
 
@@ -272,30 +305,55 @@ def _execute(
         form = pack.request(request)
         return wire.Execute(target.number, form, pack.execution_config(config))
 
-    return _ask(target.channel, call, wire.Executed)[0].result
+    answer = _answer(target.channel, call)
+    result = _reply(answer, wire.Executed).result
+    if not answer.copies:
+        return result
+    arguments = [
+        place
+        for given in (request.inputs, request.outputs)
+        for place, argument in enumerate(given)
+        if isinstance(argument, HostMemory)
+    ]
+    copies = tuple(replace(copy, argument=arguments[copy.argument]) for copy in answer.copies)
+    return CarriedResult(result.output_shapes, result.timing, copies)
 
 
 def _ask(
     channel: Channel, call: Callable[[Packer], wire.Call], kind: type[R]
 ) -> tuple[R, Unpacker]:
     """The reply to what *call* packs, which must be a *kind*; raises the error that came instead."""
+    answer = _answer(channel, call)
+    reply = _reply(answer, kind)
+    try:
+        return reply, Unpacker(answer.handles)
+    except WireError as error:
+        raise _senseless(error) from error
+
+
+def _answer(channel: Channel, call: Callable[[Packer], wire.Call]) -> Frame:
     pack = Packer()
     try:
         frame = pack.frame(call(pack))
     except WireError as error:
         raise InvalidArgument(str(error)) from error
-    answer = channel.call(frame)
+    try:
+        return channel.call(frame)
+    except WireError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _reply(answer: Frame, kind: type[R]) -> R:
     try:
         reply: Any = decode_reply(answer.data)
         failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
-        take = Unpacker(answer.handles)
     except WireError as error:
         raise _senseless(error) from error
     if failure is not None:
         raise failure
     if not isinstance(reply, kind):
         raise GeneralFailure(f"the device answers for a {kind.__name__} by {type(reply).__name__}")
-    return reply, take
+    return reply
 
 
 def _senseless(error: WireError) -> GeneralFailure:

@@ -24,6 +24,7 @@ from penstock.errors import (
     driver_error_classes,
 )
 from penstock.hal import (
+    ArgumentCopy,
     CacheHandle,
     CancelToken,
     ExecutionConfig,
@@ -56,10 +57,16 @@ class Opaque(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One message: its bytes, and the handles beside it."""
+    """One message: its bytes, and the handles beside it. A call says by when its answer is wanted (monotonic time), an
+    answer what was copied for it: of each array among the call's handles, by its number. One that *failed* stands for
+    an error.
+    """
 
     data: bytes
     handles: tuple[object, ...] = ()
+    deadline_ns: int | None = None
+    copies: tuple[ArgumentCopy, ...] = ()
+    failed: bool = False
 
 
 class Packer:
@@ -67,10 +74,11 @@ class Packer:
 
     def __init__(self) -> None:
         self.handles: list[object] = []
+        self._deadline_ns: int | None = None
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
         """*message*, whose forms this packer made, as bytes; raises `WireError` where it is too large."""
-        return Frame(encode(message), tuple(self.handles))
+        return Frame(encode(message), tuple(self.handles), self._deadline_ns)
 
     def handle(self, value: object) -> wire.Handle:
         if len(self.handles) >= wire.MAX_HANDLES:
@@ -102,12 +110,13 @@ class Packer:
 
     def request(self, request: Request) -> wire.RequestForm:
         return wire.RequestForm(
-            tuple(map(self._argument, request.inputs)),
-            tuple(map(self._argument, request.outputs)),
+            tuple(self._argument(argument, writable=False) for argument in request.inputs),
+            tuple(self._argument(argument, writable=True) for argument in request.outputs),
             tuple(map(self.memory, request.pools)),
         )
 
     def prepare_config(self, config: PrepareConfig) -> wire.PrepareForm:
+        self._deadline_ns = config.deadline_ns
         return wire.PrepareForm(
             config.preference,
             config.priority,
@@ -125,6 +134,7 @@ class Packer:
         )
 
     def execution_config(self, config: ExecutionConfig) -> wire.ExecutionForm:
+        self._deadline_ns = config.deadline_ns
         return wire.ExecutionForm(
             config.deadline_ns,
             config.loop_timeout_ns,
@@ -133,9 +143,13 @@ class Packer:
             None if config.cancel is None else self.handle(config.cancel),
         )
 
-    def _argument(self, argument: RequestArgument) -> Any:
+    def _argument(self, argument: RequestArgument, *, writable: bool) -> Any:
         if isinstance(argument, HostMemory):
-            return wire.HostForm(self.handle(argument.array), argument.dimensions)
+            array = argument.array
+            if not writable and array.flags.writeable:
+                array = array.view()
+                array.setflags(write=False)
+            return wire.HostForm(self.handle(array), argument.dimensions)
         return argument
 
 
@@ -263,7 +277,14 @@ def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
     return ERRORS[message.status](message.message)
 
 
-def encode(message: wire.Call | wire.Reply | wire.Notice | wire.RingRequest) -> bytes:
+def encode(
+    message: wire.Call
+    | wire.Reply
+    | wire.Notice
+    | wire.ToHost
+    | wire.ToClient
+    | wire.RingRequest,
+) -> bytes:
     """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of them."""
     try:
         data = _ENCODER.encode(message)
@@ -281,6 +302,16 @@ def decode_call(data: bytes) -> wire.Call:
 def decode_reply(data: bytes) -> wire.Reply:
     """The reply that *data* is, or `WireError`."""
     return _decode(_REPLIES, data)
+
+
+def decode_to_host(data: bytes) -> wire.ToHost:
+    """What a client sent, or `WireError`."""
+    return _decode(_TO_HOST, data)
+
+
+def decode_to_client(data: bytes) -> wire.ToClient:
+    """What a host sent, or `WireError`."""
+    return _decode(_TO_CLIENT, data)
 
 
 def decode_notice(data: bytes) -> wire.Notice:
@@ -329,3 +360,5 @@ _CALLS: Final[msgspec.msgpack.Decoder[wire.Call]] = msgspec.msgpack.Decoder(
 )
 _REPLIES: Final[msgspec.msgpack.Decoder[wire.Reply]] = msgspec.msgpack.Decoder(wire.Reply)
 _NOTICES: Final[msgspec.msgpack.Decoder[wire.Notice]] = msgspec.msgpack.Decoder(wire.Notice)
+_TO_HOST: Final[msgspec.msgpack.Decoder[wire.ToHost]] = msgspec.msgpack.Decoder(wire.ToHost)
+_TO_CLIENT: Final[msgspec.msgpack.Decoder[wire.ToClient]] = msgspec.msgpack.Decoder(wire.ToClient)

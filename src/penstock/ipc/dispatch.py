@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, WireError
-from penstock.hal import NO_CACHE_REPORT, BufferRole, Device
+from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Request, TokenArgument
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 
@@ -19,46 +20,75 @@ MAX_OBJECTS: Final = 1 << 16
 """Objects that one client may have at a time."""
 
 
-class Dispatcher:
-    """Answers the calls of one client to *device*. Calls may come from several threads at once."""
+class Lease:
+    """What came beside one call, and is closed after it, or with what the call made where that is *kept*."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._objects: dict[wire.ObjectId, tuple[Kind, Any]] = {}
+    def __init__(self, close: Callable[[], None] = lambda: None) -> None:
+        self.kept = False
+        self.close = close
+
+
+class _Object(NamedTuple):
+    kind: Kind
+    value: Any
+    lease: Lease | None = None
+    token: int = 0
+
+    def close(self) -> None:
+        try:
+            self.value.close()
+        finally:
+            if self.lease is not None:
+                self.lease.close()
+
+
+class Dispatcher:
+    """Answers the calls of one client to *device*. Calls may come from several threads at once.
+
+    A client has the objects and the tokens that it was given, and no others: those of other clients of the same device
+    are `InvalidArgument`. Only one that *owns_device* closes it when it is asked to.
+    """
+
+    def __init__(self, device: Device, *, owns_device: bool = True) -> None:
+        self._device, self._owns_device = device, owns_device
+        self._tokens: set[int] = set()
+        self._objects: dict[wire.ObjectId, _Object] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def answer(self, frame: Frame) -> Frame:
-        """The reply to the call in *frame*; never raises.
+    def answer(self, frame: Frame, lease: Lease | None = None) -> Frame:
+        """The reply to the call in *frame*, beside which came what *lease* closes; never raises.
 
         A call that makes no sense gets `InvalidArgument`, one that the device fails gets its error.
         """
         pack = Packer()
         try:
-            reply = self._make(decode_call(frame.data), Unpacker(frame.handles), pack)
+            reply = self._make(decode_call(frame.data), Unpacker(frame.handles), pack, lease)
         except WireError as error:
-            return Packer().frame(failure_of(InvalidArgument(str(error))))
+            return refusal(InvalidArgument(str(error)))
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes a reply
-            return Packer().frame(failure_of(error))
+            return refusal(error)
         try:
             return pack.frame(reply)
         except WireError as error:
-            complaint = GeneralFailure(f"the device's answer is no message: {error}")
-            return Packer().frame(failure_of(complaint))
+            return refusal(GeneralFailure(f"the device's answer is no message: {error}"))
 
     def close(self) -> None:
         """Closes every object of the client, newest first; the device stays open."""
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}
-        for _, value in reversed(objects):
-            value.close()
+            self._tokens.clear()
+        for each in reversed(objects):
+            each.close()
 
     @property
     def live_objects(self) -> int:
         """How many objects the client has not closed."""
         return len(self._objects)
 
-    def _make(self, call: wire.Call, take: Unpacker, pack: Packer) -> wire.Reply:
+    def _make(
+        self, call: wire.Call, take: Unpacker, pack: Packer, lease: Lease | None
+    ) -> wire.Reply:
         device = self._device
         match call:
             case wire.Describe(wire_version=version):
@@ -77,7 +107,7 @@ class Dispatcher:
                 return self._keep("prepared model", prepared)
             case wire.Allocate(desc=desc, roles=roles):
                 token, buffer = device.allocate(desc, [self._role(r) for r in roles])
-                return wire.Allocated(token, self._keep("buffer", buffer).target)
+                return wire.Allocated(token, self._keep("buffer", buffer, token=token).target)
             case wire.CopyTo(buffer=target, destination=memory):
                 self._find(target, "buffer").copy_to(take.memory(memory))
                 return wire.Done()
@@ -86,7 +116,7 @@ class Dispatcher:
                 return wire.Done()
             case wire.Close(target=target):
                 return self._close(target)
-        return self._run(call, take, pack)
+        return self._run(call, take, pack, lease)
 
     def _run(
         self,
@@ -98,6 +128,7 @@ class Dispatcher:
         | wire.LendPool,
         take: Unpacker,
         pack: Packer,
+        lease: Lease | None,
     ) -> wire.Reply:
         match call:
             case wire.Execute(target=target, request=None, config=config):
@@ -105,11 +136,11 @@ class Dispatcher:
                 return wire.Executed(execution.execute(take.execution_config(config)))
             case wire.Execute(target=target, request=wire.RequestForm() as request, config=config):
                 runner = self._find(target, "prepared model", "burst")
-                result = runner.execute(take.request(request), take.execution_config(config))
+                result = runner.execute(self._request(request, take), take.execution_config(config))
                 return wire.Executed(result)
             case wire.ExecuteFenced():
                 fence = self._find(call.prepared, "prepared model").execute_fenced(
-                    take.request(call.request),
+                    self._request(call.request, take),
                     [take.fence(f) for f in call.wait_for],
                     take.execution_config(call.config),
                     call.timeout_after_fence_ns,
@@ -119,8 +150,10 @@ class Dispatcher:
                 return self._keep("burst", self._find(target, "prepared model").configure_burst())
             case wire.CreateReusableExecution(prepared=target, request=request):
                 prepared = self._find(target, "prepared model")
-                execution = prepared.create_reusable_execution(take.request(request))
-                return self._keep("reusable execution", execution)
+                execution = prepared.create_reusable_execution(self._request(request, take))
+                if lease is not None:
+                    lease.kept = True
+                return self._keep("reusable execution", execution, lease)
             case wire.OpenRing():
                 return self._keep("ring", self._ring(call, take))
             case wire.LendPool(memory=memory):
@@ -163,21 +196,32 @@ class Dispatcher:
     def _pool(self, number: wire.ObjectId) -> Any:
         return self._find(number, "lent pool")
 
-    def _keep(self, kind: Kind, value: Any) -> wire.Made:
+    def _keep(
+        self, kind: Kind, value: Any, lease: Lease | None = None, token: int = 0
+    ) -> wire.Made:
+        made = _Object(kind, value, lease, token)
         with self._lock:
             if len(self._objects) < MAX_OBJECTS:
                 number = next(self._numbers)
-                self._objects[number] = kind, value
+                self._objects[number] = made
+                if token:
+                    self._tokens.add(token)
                 report = getattr(value, "cache_report", NO_CACHE_REPORT)
                 return wire.Made(number, report)
-        value.close()
+        made.close()
         raise ResourceExhaustedPersistent(f"a client may have {MAX_OBJECTS} objects at a time")
 
     def _find(self, number: wire.ObjectId, *kinds: Kind) -> Any:
-        kind, value = self._objects.get(number, (None, None))
-        if kind not in kinds:
+        found = self._objects.get(number)
+        if found is None or found.kind not in kinds:
             raise InvalidArgument(f"object {number} is no {' or '.join(kinds)} of this client")
-        return value
+        return found.value
+
+    def _request(self, form: wire.RequestForm, take: Unpacker) -> Request:
+        for argument in (*form.inputs, *form.outputs):
+            if isinstance(argument, TokenArgument) and argument.token not in self._tokens:
+                raise InvalidArgument(f"{argument.token} is no token of a buffer of this client")
+        return take.request(form)
 
     def _role(self, form: wire.RoleForm) -> BufferRole:
         prepared = self._find(form.prepared, "prepared model")
@@ -186,10 +230,18 @@ class Dispatcher:
     def _close(self, number: wire.ObjectId) -> wire.Done:
         if number == wire.DEVICE:
             self.close()
-            self._device.close()
+            if self._owns_device:
+                self._device.close()
             return wire.Done()
         with self._lock:
-            _, value = self._objects.pop(number, (None, None))
-        if value is not None:
-            value.close()
+            found = self._objects.pop(number, None)
+            if found is not None:
+                self._tokens.discard(found.token)
+        if found is not None:
+            found.close()
         return wire.Done()
+
+
+def refusal(error: Exception) -> Frame:
+    """The reply that stands for *error*."""
+    return Packer().frame(failure_of(error))._replace(failed=True)

@@ -30,7 +30,7 @@ from penstock.hal import (
     Support,
     TokenArgument,
 )
-from penstock.ir import DataLocation, Signature, Subgraph, Variable
+from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
 WIRE_VERSION: Final = 1
@@ -51,6 +51,12 @@ ObjectId: TypeAlias = int
 """The number of a device-side object; 0 is the device itself."""
 
 DEVICE: Final[ObjectId] = 0
+
+CallId: TypeAlias = int
+"""The number that a client gives a call; its answer has the same."""
+
+MemoryId: TypeAlias = int
+"""The number that a client lends memory under."""
 
 
 def frame_header(nbytes: int) -> bytes:
@@ -380,6 +386,7 @@ class Progress(Form, frozen=True, tag="progress"):
     """Sent while a call is under way: an event for its progress callback."""
 
     event: ProgressEvent
+    call: CallId = 0
 
 
 class Signalled(Form, frozen=True, tag="signalled"):
@@ -389,3 +396,137 @@ class Signalled(Form, frozen=True, tag="signalled"):
 
 
 Notice: TypeAlias = Progress | Signalled
+
+
+# What a table of handles is on a stream between processes. Only descriptors really travel, beside the frame, and
+# a form holds its place among them.
+
+
+class DescriptorForm(Form, frozen=True, tag="fd"):
+    """A descriptor; without *place* one that was not open."""
+
+    place: int | None
+
+
+class ConstantsForm(Form, frozen=True, tag="constants"):
+    """A pool of constants: the first *size* bytes of a memfd, which its receiver maps where it is sealed and copies
+    where it is not.
+    """
+
+    place: int
+    size: int
+
+
+class ArrayForm(Form, frozen=True, tag="array"):
+    """An array in memory that the client has lent under the number *memory*."""
+
+    memory: MemoryId
+    offset: int
+    dtype: DType
+    shape: tuple[int, ...]
+    writable: bool
+
+
+class CancelForm(Form, frozen=True, tag="cancel"):
+    """The cancel token of the call: a `Cancel` sets it, unless it *is_set* already."""
+
+    is_set: bool
+
+
+class ReportForm(Form, frozen=True, tag="report"):
+    """The progress callback of the call, told by `Progress`."""
+
+
+class FenceForm(Form, frozen=True, tag="fence"):
+    """A fence, as a descriptor (`penstock.hal.DescriptorFence`)."""
+
+    place: int
+
+
+class ValueForm(Form, frozen=True, tag="value"):
+    """The handle of a memory that has neither descriptor nor meaning here: its driver refuses it."""
+
+    value: int | str | None
+
+
+HandleForm: TypeAlias = (
+    DescriptorForm | ConstantsForm | ArrayForm | CancelForm | ReportForm | FenceForm | ValueForm
+)
+
+
+class Hello(Form, frozen=True, tag="hello"):
+    """A client's first message: answered by `Welcome` or `Refused`."""
+
+    wire_version: int
+
+
+class Ask(Form, frozen=True, tag="ask"):
+    """A call to the device with the index *device*; *body* is a `Call`, *handles* its table."""
+
+    call: CallId
+    device: int
+    body: bytes
+    handles: tuple[HandleForm, ...] = ()
+
+
+class Cancel(Form, frozen=True, tag="cancel"):
+    """Sets the cancel token of a call. One that has been answered meanwhile is not cancelled."""
+
+    call: CallId
+
+
+class Drop(Form, frozen=True, tag="drop"):
+    """Closes an object of a device, which nobody can use any more. Has no answer."""
+
+    device: int
+    target: ObjectId
+
+
+class Lend(Form, frozen=True, tag="lend"):
+    """Memory that a client lends until its `Release`: the first *size* bytes of the descriptor beside it, which is
+    sealed against shrinking.
+    """
+
+    memory: MemoryId
+    size: int
+
+
+class Release(Form, frozen=True, tag="release"):
+    """The client takes lent memory back."""
+
+    memory: MemoryId
+
+
+class Welcome(Form, frozen=True, tag="welcome"):
+    """The host takes the client on: it has *devices* devices, and is the process *pid*. Beside it travel the page in
+    which the host's heart beats, and what the process writes to its standard output and error, both read-only.
+
+    *refused* are devices that could not be made, and why. *sandbox* says for each measure what became of it.
+    """
+
+    wire_version: int
+    pid: int
+    devices: int
+    refused: tuple[str, ...] = ()
+    sandbox: tuple[tuple[str, str], ...] = ()
+
+
+class Refused(Form, frozen=True, tag="refused"):
+    """The host does not take the client on."""
+
+    reason: str
+
+
+class Answer(Form, frozen=True, tag="answer"):
+    """The reply to a call; *body* is a `Reply`, one that stands for an error where the call *failed*; *handles* is
+    its table.
+    """
+
+    call: CallId
+    body: bytes
+    handles: tuple[HandleForm, ...] = ()
+    failed: bool = False
+
+
+ToHost: TypeAlias = Hello | Ask | Cancel | Drop | Lend | Release
+ToClient: TypeAlias = Welcome | Refused | Answer | Progress

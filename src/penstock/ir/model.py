@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.ir.digest import Digest
 
 
-class ConstantPool(Struct, frozen=True, eq=False):
+class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
     """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive."""
 
     view: memoryview

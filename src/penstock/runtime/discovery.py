@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,14 +14,15 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.errors import InputError, PlacementError
 from penstock.hal import Capabilities, Device
+from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
 from penstock.runtime.entries import DriverEntry, installed_entries
-from penstock.runtime.examination import describe, examine, is_device
+from penstock.runtime.examination import examine
 
 log = Log(__name__)
 
-MAX_DEVICES: Final = 256
-"""Devices one driver may bring; it bounds what a driver that never stops can do."""
+OWN_DISTRIBUTION: Final = "penstock"
+"""Drivers of other distributions run in processes of their own unless it is said otherwise."""
 
 
 class DeviceInfo(Struct, frozen=True):
@@ -41,6 +41,8 @@ class DeviceInfo(Struct, frozen=True):
     capabilities: Capabilities
     only_when_named: bool
     driver: str
+    isolated: bool = False
+    """Whether it runs in a process of its own."""
 
 
 class _Found(Struct, frozen=True):
@@ -68,22 +70,27 @@ class Manager:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._drivers: list[_Driver] | None = None
-        self._found: list[_Found] | None = None
+        self._found: dict[bool | None, list[_Found]] = {}
 
-    def infos(self) -> list[DeviceInfo]:
+    def infos(self, isolate: bool | None = None) -> list[DeviceInfo]:
         """Every device found, usable or not, the fall-back last."""
-        return [found.info for found in self._discover()]
+        return [found.info for found in self._discover(isolate)]
 
-    def choose(self, wanted: Sequence[str | DeviceInfo | Device] | None) -> list[Device]:
+    def choose(
+        self,
+        wanted: Sequence[str | DeviceInfo | Device] | None,
+        isolate: bool | None = None,
+    ) -> list[Device]:
         """The devices to place on, in order of preference.
 
-        None takes every usable one that need not be named (or those the knob `devices` names).
+        None takes every usable one that need not be named (or those the knob `devices` names). *isolate* takes them
+        from processes of their own, or from this one; None as each driver's setting says.
         Raises `InputError` for something that is no device or twice the same, `PlacementError` with the
-        reason for a name that is unknown or unusable.
+        reason for a name that is unknown or unusable, and for an object to be isolated, `NotAvailable` where nothing can be.
         """
         if wanted is None and (names := knobs.devices()):
             try:
-                return self.choose([n.strip() for n in names.split(",") if n.strip()])
+                return self.choose([n.strip() for n in names.split(",") if n.strip()], isolate)
             except PlacementError as error:
                 told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error.message}"
                 raise PlacementError(told, error.reasons) from error
@@ -91,7 +98,7 @@ class Manager:
                 told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}"
                 raise InputError(told) from error
         if wanted is None:
-            everything = self._discover()
+            everything = self._discover(isolate)
             usable = [f for f in everything if f.info.usable and not f.info.only_when_named]
             if not usable:
                 reasons = {f.info.name: f.info.reason for f in everything}
@@ -99,7 +106,7 @@ class Manager:
             return [f.device for f in usable]
         if isinstance(wanted, str | DeviceInfo) or not isinstance(wanted, Sequence):
             raise InputError("devices must be a list of names, DeviceInfo or Device objects")
-        chosen = [self._one(w) for w in wanted]
+        chosen = [self._one(w, isolate) for w in wanted]
         if not chosen:
             raise InputError("devices is an empty list; None means every usable device")
         names_seen = [f.info.name for f in chosen]
@@ -107,14 +114,14 @@ class Manager:
             raise InputError(f"a device is listed twice: {', '.join(names_seen)}")
         return [f.device for f in chosen]
 
-    def by_name(self, name: str) -> Device | None:
+    def by_name(self, name: str, isolate: bool | None = None) -> Device | None:
         """The usable device of that name, or None."""
-        found = self._usable(name)
+        found = self._usable(name, isolate)
         return None if found is None else found.device
 
-    def _one(self, wanted: str | DeviceInfo | Device) -> _Found:
+    def _one(self, wanted: str | DeviceInfo | Device, isolate: bool | None) -> _Found:
         if isinstance(wanted, str | DeviceInfo):
-            return self._named(wanted if isinstance(wanted, str) else wanted.name)
+            return self._named(wanted if isinstance(wanted, str) else wanted.name, isolate)
         kind = type(wanted).__name__
         if isinstance(wanted, type):
             name = wanted.__name__
@@ -122,13 +129,17 @@ class Manager:
         if not is_device(wanted):
             raise InputError(f"{kind} is neither a device nor a device's name")
         found = _examined(wanted, kind)
+        if isolate:
+            name = found.info.name
+            reason = "an object of this process cannot run in another; give the device's name"
+            raise PlacementError(f"device {name!r} cannot be isolated", {name: reason})
         _refuse_unusable(found.info)
         return found
 
-    def _named(self, name: str) -> _Found:
-        if (found := self._usable(name)) is not None:
+    def _named(self, name: str, isolate: bool | None) -> _Found:
+        if (found := self._usable(name, isolate)) is not None:
             return found
-        everything = self._discover()
+        everything = self._discover(isolate)
         named = [f for f in everything if f.info.name == name]
         if not named:
             known = ", ".join(f.info.name for f in everything) or "none"
@@ -136,16 +147,16 @@ class Manager:
         _refuse_unusable(named[0].info)
         return named[0]
 
-    def _usable(self, name: str) -> _Found | None:
+    def _usable(self, name: str, isolate: bool | None) -> _Found | None:
         """The usable device of that name, from as few drivers as can tell."""
         with self._lock:
             for driver in sorted(self._all_drivers(), key=lambda d: -d.kinship(name)):
                 if not driver.kinship(name):
                     break
-                for found in driver.devices():
+                for found in driver.devices(isolate):
                     if found.info.usable and found.info.name == name:
                         return found
-        usable = (f for f in self._discover() if f.info.usable and f.info.name == name)
+        usable = (f for f in self._discover(isolate) if f.info.usable and f.info.name == name)
         return next(usable, None)
 
     def _all_drivers(self) -> list[_Driver]:
@@ -154,19 +165,19 @@ class Manager:
             self._drivers = [_Driver(entry) for entry in entries]
         return self._drivers
 
-    def _discover(self) -> list[_Found]:
+    def _discover(self, isolate: bool | None) -> list[_Found]:
         with self._lock:
-            if self._found is None:
-                self._found = _named_apart(self._all_drivers())
-            return self._found
+            if isolate not in self._found:
+                self._found[isolate] = _named_apart(self._all_drivers(), isolate)
+            return self._found[isolate]
 
 
 class _Driver:
-    """One entry point, and its devices once they are asked for."""
+    """One entry point, and its devices once they are asked for: those of this process, and those of another."""
 
     def __init__(self, entry: DriverEntry) -> None:
         self._entry = entry
-        self._devices: list[_Found] | None = None
+        self._devices: dict[bool, list[_Found]] = {}
 
     def kinship(self, device: str) -> int:
         """How many characters of the device's name are this driver's, which ends where a word ends there."""
@@ -174,21 +185,42 @@ class _Driver:
         own = device.startswith(name) and not device[len(name) : len(name) + 1].isalnum()
         return len(name) if own else 0
 
-    def devices(self) -> list[_Found]:
-        if self._devices is None:
+    def devices(self, isolate: bool | None) -> list[_Found]:
+        isolated = _is_isolated(self._entry, isolate)
+        if isolated not in self._devices:
             name = self._entry.name
-            self._devices = [_examined(device, name) for device in _load_entry(self._entry)]
-            for found in self._devices:
-                if not found.info.usable:
-                    _log_unusable(found.info)
-        return self._devices
+            if isolated:
+                from penstock.runtime.isolation import isolated_devices
+
+                made = isolated_devices(self._entry)
+            else:
+                made = load_devices(name, self._entry.load)
+            found = [_examined(device, name, isolated=isolated) for device in made]
+            self._devices[isolated] = found
+            for one in found:
+                if not one.info.usable:
+                    _log_unusable(one.info)
+        return self._devices[isolated]
 
 
-def _named_apart(drivers: Sequence[_Driver]) -> list[_Found]:
+def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
+    if isolate is False or (
+        isolate is None
+        and getattr(entry, "distribution", None) == OWN_DISTRIBUTION
+        and not knobs.isolate()
+    ):
+        # The ordinary case, without an import.
+        return False
+    from penstock.runtime.isolation import is_isolated
+
+    return is_isolated(entry, isolate)
+
+
+def _named_apart(drivers: Sequence[_Driver], isolate: bool | None) -> list[_Found]:
     """Every driver's devices, in order; of usable ones with one name only the first stays usable, by
     kinship of driver and name, then by order.
     """
-    every = [(driver, found) for driver in drivers for found in driver.devices()]
+    every = [(driver, found) for driver in drivers for found in driver.devices(isolate)]
     first: dict[str, _Found] = {}
     for _, found in sorted(every, key=lambda pair: -pair[0].kinship(pair[1].info.name)):
         if found.info.usable:
@@ -221,37 +253,7 @@ class _Renewal:
             owner._begin()  # noqa: SLF001  # the manager's own way to begin again
 
 
-def _load_entry(entry: DriverEntry) -> list[Device]:
-    """The driver's devices; what is no device is stood in for by one that gives the reason."""
-    try:
-        made: Any = entry.load()()
-        if isinstance(made, type):
-            reason = f"its driver made the class {made.__name__}; a device is an object of it"
-            return [_invalid(entry.name, reason)]
-        if is_device(made):
-            return [made]
-        if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
-            return [_no_device(entry.name, made)]
-        several = list(islice(made, MAX_DEVICES + 1))
-        if len(several) > MAX_DEVICES:
-            reason = f"brings more than {MAX_DEVICES} devices"
-            return [_invalid(entry.name, reason)]
-        return [d if is_device(d) else _no_device(entry.name, d) for d in several]
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
-        return [_invalid(entry.name, f"failed to load: {describe(error)}")]
-
-
-def _invalid(driver: str, reason: str) -> Device:
-    from penstock.hal import InvalidDevice
-
-    return InvalidDevice(driver, reason)
-
-
-def _no_device(driver: str, made: object) -> Device:
-    return _invalid(driver, f"its driver made {describe(made)}, which is no device and no devices")
-
-
-def _examined(device: Device, driver: str) -> _Found:
+def _examined(device: Device, driver: str, *, isolated: bool = False) -> _Found:
     told, reason = examine(device, driver)
     info = DeviceInfo(
         name=told.name,
@@ -263,6 +265,7 @@ def _examined(device: Device, driver: str) -> _Found:
         capabilities=told.capabilities,
         only_when_named=told.capabilities.only_when_named,
         driver=driver,
+        isolated=isolated,
     )
     return _Found(device, info)
 

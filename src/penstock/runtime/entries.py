@@ -30,10 +30,13 @@ class DriverEntry(Protocol):
 
 
 class Entry(Struct, frozen=True):
-    """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted."""
+    """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted. *distribution* is
+    the normalised name of the one that it comes from.
+    """
 
     name: str
     value: str
+    distribution: str = ""
 
     def load(self) -> Any:
         # The entry points specification of the Python Packaging User Guide; what is asked for in brackets is old.
@@ -49,7 +52,7 @@ def installed_entries() -> Sequence[DriverEntry]:
     """The entry points of the group `penstock.drivers`, of the first distribution of each name on `sys.path`."""
     try:
         if _is_ordinary():
-            return tuple(e for text in _texts() for e in _entries(text))
+            return tuple(e for name, text in _texts() for e in _entries(text, name))
     except NotADirectoryError:  # a zip file
         pass
     from importlib.metadata import entry_points
@@ -65,8 +68,8 @@ def _is_ordinary() -> bool:
     )
 
 
-def _texts() -> Iterator[str]:
-    """The content of every distribution's entry_points.txt that has the group in it.
+def _texts() -> Iterator[tuple[str, str]]:
+    """The name of every distribution whose entry_points.txt has the group in it, and the content of that.
 
     Raises `NotADirectoryError` where `sys.path` has a file.
     """
@@ -88,7 +91,7 @@ def _texts() -> Iterator[str]:
             seen.add(distribution)
             content = _read(f"{directory}/{name}/entry_points.txt")
             if ENTRY_POINT_GROUP.encode() in content:
-                yield content.decode("utf-8", "replace")
+                yield distribution, content.decode("utf-8", "replace")
 
 
 def _normalized(name: str) -> str:
@@ -110,11 +113,11 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def _entries(text: str) -> Iterator[Entry]:
+def _entries(text: str, distribution: str = "") -> Iterator[Entry]:
     section = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("[") and line.endswith("]"):
             section = line.strip("[]")
         elif section == ENTRY_POINT_GROUP and line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            yield Entry(name.strip(), value.strip())
+            yield Entry(name.strip(), value.strip(), distribution)

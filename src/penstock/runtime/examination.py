@@ -17,9 +17,7 @@ from penstock.hal import (
 )
 from penstock.hal.capabilities import FEATURE_LEVELS, checked
 from penstock.hal.device import NO_VERSION
-
-MAX_SHOWN: Final = 300
-"""Characters of a driver's value that a reason quotes."""
+from penstock.hal.loading import describe
 
 
 class Told(Struct):
@@ -30,17 +28,6 @@ class Told(Struct):
     type: DeviceType
     feature_level: int
     capabilities: Capabilities
-
-
-def is_device(value: object) -> bool:
-    """Whether *value* can be asked what a device is asked; one that raises when looked at cannot."""
-    try:
-        return all(
-            callable(getattr(value, member, None))
-            for member in ("prepare_model", "supported_operations")
-        )
-    except Exception:  # noqa: BLE001  # a driver may raise anything
-        return False
 
 
 def examine(device: Device, driver: str) -> tuple[Told, str]:
@@ -71,14 +58,6 @@ def examine(device: Device, driver: str) -> tuple[Told, str]:
         except Exception as error:  # noqa: BLE001  # as above
             reasons.append(f"failed in its checks: {describe(error)}")
     return told, reasons[0] if reasons else ""
-
-
-def describe(value: object) -> str:
-    """The start of a driver's value or exception in Python's notation, whatever its own `repr` does."""
-    try:
-        return repr(value)[:MAX_SHOWN]
-    except Exception:  # noqa: BLE001  # as above
-        return f"{type(value).__name__} object"
 
 
 def _is_text(value: object) -> bool:

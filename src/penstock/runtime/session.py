@@ -18,7 +18,7 @@ from penstock.compilation.compilation import (
     compile_plan,
 )
 from penstock.compilation.spans import Recorder
-from penstock.errors import InputError, NotAvailable
+from penstock.errors import InputError
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
 from penstock.execution.outputs import find_name
@@ -80,7 +80,8 @@ def compile_model(
     means a compile; the receipt says what was hit, or why not. *tune* measures candidate placements on this machine,
     takes the best (`plan.tuned`) and keeps the verdict in the cache directory: a later compile of the same model
     with the same devices, policy, preference, threads and shapes uses it, with or without *tune*, and measures
-    nothing. *isolate* has no feature behind it yet and takes its default only (also False, which asks for nothing).
+    nothing. *isolate* True runs the devices' drivers in processes of their own, False in this one, None as the knob
+    `isolate` says of each driver, which is: those of other distributions than Penstock by themselves.
 
     Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in the policy's
     rules that does not exist among them, `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
@@ -91,14 +92,15 @@ def compile_model(
     _check_types(cancel, num_threads, shapes, policy, progress)
     if not isinstance(tune, bool):
         raise InputError(f"tune must be true or false, not {tune!r}")
-    _refuse_unavailable(isolate)
+    if isolate is not None and not isinstance(isolate, bool):
+        raise InputError(f"isolate must be true, false or None, not {isolate!r}")
     if tune and policy.placement != "cost":
         raise InputError(
             f"tune measures placements; policy placement {policy.placement!r} leaves nothing to choose"
         )
     info = _cache_info(cache)
     arguments = _Arguments(
-        devices, preference, priority, num_threads, signature, shapes, policy, info, tune
+        devices, preference, priority, num_threads, signature, shapes, policy, info, tune, isolate
     )
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
@@ -129,6 +131,7 @@ class _Arguments(Struct, frozen=True):
     policy: Policy
     cache: CacheInfo | None
     tune: bool = False
+    isolate: bool | None = None
 
 
 class _Session:
@@ -143,7 +146,7 @@ class _Session:
         progress: ProgressCallback | None,
     ) -> None:
         self.model, self.arguments = model, arguments
-        self.chosen = manager.choose(arguments.devices)
+        self.chosen = manager.choose(arguments.devices, arguments.isolate)
         if arguments.policy.require or arguments.policy.forbid:
             from penstock.runtime.rules import check_rules
 
@@ -354,6 +357,3 @@ def _logged(plan: ExecutionPlan, compilation: Compilation) -> Compilation:
     return compilation
 
 
-def _refuse_unavailable(isolate: bool | None) -> None:
-    if isolate:
-        raise NotAvailable("isolated drivers are not available yet; leave isolate at its default")

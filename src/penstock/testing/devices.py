@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from penstock.errors import PlacementError
 from penstock.hal import Device
-from penstock.runtime.discovery import MAX_DEVICES, manager
-from penstock.runtime.examination import describe, is_device
+from penstock.hal.loading import MAX_DEVICES, describe, is_device
+from penstock.runtime.discovery import manager
 
 ENTRY_POINT_GROUP: Final = "penstock.drivers"
 

@@ -26,6 +26,7 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlinePersistent,
     NotAvailable,
+    PlacementError,
     StateError,
 )
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, HostMemory, Request
@@ -666,10 +667,9 @@ class TestQuantized:
 
 
 class TestNotAvailable:
-    @pytest.mark.parametrize("arguments", [{"isolate": True}])
-    def test_arguments_of_features_to_come(self, device: NumpyDevice, arguments: Any) -> None:
-        with pytest.raises(NotAvailable, match="not available yet"):
-            penstock.compile(add_relu(), devices=[device], **arguments)
+    def test_an_object_of_this_process_cannot_be_isolated(self, device: NumpyDevice) -> None:
+        with pytest.raises(PlacementError, match="cannot be isolated"):
+            penstock.compile(add_relu(), devices=[device], isolate=True)
 
     @pytest.mark.parametrize("arguments", [{"cache": True}, {"cache": False}, {"isolate": None}])
     def test_their_defaults_are_taken(self, device: NumpyDevice, arguments: Any) -> None:

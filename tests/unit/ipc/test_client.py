@@ -26,8 +26,13 @@ class Scripted:
         self.dispatcher = Dispatcher(create())
         self.replace: Callable[[Frame], Frame] = lambda reply: reply
 
+    copies_arrays = False
+
     def call(self, frame: Frame) -> Frame:
         return self.replace(self.dispatcher.answer(frame))
+
+    def drop(self, number: int) -> None:
+        self.dispatcher.answer(Packer().frame(wire.Close(number)))
 
 
 @pytest.fixture

@@ -172,7 +172,8 @@ def test_a_request_comes_back_whole() -> None:
     assert received.outputs == request.outputs
     assert received.pools == request.pools
     assert isinstance(received.inputs[1], HostMemory)
-    assert received.inputs[1].array is array
+    assert received.inputs[1].array.base is array
+    assert not received.inputs[1].array.flags.writeable
     assert received.inputs[1].dimensions == (2, 3)
 
 

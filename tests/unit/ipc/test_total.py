@@ -46,11 +46,16 @@ class Transcript:
         self.calls: list[Frame] = []
         self.replies: list[Frame] = []
 
+    copies_arrays = False
+
     def call(self, frame: Frame) -> Frame:
         reply = self.dispatcher.answer(frame)
         self.calls.append(frame)
         self.replies.append(reply)
         return reply
+
+    def drop(self, number: int) -> None:
+        self.dispatcher.answer(Packer().frame(wire.Close(number)))
 
 
 @cache

@@ -22,7 +22,8 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.runtime import discovery
-from penstock.runtime.discovery import MAX_DEVICES, Manager
+from penstock.hal.loading import MAX_DEVICES
+from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import DriverEntry
 from tests.unit.execution.fakes import add_relu, f32
 

@@ -1,0 +1,64 @@
+"""From what a driver's entry point refers to, to its devices: it may make anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+from penstock.hal.device import Device
+
+MAX_DEVICES: Final = 256
+"""Devices one driver may bring; it bounds what a driver that never stops can do."""
+
+MAX_SHOWN: Final = 300
+"""Characters of a driver's value that a reason quotes."""
+
+
+def load_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
+    """The devices of what *load* gives; what is no device is stood in for by one that gives the reason."""
+    try:
+        made: Any = load()()
+        if isinstance(made, type):
+            reason = f"its driver made the class {made.__name__}; a device is an object of it"
+            return [_invalid(driver, reason)]
+        if is_device(made):
+            return [made]
+        if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
+            return [_no_device(driver, made)]
+        several = list(islice(made, MAX_DEVICES + 1))
+        if len(several) > MAX_DEVICES:
+            reason = f"brings more than {MAX_DEVICES} devices"
+            return [_invalid(driver, reason)]
+        return [d if is_device(d) else _no_device(driver, d) for d in several]
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
+        return [_invalid(driver, f"failed to load: {describe(error)}")]
+
+
+def is_device(value: object) -> bool:
+    """Whether *value* can be asked what a device is asked; one that raises when looked at cannot."""
+    try:
+        return all(
+            callable(getattr(value, member, None))
+            for member in ("prepare_model", "supported_operations")
+        )
+    except Exception:  # noqa: BLE001  # a driver may raise anything
+        return False
+
+
+def describe(value: object) -> str:
+    """The start of a driver's value or exception in Python's notation, whatever its own `repr` does."""
+    try:
+        return repr(value)[:MAX_SHOWN]
+    except Exception:  # noqa: BLE001  # as above
+        return f"{type(value).__name__} object"
+
+
+def _invalid(driver: str, reason: str) -> Device:
+    from penstock.hal.invalid import InvalidDevice
+
+    return InvalidDevice(driver, reason)
+
+
+def _no_device(driver: str, made: object) -> Device:
+    return _invalid(driver, f"its driver made {describe(made)}, which is no device and no devices")

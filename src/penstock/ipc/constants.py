@@ -1,0 +1,112 @@
+"""Pools of constants as sealed descriptors, and back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import weakref
+from typing import Final
+
+from penstock.errors import ResourceExhaustedTransient, WireError
+from penstock.ir import ConstantPool
+
+_lock = threading.Lock()
+_made: weakref.WeakKeyDictionary[ConstantPool, int] = weakref.WeakKeyDictionary()
+
+
+def descriptor_of(pool: ConstantPool) -> int:
+    """A sealed memfd that begins with the bytes of *pool*; it is good for as long as the pool lives.
+
+    That of the file that the model was read from, where it was read into one; else a copy, made once. Raises
+    `ResourceExhaustedTransient` when there is no room for one.
+    """
+    own = getattr(pool.owner, "fd", None)
+    if isinstance(own, int) and is_sealed(own) and _is_whole(pool, own):
+        return own
+    with _lock:
+        fd = _made.get(pool)
+        if fd is None:
+            fd = _made[pool] = _sealed_copy(pool.view)
+            weakref.finalize(pool, os.close, fd).atexit = False
+        return fd
+
+
+def mapped(fd: int, size: int) -> ConstantPool:
+    """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy.
+
+    Raises `WireError` where it is no memory, or has not as many bytes.
+    """
+    try:
+        available = os.fstat(fd).st_size
+    except OSError as error:
+        raise WireError(f"a pool of constants cannot be read: {error}") from None
+    if not 0 <= size <= available:
+        raise WireError(f"a pool of {size} bytes of constants in a file of {available}")
+    if size == 0:
+        return ConstantPool(memoryview(b""))
+    sealed = is_sealed(fd)
+    try:
+        if sealed:
+            # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
+            region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+            return ConstantPool(memoryview(region))
+        return ConstantPool(memoryview(_read(fd, size)))
+    except (OSError, ValueError) as error:
+        raise WireError(f"a pool of constants cannot be read: {error}") from None
+
+
+def _read(fd: int, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        chunk = os.pread(fd, min(size - len(content), 1 << 22), len(content))
+        if not chunk:
+            raise WireError("a pool of constants ended before its size")
+        content += chunk
+    return bytes(content)
+
+
+def _is_whole(pool: ConstantPool, fd: int) -> bool:
+    return os.fstat(fd).st_size == pool.view.nbytes
+
+
+if sys.platform == "linux":
+    import fcntl
+
+    SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+    def is_sealed(fd: int, seals: int = SEALS) -> bool:
+        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told."""
+        try:
+            return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
+        except OSError:
+            return False
+
+    def _sealed_copy(content: memoryview) -> int:
+        try:
+            fd = os.memfd_create("penstock-constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise ResourceExhaustedTransient(f"no room for a pool of constants: {error}") from error
+        try:
+            rest = content.cast("B")
+            while rest.nbytes:
+                rest = rest[os.write(fd, rest[: 1 << 26]) :]
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
+        except BaseException as error:
+            os.close(fd)
+            if isinstance(error, OSError):
+                told = f"no room for a pool of constants: {error}"
+                raise ResourceExhaustedTransient(told) from error
+            raise
+        return fd
+
+else:
+    SEALS: Final = 0
+
+    def is_sealed(fd: int, seals: int = SEALS) -> bool:  # noqa: ARG001  # as where there are seals
+        """Whether nobody can change *fd* in the ways that *seals* name: never, without seals."""
+        return False
+
+    def _sealed_copy(content: memoryview) -> int:  # noqa: ARG001  # as where there are seals
+        raise ResourceExhaustedTransient("this system has no memory that can be sealed")

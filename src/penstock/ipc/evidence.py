@@ -1,0 +1,150 @@
+"""What is kept of the death of a driver's process: `penstock doctor --last-crash` shows it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.ipc.starting import Place
+from penstock.ir import Model
+from penstock.logs import Log
+from penstock.sealed.places import make_private_directory, state_directory
+
+log = Log("penstock.ipc")
+
+MOST_KEPT: Final = 20
+"""Crashes kept; of more the oldest go."""
+
+MOST_OPERATIONS: Final = 64
+"""Operations of a model that a crash names."""
+
+SUFFIX: Final = ".crash.json"
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """A call that was under way: what it did (*call*), on which device and version, and with which model: its digest in
+    hexadecimal, and its operations, `number (TYPE, name)`.
+    """
+
+    call: str
+    device: str = ""
+    version: str = ""
+    model: str = ""
+    operations: tuple[str, ...] = ()
+
+
+class Underway(NamedTuple):
+    """A call under way."""
+
+    call: str
+    device: str
+    version: str
+    model: Model | None = None
+
+    def evidence(self) -> Evidence:
+        """What a record says of it."""
+        if self.model is None:
+            return Evidence(self.call, self.device, self.version)
+        entry = self.model.entry
+        operations = tuple(
+            f"{at} ({operation.key}, {entry.operation_name(at)!r})"
+            for at, operation in enumerate(entry.operations[:MOST_OPERATIONS])
+        )
+        digest = self.model.digest
+        told = digest.hex() if isinstance(digest, bytes) else str(digest)
+        return Evidence(self.call, self.device, self.version, told, operations)
+
+
+class Crash(msgspec.Struct, frozen=True):
+    """How the process of a driver ended. *when* is seconds since 1970, *deaths* how often it has died in a row."""
+
+    driver: str
+    entry: str
+    pid: int
+    how: str
+    when: float
+    deaths: int
+    underway: tuple[Evidence, ...]
+    output: str
+    python: str = ""
+    quarantined: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        place: Place,
+        pid: int,
+        how: str,
+        deaths: int,
+        underway: Sequence[Underway],
+        output: str,
+        *,
+        quarantined: bool,
+    ) -> Crash:
+        """The crash of the process *pid*, now."""
+        import platform
+
+        return cls(
+            place.name,
+            place.value,
+            pid,
+            how,
+            time.time(),
+            deaths,
+            tuple(call.evidence() for call in underway),
+            output,
+            platform.python_version(),
+            quarantined,
+        )
+
+    def keep(self) -> None:
+        """Writes it to the state directory; what keeps it from that is logged."""
+        try:
+            directory = crash_directory()
+            make_private_directory(directory)
+            name = f"{int(self.when * 1000):013d}-{self.pid}{SUFFIX}"
+            temporary = os.path.join(directory, f".{name}.{os.getpid()}")
+            try:
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(fd, "wb") as file:
+                    file.write(msgspec.json.format(msgspec.json.encode(self)))
+                os.replace(temporary, os.path.join(directory, name))
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            for old in _names(directory)[:-MOST_KEPT]:
+                with suppress(OSError):
+                    os.unlink(os.path.join(directory, old))
+        except (OSError, PenstockError) as error:
+            log.warning("the crash of driver %s could not be kept: %s", self.driver, error)
+
+
+def crash_directory() -> str:
+    """Where crashes are kept."""
+    return os.path.join(state_directory(), "crashes")
+
+
+def last_crash() -> Crash | None:
+    """The newest crash that was kept; None where there is none that can be read."""
+    directory = crash_directory()
+    for name in reversed(_names(directory)):
+        try:
+            with open(os.path.join(directory, name), "rb") as file:
+                return msgspec.json.decode(file.read(), type=Crash)
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return None
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(n for n in os.listdir(directory) if n.endswith(SUFFIX))
+    except OSError:
+        return []

@@ -1,0 +1,1 @@
+"""The process that a driver lives in: `python -m penstock.ipc.host`."""

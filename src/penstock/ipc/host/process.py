@@ -1,0 +1,172 @@
+"""A host from its start to its end: it makes the driver's devices, takes clients on, and ends with the last of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+from penstock.errors import PenstockError, WireError
+from penstock.hal import Device
+from penstock.hal.loading import load_devices
+from penstock.ipc import wire
+from penstock.ipc.codec import decode_to_host, encode
+from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.host.heart import Heart
+from penstock.ipc.host.serving import Client
+from penstock.ipc.transport import Connection, close_all
+
+GREETING_NS: Final = 10_000_000_000
+"""How long a client may take to say who it is."""
+
+LONELY_SECONDS: Final = 10.0
+"""How long a host that has never had a client waits for one."""
+
+PARTING_SECONDS: Final = 2.0
+"""How long devices may take to close once the last client is gone."""
+
+BACKLOG: Final = 128
+
+CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group of a peer (`struct ucred`)."""
+
+
+class Host:
+    """Serves the driver whose entry point is *name* = *value* on the listening socket *listener*."""
+
+    def __init__(self, name: str, value: str, listener: int) -> None:
+        self._name, self._value = name, value
+        self._listener = socket.socket(fileno=listener)
+        self._listener.setblocking(False)
+        # Peers see the credentials of the last `listen`.
+        self._listener.listen(BACKLOG)
+        self._heart = Heart()
+        self._output = os.open("/proc/self/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._lock = threading.Lock()
+        self._clients = 0
+        self._wake, self._woken = os.pipe()
+        self._devices: list[Device] = []
+        self._sandbox: tuple[tuple[str, str], ...] = ()
+
+    def run(self) -> NoReturn:
+        """Serves until the last client is gone, and ends the process."""
+        logging.basicConfig(
+            stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
+        )
+        self._devices = load_devices(self._name, entry(self._value))
+        self._sandbox = sandboxed()
+        self._heart.start()
+        self._accept()
+        self._part()
+
+    def _accept(self) -> None:
+        """Takes clients on until there are none left."""
+        poll = select.poll()
+        poll.register(self._listener.fileno(), select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        had_one, lonely_until = False, time.monotonic() + LONELY_SECONDS
+        while True:
+            found = poll.poll(None if had_one else 1000)
+            if any(fd == self._wake for fd, _ in found):
+                os.read(self._wake, 1 << 12)
+            while (sock := self._next_client()) is not None:
+                had_one = True
+                with self._lock:
+                    self._clients += 1
+                threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+            if not self._clients and (had_one or time.monotonic() > lonely_until):
+                return
+
+    def _next_client(self) -> socket.socket | None:
+        try:
+            return self._listener.accept()[0]
+        except OSError:
+            return None
+
+    def _greet(self, sock: socket.socket) -> None:
+        connection = Connection(sock)
+        try:
+            if (user := peer_user(sock)) != os.geteuid():
+                raise WireError(f"user {user} is not this host's")
+            received = connection.receive(time.monotonic_ns() + GREETING_NS)
+            close_all(received.descriptors)
+            hello = decode_to_host(received.data)
+            if not isinstance(hello, wire.Hello):
+                raise WireError(f"{type(hello).__name__} before Hello")
+            if hello.wire_version != wire.WIRE_VERSION:
+                told = (
+                    f"this host speaks wire version {wire.WIRE_VERSION}, not {hello.wire_version}"
+                )
+                connection.send(encode(wire.Refused(told)))
+                raise WireError(told)
+            welcome = wire.Welcome(
+                wire.WIRE_VERSION, os.getpid(), len(self._devices), sandbox=self._sandbox
+            )
+            connection.send(encode(welcome), (self._page, self._output))
+        except (WireError, EOFError, TimeoutError, OSError, PenstockError):
+            connection.close()
+            self._gone()
+            return
+        dispatchers = [Dispatcher(device, owns_device=False) for device in self._devices]
+        Client(connection, dispatchers, self._gone).start()
+
+    def _gone(self) -> None:
+        with self._lock:
+            self._clients -= 1
+        os.write(self._woken, b"\0")
+
+    def _part(self) -> NoReturn:
+        """Ends the process, also where a call or a device does not end."""
+        self._listener.close()
+        threading.Thread(target=self._close_devices, daemon=True).start()
+        threading.Event().wait(PARTING_SECONDS)
+        os._exit(0)
+
+    def _close_devices(self) -> None:
+        for device in self._devices:
+            with suppress(Exception):
+                device.close()
+        os._exit(0)
+
+
+def entry(value: str) -> Callable[[], Any]:
+    """What loads the object that an entry point refers to: `module` or `module:attribute`, dotted."""
+
+    def load() -> Any:
+        module, colon, attributes = map(str.strip, value.partition("[")[0].partition(":"))
+        path = attributes.split(".") if colon else []
+        if not all(map(str.isidentifier, (*module.split("."), *path))):
+            raise ValueError(f"{value!r} does not name an object as module:attribute")
+        return reduce(getattr, path, import_module(module))
+
+    return load
+
+
+def peer_user(sock: socket.socket) -> int:
+    """The user at the other end of a Unix socket."""
+    return peer(sock)[1]
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket: of a listening one, those that called `listen`."""
+    if sys.platform != "linux":
+        raise OSError("who is at the other end of a socket is told by Linux")
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process, user, _ = CREDENTIALS.unpack(told)
+    return process, user
+
+
+def sandboxed() -> tuple[tuple[str, str], ...]:
+    """Gives up what a driver does not need, and says for each measure what became of it."""
+    return ()

@@ -1,0 +1,286 @@
+"""One client of a host: its calls, each in a thread of the host, and what it has lent."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from penstock.errors import (
+    DriverError,
+    InvalidArgument,
+    ResourceExhaustedTransient,
+    WireError,
+)
+from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
+from penstock.ipc import wire
+from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
+from penstock.ipc.constants import is_sealed, mapped
+from penstock.ipc.dispatch import Dispatcher, Lease, refusal
+from penstock.ipc.transport import Connection, Received, close_all
+from penstock.ir import NDArray
+
+MAX_CALLS: Final = 256
+"""Calls of one client that may be under way at a time."""
+
+MAX_MEMORIES: Final = 4096
+"""Memories that one client may lend at a time."""
+
+
+class _Job(NamedTuple):
+    ask: wire.Ask
+    descriptors: list[int]
+    token: CancelToken
+
+
+class Client:
+    """Serves one client on *connection*, which was welcomed, with a dispatcher for each device.
+
+    Its threads take turns: one reads the next message and, before it makes the call itself, sees to it that another
+    reads on. So no call waits for another, and none changes threads.
+    """
+
+    def __init__(
+        self, connection: Connection, dispatchers: Sequence[Dispatcher], ended: Callable[[], None]
+    ) -> None:
+        self._connection, self._dispatchers, self._ended = connection, dispatchers, ended
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+        self._over = False
+        self._calls: dict[wire.CallId, CancelToken] = {}
+        self._memories: dict[wire.MemoryId, NDArray | WireError] = {}
+
+    def start(self) -> None:
+        """Begins to serve, in threads of its own."""
+        with self._lock:
+            self._begin_thread()
+
+    def _begin_thread(self) -> None:
+        self._threads += 1
+        self._idle += 1
+        threading.Thread(target=self._work, name="penstock-call", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._perform(job)
+                with self._lock:
+                    self._idle += 1
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            last = not self._threads
+        if last:
+            for dispatcher in self._dispatchers:
+                dispatcher.close()
+            self._memories.clear()
+            self._connection.close()
+
+    def _next(self) -> _Job | None:
+        """The next call, this thread's to make; None when there is no client any more."""
+        with self._turn:
+            while not self._over:
+                try:
+                    job = self._take(self._connection.receive())
+                except (EOFError, WireError):
+                    # Whoever sends what is no message is no client of ours.
+                    self._over = True
+                    self._connection.shut()
+                    for token in list(self._calls.values()):
+                        token.set()
+                    self._ended()
+                    break
+                if job is not None:
+                    with self._lock:
+                        self._idle -= 1
+                        if not self._idle:
+                            self._begin_thread()
+                    return job
+        return None
+
+    def _take(self, received: Received) -> _Job | None:
+        """The call that came, if it is one; everything else is done at once. Raises `WireError`."""
+        descriptors = received.descriptors
+        try:
+            message = decode_to_host(received.data)
+            if isinstance(message, wire.Ask):
+                return self._accept(message, received)
+            if isinstance(message, wire.Lend):
+                self._borrow(message, received)
+            elif descriptors:
+                raise WireError(f"descriptors beside {type(message).__name__}")
+            elif isinstance(message, wire.Cancel):
+                token = self._calls.get(message.call)
+                if token is not None:
+                    token.set()
+            elif isinstance(message, wire.Release):
+                self._memories.pop(message.memory, None)
+            elif isinstance(message, wire.Drop):
+                self._drop(message)
+            else:
+                raise WireError(f"{type(message).__name__} from a client that was welcomed")
+        except BaseException:
+            close_all(descriptors)
+            raise
+        close_all(descriptors)
+        return None
+
+    def _accept(self, ask: wire.Ask, received: Received) -> _Job | None:
+        if ask.call in self._calls:
+            raise WireError(f"two calls have the number {ask.call}")
+        if not received.complete or len(self._calls) >= MAX_CALLS:
+            told = (
+                f"a client may make {MAX_CALLS} calls at a time"
+                if received.complete
+                else "the driver's process has no descriptor left"
+            )
+            close_all(received.descriptors)
+            self._answer(ask.call, refusal(ResourceExhaustedTransient(told)))
+            return None
+        token = CancelToken()
+        self._calls[ask.call] = token
+        return _Job(ask, received.descriptors, token)
+
+    def _borrow(self, lend: wire.Lend, received: Received) -> None:
+        if lend.memory in self._memories:
+            raise WireError(f"memory {lend.memory} is lent twice")
+        if len(self._memories) >= MAX_MEMORIES:
+            raise WireError(f"a client may lend {MAX_MEMORIES} memories at a time")
+        try:
+            if not received.complete:
+                raise WireError("the driver's process had no descriptor left for it")
+            if len(received.descriptors) != 1:
+                raise WireError("memory is lent with one descriptor")
+            self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size)
+        except WireError as error:
+            self._memories[lend.memory] = error
+
+    def _drop(self, drop: wire.Drop) -> None:
+        if not 0 <= drop.device < len(self._dispatchers):
+            raise WireError(f"no device has the index {drop.device}")
+        # What a driver does in `close` may take its time; nobody waits for it.
+        frame = Frame(encode(wire.Close(drop.target)))
+        if drop.target != wire.DEVICE:
+            dispatcher = self._dispatchers[drop.device]
+            threading.Thread(target=dispatcher.answer, args=(frame,), daemon=True).start()
+
+    def _perform(self, job: _Job) -> None:
+        ask = job.ask
+        lease = Lease(lambda: close_all(job.descriptors))
+        fence: DescriptorFence | None = None
+        try:
+            try:
+                if not 0 <= ask.device < len(self._dispatchers):
+                    raise WireError(f"no device has the index {ask.device}")
+                handles = tuple(self._handle(form, job) for form in ask.handles)
+            except WireError as error:
+                reply = refusal(InvalidArgument(str(error)))
+            else:
+                reply = self._dispatchers[ask.device].answer(Frame(ask.body, handles), lease)
+                del handles
+            fence = self._answer(ask.call, reply)
+        finally:
+            self._calls.pop(ask.call, None)
+            if fence is not None and not fence.wait(0):
+                lease.kept = True
+                threading.Thread(target=_close_after, args=(fence, lease), daemon=True).start()
+            if not lease.kept:
+                lease.close()
+
+    def _answer(self, call: wire.CallId, reply: Frame) -> DescriptorFence | None:
+        """Sends the reply, and gives the fence that it has."""
+        forms: list[wire.HandleForm] = []
+        fences: list[DescriptorFence] = []
+        for handle in reply.handles:
+            fence: Any = handle
+            forms.append(wire.FenceForm(len(fences)))
+            fences.append(as_descriptor(fence))
+        answer = wire.Answer(call, reply.data, tuple(forms), reply.failed)
+        try:
+            self._connection.send(encode(answer), [f.fileno() for f in fences])
+        except EOFError:
+            pass
+        except DriverError as error:
+            self._answer(call, refusal(error))
+        return fences[0] if fences else None
+
+    def _handle(self, form: wire.HandleForm, job: _Job) -> object:
+        match form:
+            case wire.DescriptorForm(place=place):
+                return Descriptor(-1 if place is None else self._descriptor(job, place))
+            case wire.ConstantsForm(place=place, size=size):
+                return mapped(self._descriptor(job, place), size)
+            case wire.ArrayForm():
+                return self._array(form)
+            case wire.CancelForm(is_set=is_set):
+                if is_set:
+                    job.token.set()
+                return job.token
+            case wire.ReportForm():
+                return lambda event: self._report(job.ask.call, event)
+            case wire.FenceForm(place=place):
+                return DescriptorFence(self._descriptor(job, place))
+            case wire.ValueForm(value=value):
+                return Opaque(value)
+        raise WireError(f"a {type(form).__name__} in a call")
+
+    def _descriptor(self, job: _Job, place: int) -> int:
+        if not 0 <= place < len(job.descriptors):
+            raise WireError(f"descriptor {place} of {len(job.descriptors)}")
+        return job.descriptors[place]
+
+    def _array(self, form: wire.ArrayForm) -> NDArray:
+        memory = self._memories.get(form.memory)
+        if memory is None:
+            raise WireError(f"memory {form.memory} was not lent")
+        if isinstance(memory, WireError):
+            raise memory
+        dtype = form.dtype.numpy
+        if dtype.hasobject or min(form.shape, default=0) < 0 or len(form.shape) > 32:
+            raise WireError(f"an array of {form.dtype.value} and shape {form.shape}")
+        nbytes = dtype.itemsize
+        for dimension in form.shape:
+            nbytes *= dimension
+        if form.offset < 0 or form.offset % dtype.alignment or form.offset + nbytes > memory.size:
+            raise WireError(f"an array of {nbytes} bytes at {form.offset} of {memory.size}")
+        array: NDArray = memory[form.offset : form.offset + nbytes].view(dtype).reshape(form.shape)
+        if not form.writable:
+            array.flags.writeable = False
+        return array
+
+    def _report(self, call: wire.CallId, event: ProgressEvent) -> None:
+        try:
+            self._connection.send(encode(wire.Progress(event, call)))
+        except EOFError:
+            return
+
+
+def _close_after(fence: DescriptorFence, lease: Lease) -> None:
+    fence.wait()
+    lease.close()
+
+
+def _mapped(fd: int, size: int) -> NDArray:
+    """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads it."""
+    import fcntl
+
+    try:
+        available = os.fstat(fd).st_size
+        if not 0 < size <= available:
+            raise WireError(f"{size} bytes are lent of a memory that has {available}")
+        if not is_sealed(fd, fcntl.F_SEAL_SHRINK):
+            raise WireError("memory that may shrink cannot be lent")
+        region = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
+    except (OSError, ValueError) as error:
+        raise WireError(f"memory that is lent cannot be mapped: {error}") from None
+    array: NDArray = np.frombuffer(region, np.uint8)
+    return array

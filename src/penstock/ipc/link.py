@@ -1,0 +1,209 @@
+"""One connection to one host, watched: its heart, its end, and what it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from penstock import knobs
+from penstock.ipc.channel import Session
+from penstock.ipc.host.heart import Pulse
+from penstock.ipc.starting import Place, Started, connect, tail
+from penstock.ipc.transport import close_all
+from penstock.logs import Log
+
+log = Log("penstock.ipc")
+
+LOOK_SECONDS: Final = 0.25
+"""How often a host is looked at."""
+
+LINE_BYTES: Final = 4096
+"""Bytes of one line of a host's output that enter the log."""
+
+END_SECONDS: Final = 3.0
+"""How long closing the last connection waits for the host to end, where it is this process's child."""
+
+
+class Link:
+    """A host that took this client on. *ended* is told once, from the watching thread or the closing one, when the host
+    has ended otherwise than because this client left: with how.
+    """
+
+    def __init__(self, place: Place, ended: Callable[[Link, str], None]) -> None:
+        self.place = place
+        self._started: Started = connect(place)
+        self._ended = ended
+        self._process = os.getpid()
+        self._pulse = Pulse(self._started.page)
+        self._written = 0
+        self._rest = b""
+        self._lock = threading.Lock()
+        self._closing = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        pidfd = self._started.pidfd
+        self.session = Session(
+            self._started.connection,
+            lambda: os.eventfd_write(self._wake, 1),
+            pidfd if pidfd >= 0 else None,
+        )
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"penstock-watch-{place.name}", daemon=True
+        )
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """The host's process."""
+        return self._started.pid
+
+    @property
+    def devices(self) -> int:
+        """How many devices the driver has."""
+        return self._started.devices
+
+    @property
+    def sandbox(self) -> tuple[tuple[str, str], ...]:
+        """What the host says of each measure of its sandbox."""
+        return self._started.sandbox
+
+    def output_tail(self) -> str:
+        """The end of what the host has written to its standard output and error."""
+        return tail(self._started.output)
+
+    def close(self) -> None:
+        """Leaves the host, which ends when it has no other client; twice is harmless. In a child process made by `fork` it
+        only closes what was inherited.
+        """
+        if os.getpid() != self._process:
+            self._leave()
+            return
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self.session.end("the connection to the driver's process is closed")
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
+        self._release()
+
+    def settle(self) -> None:
+        """Closes a link whose host is gone, once it is known how the host ended."""
+        if threading.current_thread() is not self._watcher and os.getpid() == self._process:
+            self._watcher.join(2 * END_SECONDS)
+        self.close()
+
+    def _leave(self) -> None:
+        self.session.leave()
+        started = self._started
+        close_all([started.pidfd, started.page, started.output, self._wake])
+
+    def _release(self) -> None:
+        started = self._started
+        if started.child and self._wait_for_end(END_SECONDS):
+            self._reap()
+        self._drain(last=True)
+        self.session.close()
+        close_all([started.pidfd, started.page, started.output, self._wake])
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if self._started.pidfd >= 0:
+            poll.register(self._started.pidfd, select.POLLIN)
+        beats, silent, before = self._pulse.read(), 0.0, time.monotonic()
+        while True:
+            found = {fd for fd, _ in poll.poll(LOOK_SECONDS * 1000)}
+            if self._closing:
+                return
+            self._drain()
+            if self._started.pidfd in found:
+                self._over(self._how_it_ended())
+                return
+            if self.session.gone:
+                # Its end may show on the socket first.
+                ended = self._wait_for_end(1.0)
+                self._over(self._how_it_ended() if ended else self._killed(self.session.gone))
+                return
+            now = time.monotonic()
+            # A process that was itself stopped has not watched meanwhile.
+            silent += min(now - before, 4 * LOOK_SECONDS)
+            before = now
+            if (told := self._pulse.read()) != beats:
+                beats, silent = told, 0.0
+            elif silent > (limit := knobs.driver_timeout_ms() / 1000):
+                self._over(self._killed(f"hung: no sign of life for {limit:g} s"))
+                return
+            self.session.flush(time.monotonic_ns())
+
+    def _over(self, how: str) -> None:
+        self._drain(last=True)
+        self.session.end(f"the process of driver {self.place.name} ({self.pid}) {how}")
+        self._ended(self, how)
+
+    def _killed(self, why: str) -> str:
+        """Ends a host that is of no use any more."""
+        if self._started.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._started.pidfd, signal.SIGKILL)
+            if self._started.child and self._wait_for_end(END_SECONDS):
+                self._reap()
+        return f"was killed: {why}"
+
+    def _how_it_ended(self) -> str:
+        status = self._reap() if self._started.child else None
+        if status is None:
+            return "ended"
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(number).name}"
+            return f"was ended by signal {number}"
+        return f"ended with exit status {os.WEXITSTATUS(status)}"
+
+    def _wait_for_end(self, seconds: float) -> bool:
+        if self._started.pidfd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._started.pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def _reap(self) -> int | None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        return status if pid else None
+
+    def _drain(self, *, last: bool = False) -> None:
+        """Whatever the host has written since, line by line into the log."""
+        while True:
+            output = self._started.output
+            try:
+                # What the host gave up to save memory is a hole.
+                self._written = os.lseek(output, self._written, os.SEEK_DATA)
+                content = os.pread(output, 1 << 16, self._written)
+            except OSError:
+                break
+            if not content:
+                break
+            self._written += len(content)
+            *lines, self._rest = (self._rest + content).split(b"\n")
+            for line in lines:
+                self._say(line)
+            if len(self._rest) > LINE_BYTES:
+                self._say(self._rest)
+                self._rest = b""
+        if last and self._rest:
+            self._say(self._rest)
+            self._rest = b""
+
+    def _say(self, line: bytes) -> None:
+        text = line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace")
+        if text:
+            log.warning("%s (%d): %s", self.place.name, self.pid, text)

@@ -1,0 +1,403 @@
+"""Devices of a driver in a process of its own, which live on when that process dies (NNAPI section 5.3)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, NoReturn, TypeVar
+
+from msgspec.structs import replace
+
+from penstock.errors import ClosedError, DeadObject, GeneralFailure, InvalidArgument
+from penstock.hal import (
+    NO_TOKEN,
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    Burst,
+    CacheReport,
+    Capabilities,
+    CarriedResult,
+    DeviceType,
+    ExecutionConfig,
+    ExecutionResult,
+    Fence,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+    ReusableExecution,
+    Support,
+    TokenArgument,
+)
+from penstock.ipc.channel import DeviceChannel, Session
+from penstock.ipc.client import RemoteDevice, RemotePreparedModel
+from penstock.ipc.evidence import Underway
+from penstock.ipc.link import Link
+from penstock.ipc.supervision import Supervisor
+from penstock.ir import Model
+
+T = TypeVar("T")
+
+MOST_DEATHS_OF_A_MODEL: Final = 3
+"""Deaths in a row during runs of one prepared model, after which it is not run any more."""
+
+
+class IsolatedDevice:
+    """One device of a driver whose process *supervisor* owns.
+
+    A call that finds the process dead is made once more, on the process that takes its place. Where that has another name,
+    version or capabilities the device is of no use any more: every call is a `GeneralFailure`.
+    """
+
+    isolated: Final = True
+
+    def __init__(self, supervisor: Supervisor, index: int) -> None:
+        self.supervisor, self._index = supervisor, index
+        self._lock = threading.Lock()
+        self._changed = ""
+        self._link = supervisor.link()
+        self._remote = RemoteDevice(self._link.session.channel(index))
+
+    @property
+    def name(self) -> str:
+        return self._remote.name
+
+    @property
+    def version(self) -> str:
+        return self._remote.version
+
+    @property
+    def type(self) -> DeviceType:
+        return self._remote.type
+
+    @property
+    def feature_level(self) -> int:
+        return self._remote.feature_level
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._remote.capabilities
+
+    @property
+    def hal_version(self) -> int:
+        return self._remote.hal_version
+
+    @property
+    def pid(self) -> int | None:
+        """The process that the driver lives in now, if it does."""
+        link = self.supervisor.running
+        return None if link is None else link.pid
+
+    def check(self) -> str | None:
+        quarantined = self.supervisor.quarantined
+        return quarantined or self.twice("check", None, lambda remote: remote.check())
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return self.twice(
+            "supported_operations", model, lambda remote: remote.supported_operations(model)
+        )
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        return self.twice("cache_files_needed", None, lambda r: r.cache_files_needed())
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        return IsolatedPreparedModel(self, self.prepared(model, config), model, config)
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        def load(remote: RemoteDevice) -> RemotePreparedModel:
+            return remote.prepare_model_from_cache(config)
+
+        made = self.twice("prepare_model_from_cache", None, load, config.deadline_ns)
+        return IsolatedPreparedModel(self, made, None, config)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        def call(remote: RemoteDevice) -> tuple[int, Buffer]:
+            return remote.allocate(desc, [self._role(role) for role in roles])
+
+        return self.twice("allocate", None, call)
+
+    def close(self) -> None:
+        """Closes what this process has on the device; the driver's process goes on with its others."""
+        if not self._link.session.gone:
+            self._remote.close()
+
+    def prepared(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
+        """*model* prepared in the process that lives now."""
+
+        def prepare(remote: RemoteDevice) -> RemotePreparedModel:
+            return remote.prepare_model(model, config)
+
+        return self.twice("prepare_model", model, prepare, config.deadline_ns)
+
+    def twice(
+        self,
+        name: str,
+        model: Model | None,
+        call: Callable[[RemoteDevice], T],
+        deadline_ns: int | None = None,
+    ) -> T:
+        """*call*, once more where the process died of it, or before."""
+        try:
+            with self.noted(name, model):
+                return call(self.remote(deadline_ns))
+        except DeadObject:
+            if not self._link.session.gone:
+                raise
+            self.buried()
+        with self.noted(name, model):
+            return call(self.remote(half_of(deadline_ns)))
+
+    def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
+        """The device in the process that lives now. Raises `DeadObject` where there is none, `GeneralFailure` where it
+        is another device than it was.
+        """
+        if not self._link.session.gone:
+            return self._remote
+        link = self.supervisor.link(deadline_ns)
+        with self._lock:
+            if self._changed:
+                raise GeneralFailure(self._changed)
+            if link is not self._link:
+                self._link, self._remote = link, self._same(link)
+            return self._remote
+
+    def buried(self) -> None:
+        """Waits until it is known how the process ended, which a call found gone."""
+        self.supervisor.died(self._link)
+
+    def noted(self, call: str, model: Model | None) -> AbstractContextManager[None]:
+        """While the block runs, the death of the process has *call* in its record."""
+        return self.supervisor.noted(Underway(call, self.name, self.version, model))
+
+    def _same(self, link: Link) -> RemoteDevice:
+        if self._index >= link.devices:
+            self._change(f"its driver has {link.devices} devices now")
+        again = RemoteDevice(link.session.channel(self._index))
+        for what in ("name", "version", "capabilities", "feature_level"):
+            if getattr(self._remote, what) != getattr(again, what):
+                self._change(f"after its process died its {what} is another one")
+        return again
+
+    def _change(self, how: str) -> NoReturn:
+        self._changed = f"device {self._remote.name} is not what it was: {how}"
+        raise GeneralFailure(self._changed)
+
+    def _role(self, role: BufferRole) -> BufferRole:
+        prepared = role.prepared
+        if not isinstance(prepared, IsolatedPreparedModel) or prepared.device is not self:
+            raise InvalidArgument("a role names a prepared model of another device")
+        return replace(role, prepared=prepared.living())
+
+
+class IsolatedPreparedModel:
+    """A prepared model that is made again, from the model that was retained, where its process died.
+
+    One that was loaded from a cache has no model until it is given one to `retain`; without one its death is final.
+    """
+
+    def __init__(
+        self,
+        device: IsolatedDevice,
+        remote: RemotePreparedModel,
+        model: Model | None,
+        config: PrepareConfig,
+    ) -> None:
+        self.device, self._remote, self._model = device, remote, model
+        # What belonged to the one call is not there any more.
+        self._config = replace(
+            config,
+            deadline_ns=None,
+            token=NO_TOKEN,
+            binding=NO_TOKEN,
+            model_cache=(),
+            data_cache=(),
+            lock=None,
+            progress=None,
+            cancel=None,
+        )
+        self._lock = threading.Lock()
+        self._deaths = 0
+        self._closed = False
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What became of the cache files of its preparation."""
+        return self._remote.cache_report
+
+    def retain(self, model: Model) -> None:
+        """Keeps *model*, which it was prepared from, for when it has to be prepared again."""
+        self._model = model
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return self.run(lambda remote: remote.execute(request, config), request, config)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        def call(remote: RemotePreparedModel) -> Fence:
+            return remote.execute_fenced(request, wait_for, config, timeout_after_fence_ns)
+
+        return self.twice("execute_fenced", call, request, config)[0]
+
+    def configure_burst(self) -> Burst:
+        return _Series(self, lambda remote: remote.configure_burst())
+
+    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+        return _Repeated(self, request)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._remote.close()
+
+    def run(
+        self,
+        call: Callable[[RemotePreparedModel], ExecutionResult],
+        request: Request,
+        config: ExecutionConfig,
+    ) -> ExecutionResult:
+        """*call*, which executes, once more where the process died of it or before; the result says so."""
+        result, incident = self.twice("execute", call, request, config)
+        self.device.supervisor.succeeded()
+        if not incident:
+            return result
+        copies = result.copies if isinstance(result, CarriedResult) else ()
+        return CarriedResult(result.output_shapes, result.timing, copies, (incident,))
+
+    def twice(
+        self,
+        name: str,
+        call: Callable[[RemotePreparedModel], T],
+        request: Request,
+        config: ExecutionConfig,
+    ) -> tuple[T, str]:
+        """*call*, and what happened where it had to be made again."""
+        remote = self._remote
+        session = session_of(remote)
+        if not session.gone or self._closed:
+            try:
+                with self.device.noted(name, self._model):
+                    result = call(remote)
+                self._deaths = 0
+            except DeadObject:
+                if not session.gone:
+                    raise
+                self._deaths += 1
+                self.device.buried()
+                if any(isinstance(a, TokenArgument) for a in (*request.inputs, *request.outputs)):
+                    raise
+            else:
+                return result, ""
+        if self._deaths >= MOST_DEATHS_OF_A_MODEL:
+            raise DeadObject(
+                f"the process of device {self.device.name} died {self._deaths} times in a row while it ran "
+                "this model, which is not run there any more"
+            )
+        remote = self.living(half_of(config.deadline_ns), config)
+        ended = self.device.supervisor.last_end
+        try:
+            with self.device.noted(name, self._model):
+                result = call(remote)
+        except DeadObject:
+            if session_of(remote).gone:
+                self._deaths += 1
+            raise
+        self._deaths = 0
+        return result, f"its driver's process {ended}; it was started again, and the run repeated"
+
+    def living(
+        self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
+    ) -> RemotePreparedModel:
+        """The prepared model in the process that lives now, prepared again if need be."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("a prepared model was used after close()")
+            if not session_of(self._remote).gone:
+                return self._remote
+            if self._model is None:
+                raise DeadObject("its process died, and nobody kept the model to prepare it again")
+            own = replace(
+                self._config,
+                deadline_ns=deadline_ns,
+                cancel=None if config is None else config.cancel,
+            )
+            with self.device.noted("prepare_model", self._model):
+                self._remote = self.device.remote(deadline_ns).prepare_model(self._model, own)
+            return self._remote
+
+
+class _Series:
+    """A `Burst` that is configured again with its prepared model."""
+
+    def __init__(
+        self, prepared: IsolatedPreparedModel, make: Callable[[RemotePreparedModel], Burst]
+    ) -> None:
+        self._prepared, self._make = prepared, make
+        self._of, self._burst = self._made(prepared.living())
+        self._closed = False
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        if self._closed:
+            raise ClosedError("a burst was used after close()")
+
+        def call(remote: RemotePreparedModel) -> ExecutionResult:
+            if remote is not self._of:
+                self._of, self._burst = self._made(remote)
+            return self._burst.execute(request, config)
+
+        return self._prepared.run(call, request, config)
+
+    def close(self) -> None:
+        self._closed = True
+        self._burst.close()
+
+    def _made(self, remote: RemotePreparedModel) -> tuple[RemotePreparedModel, Burst]:
+        return remote, self._make(remote)
+
+
+class _Repeated:
+    """A `ReusableExecution` that is made again with its prepared model."""
+
+    def __init__(self, prepared: IsolatedPreparedModel, request: Request) -> None:
+        self._prepared, self._request = prepared, request
+        self._of, self._execution = self._made(prepared.living())
+        self._closed = False
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        if self._closed:
+            raise ClosedError("a reusable execution was used after close()")
+
+        def call(remote: RemotePreparedModel) -> ExecutionResult:
+            if remote is not self._of:
+                self._of, self._execution = self._made(remote)
+            return self._execution.execute(config)
+
+        return self._prepared.run(call, self._request, config)
+
+    def close(self) -> None:
+        self._closed = True
+        self._execution.close()
+
+    def _made(self, remote: RemotePreparedModel) -> tuple[RemotePreparedModel, ReusableExecution]:
+        return remote, remote.create_reusable_execution(self._request)
+
+
+def half_of(deadline_ns: int | None) -> int | None:
+    """Half of the time that is left: what a dead process may cost, so that a fall-back has the other half."""
+    if deadline_ns is None:
+        return None
+    now = time.monotonic_ns()
+    return now + max(0, deadline_ns - now) // 2
+
+
+def session_of(remote: RemotePreparedModel) -> Session:
+    """The connection to the process that *remote* lives in."""
+    channel = remote.channel
+    assert isinstance(channel, DeviceChannel)
+    return channel.session

@@ -1,0 +1,198 @@
+"""Shared memory for arrays of the caller that go to another process, and which memory that process has already."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from penstock.errors import WireError
+from penstock.hal import ArgumentCopy
+from penstock.ipc import wire
+from penstock.ir import NDArray
+from penstock.ir.types import dtype_of
+from penstock.memory import MemoryPool, pool_of
+
+ALIGNMENT: Final = 64
+"""Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3)."""
+
+LEAST_BYTES: Final = 1 << 16
+MOST_FREE: Final = 4
+"""Pools kept for the next calls."""
+
+Lender = Callable[[int, int, int], None]
+"""Tells the other side that it has memory: number, descriptor, size."""
+
+
+class _Pool(NamedTuple):
+    number: wire.MemoryId
+    pool: MemoryPool
+    content: NDArray
+
+
+class Staging:
+    """The shared memory of one connection.
+
+    An array that lies in a memory pool goes as the pool's descriptor, once, and as a place in it afterwards; any other is
+    copied into a pool of this object's own. *lend* and *release* tell the other side. Thread-safe.
+    """
+
+    def __init__(self, lend: Lender, release: Callable[[wire.MemoryId], None]) -> None:
+        self._lend, self._release = lend, release
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._free: list[_Pool] = []
+        self._known: dict[int, wire.MemoryId] = {}
+
+    def stage(self, arrays: Sequence[NDArray]) -> Staged:
+        """*arrays* as the other side finds them. Raises `WireError` for an array that no operand has."""
+        staged = Staged(self, arrays)
+        try:
+            staged.place()
+        except BaseException:
+            staged.give_back()
+            raise
+        return staged
+
+    def close(self) -> None:
+        """Closes the pools; those in use are closed when they come back."""
+        with self._lock:
+            free, self._free = self._free, []
+        for kept in free:
+            kept.pool.close()
+
+    def take(self, nbytes: int) -> _Pool:
+        """A pool of *nbytes* bytes at least, that nobody else has."""
+        with self._lock:
+            fitting = [
+                p for p in self._free if nbytes <= p.pool.nbytes <= 8 * max(nbytes, LEAST_BYTES)
+            ]
+            if fitting:
+                best = min(fitting, key=lambda p: p.pool.nbytes)
+                self._free.remove(best)
+                return best
+        pool = MemoryPool.anonymous(max(nbytes + -nbytes % 4096, LEAST_BYTES))
+        number = next(self._numbers)
+        self._lend(number, pool.memory.handle, pool.nbytes)
+        return _Pool(number, pool, pool.view(np.uint8, pool.nbytes))
+
+    def put_back(self, pool: _Pool) -> None:
+        """The next call may have it."""
+        with self._lock:
+            self._free.append(pool)
+            dropped = self._free.pop(0) if len(self._free) > MOST_FREE else None
+        if dropped is not None:
+            self._drop(dropped.number)
+            dropped.pool.close()
+
+    def number_of(self, array: NDArray) -> tuple[wire.MemoryId, int] | None:
+        """The number of the pool that *array* lies in, and the byte at which it does."""
+        place = pool_of(array)
+        if place is None or place.memory.name != "ashmem":
+            return None
+        region = _owner(array)
+        with self._lock:
+            number = self._known.get(id(region))
+            if number is None:
+                number = next(self._numbers)
+                self._lend(number, place.memory.handle, place.memory.size)
+                self._known[id(region)] = number
+                weakref.finalize(region, self._forget, id(region), number).atexit = False
+        return number, place.offset
+
+    def _forget(self, region: int, number: wire.MemoryId) -> None:
+        self._known.pop(region, None)
+        self._drop(number)
+
+    def _drop(self, number: wire.MemoryId) -> None:
+        self._release(number)
+
+
+class Staged:
+    """The arrays of one call. *copies* says what was copied, by the number of the array."""
+
+    def __init__(self, staging: Staging, arrays: Sequence[NDArray]) -> None:
+        self._staging, self._arrays = staging, arrays
+        self._pool: _Pool | None = None
+        self._copied: list[tuple[int, int]] = []
+        self.forms: list[wire.ArrayForm] = []
+        self.copies: list[ArgumentCopy] = []
+
+    def place(self) -> None:
+        """Finds a place for every array, and copies in what will be read there."""
+        needed, places = 0, []
+        for array in self._arrays:
+            check(array)
+            known = self._staging.number_of(array)
+            places.append((known, needed))
+            if known is None:
+                needed += array.nbytes + -array.nbytes % ALIGNMENT
+        if needed or any(known is None for known, _ in places):
+            self._pool = self._staging.take(needed)
+        for index, (array, (known, at)) in enumerate(zip(self._arrays, places, strict=True)):
+            writable = bool(array.flags.writeable)
+            if known is not None:
+                number, offset = known
+            else:
+                assert self._pool is not None
+                number, offset = self._pool.number, at
+                if writable:
+                    self._copied.append((index, at))
+                else:
+                    self._copy(index, self._content(array, at), array, out=False)
+            kind = dtype_of(array.dtype)
+            assert kind is not None
+            self.forms.append(wire.ArrayForm(number, offset, kind, array.shape, writable))
+
+    def copy_back(self) -> None:
+        """Copies what was written there into the arrays."""
+        for index, at in self._copied:
+            array = self._arrays[index]
+            self._copy(index, array, self._content(array, at), out=True)
+
+    def copy_in_again(self) -> None:
+        """Copies what will be read there once more."""
+
+    def give_back(self) -> None:
+        """Lets the next call have the memory; twice is harmless."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._staging.put_back(pool)
+
+    def _content(self, array: NDArray, at: int) -> NDArray:
+        assert self._pool is not None
+        content: NDArray = self._pool.content[at : at + array.nbytes]
+        return content.view(array.dtype).reshape(array.shape)
+
+    def _copy(self, index: int, destination: NDArray, source: NDArray, *, out: bool) -> None:
+        began = time.perf_counter_ns()
+        np.copyto(destination, source)
+        spent = time.perf_counter_ns() - began
+        self.copies.append(ArgumentCopy(index, out, source.nbytes, began, spent))
+
+
+def check(array: NDArray) -> None:
+    """Raises `WireError` for an array that no operand has."""
+    kind = dtype_of(array.dtype)
+    if kind is None or array.dtype.hasobject or kind.numpy != array.dtype:
+        raise WireError(f"an array of {array.dtype} cannot be sent")
+    if not array.flags.c_contiguous:
+        raise WireError("an array that is not C-contiguous cannot be sent")
+
+
+def _owner(array: NDArray) -> object:
+    """The mapping that *array* is a view of."""
+    return next(reversed(list(_bases(array))))
+
+
+def _bases(array: NDArray) -> Iterator[object]:
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+        if base is not None:
+            yield base

@@ -1,0 +1,281 @@
+"""Finding the host of a driver, or starting one: processes of one user with equal settings share it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from penstock.errors import DeadObject, DeviceUnavailable, NotAvailable, WireError
+from penstock.ipc import wire
+from penstock.ipc.codec import decode_to_client, encode
+from penstock.ipc.host.process import BACKLOG, peer
+from penstock.ipc.transport import Connection, close_all
+
+START_SECONDS: Final = 60.0
+"""How long a driver may take to be imported, and to make its devices."""
+
+ATTEMPTS: Final = 20
+"""How often a client meets a host that is just ending, or another client that is just starting one, before it gives up."""
+
+KEPT: Final = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPYCACHEPREFIX",
+)
+KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
+"""What a host gets of its client's environment: settings of Penstock and of numerical libraries, and where things are."""
+
+TAIL_BYTES: Final = 16_384
+
+
+class Place(NamedTuple):
+    """The driver of one entry point, *name* = *value*."""
+
+    name: str
+    value: str
+
+
+class Started(NamedTuple):
+    """A connection to a host that took this client on. *pid* is the process where it is this process's child, *pidfd*
+    refers to it where it is known for sure; *page* is its heart's, *output* what it writes.
+    """
+
+    connection: Connection
+    pid: int
+    child: bool
+    pidfd: int
+    page: int
+    output: int
+    devices: int
+    sandbox: tuple[tuple[str, str], ...]
+
+
+def unavailable() -> str | None:
+    """Why drivers cannot run in processes of their own here; None where they can."""
+    if sys.platform != "linux":
+        return "drivers in processes of their own need memory descriptors and process descriptors, which only Linux has"
+    missing = [
+        name
+        for name in ("memfd_create", "pidfd_open", "posix_spawn", "eventfd")
+        if not hasattr(os, name)
+    ]
+    if missing:
+        return (
+            f"drivers in processes of their own need {', '.join(missing)} of the operating system"
+        )
+    return None
+
+
+def environment() -> dict[str, str]:
+    """The environment of a host started now."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or name.startswith(KEPT_PREFIXES)
+    }
+    kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(p or ".") for p in sys.path)
+    return kept
+
+
+def address_of(place: Place, settings: Mapping[str, str]) -> bytes:
+    """Where the host of *place* listens: a name that lives no longer than the socket, the same for all processes of
+    this user that would start it alike.
+    """
+    digest = hashlib.sha256()
+    parts = [str(os.geteuid()), sys.executable, *place, str(wire.WIRE_VERSION)]
+    parts += [f"{name}={value}" for name, value in sorted(settings.items())]
+    for part in parts:
+        content = part.encode("utf-8", "surrogateescape")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return b"\0penstock/" + digest.hexdigest()[:40].encode()
+
+
+def connect(place: Place) -> Started:
+    """A connection to the host of *place*, which is started unless it runs.
+
+    Whoever binds the address starts the host; others find it there. Raises `NotAvailable` on a system that lacks what it
+    takes, `DeviceUnavailable` when the driver cannot be started, or does not take this client on, with the reason.
+    """
+    if reason := unavailable():
+        raise NotAvailable(reason)
+    settings = environment()
+    address: bytes = address_of(place, settings)
+    last = ""
+    for attempt in range(ATTEMPTS):
+        try:
+            sock, pid, output = _reach(address, place, settings)
+        except PermissionError:
+            # Another user has the name: one of our own that nobody else can find.
+            address = b""
+            continue
+        except OSError as error:
+            raise DeviceUnavailable(f"driver {place.name}: no process for it: {error}") from error
+        if sock is None:
+            time.sleep(0.005 * attempt)
+            continue
+        try:
+            return _enter(sock, place, pid, output)
+        except EOFError as error:
+            last = _tail(output) or str(error)
+            if pid is not None:
+                _reap(pid)
+                raise DeviceUnavailable(
+                    f"driver {place.name}: its process ended before it took a client on: {last}"
+                ) from None
+        finally:
+            if output >= 0:
+                os.close(output)
+    raise DeviceUnavailable(f"driver {place.name}: no process took this client on: {last}")
+
+
+def _reach(
+    address: bytes, place: Place, settings: Mapping[str, str]
+) -> tuple[socket.socket | None, int | None, int]:
+    """A socket to the host; and the process, and what it writes, where this call started it. None: try again."""
+    if address:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(address)
+            if peer(sock)[1] != os.geteuid():
+                raise PermissionError(errno.EPERM, "another user listens there")
+        except ConnectionRefusedError:
+            sock.close()
+        except OSError as error:
+            sock.close()
+            if error.errno in {errno.ECONNRESET, errno.EAGAIN}:
+                return None, None, -1
+            raise
+        else:
+            return sock, None, -1
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None, None, -1
+            raise
+        listener.listen(BACKLOG)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        output = -1
+        try:
+            sock.connect(listener.getsockname())
+            output = os.memfd_create("penstock-output", os.MFD_CLOEXEC)
+            pid = _spawn(place, settings, listener.fileno(), output)
+        except BaseException:
+            sock.close()
+            close_all([output])
+            raise
+    return sock, pid, output
+
+
+def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int) -> int:
+    """Starts the process, in a session of its own: a terminal's interrupt is for its client alone."""
+    import fcntl
+
+    high: list[int] = []
+    try:
+        # Above the numbers that they are to have, so that none takes another's place.
+        high += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (listener, output)]
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, high[1], 1),
+            (os.POSIX_SPAWN_DUP2, high[1], 2),
+            (os.POSIX_SPAWN_DUP2, high[0], 3),
+        ]
+        command = [sys.executable, "-P", "-m", "penstock.ipc.host", *place]
+        return os.posix_spawn(
+            sys.executable, command, dict(settings), file_actions=actions, setsid=True
+        )
+    finally:
+        close_all(high)
+
+
+def _enter(sock: socket.socket, place: Place, pid: int | None, output: int) -> Started:
+    """Greets the host. Raises `EOFError` where it ends before it answers."""
+    connection = Connection(sock)
+    descriptors: list[int] = []
+    pidfd = -1
+    try:
+        connection.send(encode(wire.Hello(wire.WIRE_VERSION)))
+        received = connection.receive(time.monotonic_ns() + int(START_SECONDS * 1e9))
+        descriptors = received.descriptors
+        answer = decode_to_client(received.data)
+        if isinstance(answer, wire.Refused):
+            raise DeviceUnavailable(f"driver {place.name}: its process refuses: {answer.reason}")
+        if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
+            raise WireError(f"{type(answer).__name__} in answer to Hello")
+        known = pid if pid is not None else _process_of(sock, answer.pid)
+        if known is not None:
+            pidfd = os.pidfd_open(known)
+        return Started(
+            connection,
+            answer.pid if pid is None else pid,
+            pid is not None,
+            pidfd,
+            descriptors[0],
+            descriptors[1],
+            answer.devices,
+            answer.sandbox,
+        )
+    except BaseException as error:
+        connection.close()
+        close_all(descriptors)
+        if pidfd >= 0:
+            os.close(pidfd)
+        if pid is not None and not isinstance(error, EOFError):
+            _kill(pid)
+        if isinstance(error, TimeoutError | WireError | DeadObject):
+            raise DeviceUnavailable(
+                f"driver {place.name}: its process does not answer as one: {error} {_tail(output)}"
+            ) from error
+        if isinstance(error, OSError):
+            raise EOFError(str(error)) from error  # noqa: TRY004  # of no type
+        raise
+
+
+def _process_of(sock: socket.socket, told: int) -> int | None:
+    """The process at the other end, where the kernel and the host agree on it."""
+    process, _ = peer(sock)
+    return process if process == told else None
+
+
+def _kill(pid: int) -> None:
+    import signal
+
+    os.kill(pid, signal.SIGKILL)
+    _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return
+
+
+def _tail(output: int) -> str:
+    return tail(output).strip() if output >= 0 else ""
+
+
+def tail(output: int, most: int = TAIL_BYTES) -> str:
+    """The end of what a host wrote."""
+    try:
+        size = os.fstat(output).st_size
+        content = os.pread(output, most, max(0, size - most))
+    except OSError:
+        return ""
+    return content.lstrip(b"\0").decode("utf-8", "replace")

@@ -1,0 +1,167 @@
+"""The owner of a driver's host in a client: starts it, and starts it again when it has died, less and less often."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from penstock.errors import DeadObject, DriverError, StateError
+from penstock.ipc.evidence import Crash, Underway
+from penstock.ipc.link import Link
+from penstock.ipc.starting import Place
+from penstock.logs import Log
+
+log = Log("penstock.ipc")
+
+FIRST_PAUSE: Final = 0.2
+MOST_PAUSE: Final = 10.0
+"""Seconds before the process is started again, from the second death in a row on: doubled each time."""
+
+MOST_DEATHS: Final = 6
+"""Deaths in a row, without a call that succeeded in between, after which the driver is quarantined."""
+
+QUARANTINE_SECONDS: Final = 600.0
+
+
+class Supervisor:
+    """One driver's host as this process sees it. Thread-safe; of no use in a child made by `fork`."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._link: Link | None = None
+        self._deaths = 0
+        self._not_before = 0.0
+        self._last = ""
+        self._closed = False
+        self._underway: dict[int, Underway] = {}
+        self._process = os.getpid()
+        self.starts = 0
+
+    @property
+    def quarantined(self) -> str:
+        """Why the driver is not started for now; empty where it may be."""
+        if self._deaths < MOST_DEATHS or time.monotonic() >= self._not_before:
+            return ""
+        return (
+            f"quarantined: its process died {self._deaths} times in a row, last it {self._last}; "
+            "penstock doctor --last-crash says more"
+        )
+
+    @property
+    def last_end(self) -> str:
+        """How the last process that died did."""
+        return self._last
+
+    @property
+    def running(self) -> Link | None:
+        """The host that runs now."""
+        link = self._link
+        return link if link is not None and not link.session.gone else None
+
+    def link(self, deadline_ns: int | None = None) -> Link:
+        """The host, started if need be.
+
+        Raises `DeadObject` where it may not be started yet, could not be, or is not there by the deadline.
+        """
+        if self._process != os.getpid():
+            raise StateError("the process of a driver belongs to the process that was forked")
+        if (running := self.running) is not None:
+            return running
+        left = -1.0 if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        if not self._starting.acquire(timeout=left):
+            raise DeadObject(f"the process of driver {self.place.name} is still being started")
+        try:
+            if (running := self.running) is not None:
+                return running
+            self._settle()
+            if self._closed:
+                raise DeadObject(f"driver {self.place.name} is closed")
+            if reason := self.quarantined:
+                raise DeadObject(f"driver {self.place.name} is {reason}")
+            if (pause := self._not_before - time.monotonic()) > 0:
+                raise DeadObject(
+                    f"the process of driver {self.place.name} {self._last}; "
+                    f"it is started again in {pause:.1f} s"
+                )
+            try:
+                link = Link(self.place, self._ended)
+            except DriverError as error:
+                self._count(f"could not be started: {error}")
+                raise DeadObject(str(error)) from error
+            self.starts += 1
+            self._link = link
+            return link
+        finally:
+            self._starting.release()
+
+    def died(self, link: Link) -> None:
+        """A call found *link* gone; waits until its end is known, so that the record is complete."""
+        link.settle()
+
+    def succeeded(self) -> None:
+        """An execution went well: what died before is forgiven."""
+        if self._deaths:
+            with self._lock:
+                self._deaths, self._not_before = 0, 0.0
+
+    @contextmanager
+    def noted(self, call: Underway) -> Iterator[None]:
+        """While the block runs, the death of the process has *call* in its record."""
+        key = id(call)
+        self._underway[key] = call
+        try:
+            yield
+        finally:
+            self._underway.pop(key, None)
+
+    def close(self) -> None:
+        """Leaves the host for good; twice is harmless."""
+        with self._starting:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def forget(self) -> None:
+        """In a child process made by `fork`: closes what was inherited."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _settle(self) -> None:
+        """Closes what is left of a host that is gone."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.settle()
+
+    def _ended(self, link: Link, how: str) -> None:
+        """Called by the link's own thread."""
+        self._count(how)
+        log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, how)
+        underway = list(self._underway.values())
+        Crash.of(
+            self.place,
+            link.pid,
+            how,
+            self._deaths,
+            underway,
+            link.output_tail(),
+            quarantined=bool(self.quarantined),
+        ).keep()
+
+    def _count(self, how: str) -> None:
+        with self._lock:
+            self._deaths += 1
+            self._last = how
+            pause = 0.0
+            if self._deaths >= MOST_DEATHS:
+                pause = QUARANTINE_SECONDS
+            elif self._deaths > 1:
+                pause = min(FIRST_PAUSE * 2 ** (self._deaths - 2), MOST_PAUSE)
+            self._not_before = time.monotonic() + pause

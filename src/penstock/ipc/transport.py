@@ -1,0 +1,245 @@
+"""Frames and descriptors over a Unix stream socket, between two processes of which neither trusts the other.
+
+A frame is a header, the number of its descriptors and of its bytes, and the bytes. Descriptors travel by
+`SCM_RIGHTS` with the header, further ones with a byte each for as many as one message of the kernel takes.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from penstock.errors import GeneralFailure, ResourceExhaustedTransient, WireError
+from penstock.ipc import wire
+
+HEADER: Final = struct.Struct("<IQ")
+"""How many descriptors a frame has, and how many bytes."""
+
+BATCH: Final = 128
+"""Descriptors in one message of the kernel, which takes 253 at most on Linux."""
+
+CHUNK: Final = 1 << 20
+"""Bytes that memory for a frame grows by, as they arrive."""
+
+_ROOM: Final = socket.CMSG_SPACE(BATCH * 4) if hasattr(socket, "CMSG_SPACE") else 0
+
+
+class Received(NamedTuple):
+    """One frame. Its *descriptors* are the receiver's to close; not *complete* means that this process had no room for
+    them, and has none.
+    """
+
+    data: bytes
+    descriptors: list[int]
+    complete: bool = True
+
+
+class _Partial:
+    """A frame of which not everything has come."""
+
+    def __init__(self) -> None:
+        self.header = b""
+        self.descriptors: list[int] = []
+        self.truncated = False
+        self.expected = 0
+        self.batches = 1
+        self.length: int | None = None
+        self.data = bytearray()
+
+
+class Connection:
+    """One end of a stream. Any thread may `send`; one thread at a time may `receive`.
+
+    A deadline is a `time.monotonic_ns()` value. What arrives by halves is kept for the next `receive`, and what could be sent
+    by halves only is sent before anything else, so that a deadline missed leaves the stream in order.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._sending = threading.Lock()
+        self._unsent = memoryview(b"")
+        self._partial = _Partial()
+
+    def fileno(self) -> int:
+        """The descriptor of the socket, -1 once it is closed."""
+        return self._socket.fileno()
+
+    def send(
+        self, data: bytes, descriptors: Sequence[int] = (), deadline_ns: int | None = None
+    ) -> None:
+        """Sends one frame; the descriptors stay the caller's.
+
+        Raises `WireError` for one that is too large, `GeneralFailure` for a descriptor that is not open,
+        `ResourceExhaustedTransient` where the kernel lets no more travel, `TimeoutError` when the other end has not taken it
+        by the deadline, `EOFError` when there is no other end.
+        """
+        wire.frame_header(len(data))
+        if len(descriptors) > wire.MAX_HANDLES:
+            raise WireError(f"{len(descriptors)} descriptors beside one message")
+        header = HEADER.pack(len(descriptors), len(data))
+        later = range(BATCH, len(descriptors), BATCH)
+        remaining = None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9
+        if not self._sending.acquire(timeout=-1 if remaining is None else max(remaining, 0.0)):
+            raise TimeoutError("another message is still being sent")
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._push(self._unsent, (), deadline_ns) :]
+            if not later:
+                self._all(header + data, descriptors, deadline_ns)
+                return
+            self._all(header, descriptors[:BATCH], deadline_ns)
+            for at in later:
+                self._all(b"\0", descriptors[at : at + BATCH], None)
+            self._all(data, (), deadline_ns)
+        finally:
+            self._sending.release()
+
+    def receive(self, deadline_ns: int | None = None) -> Received:
+        """The next frame. Raises `TimeoutError` when it is not all there by the deadline, `EOFError` when there is no
+        other end, `WireError` for what is no frame: the stream is of no further use then.
+        """
+        partial = self._partial
+        while len(partial.header) < HEADER.size:
+            partial.header += self._with_descriptors(HEADER.size - len(partial.header), deadline_ns)
+        if partial.length is None:
+            count, length = HEADER.unpack(partial.header)
+            if count > wire.MAX_HANDLES:
+                raise self._nonsense(f"{count} descriptors announced beside one message")
+            if length > wire.MAX_FRAME:
+                raise self._nonsense(
+                    f"a message of {length} bytes announced; the limit is {wire.MAX_FRAME}"
+                )
+            partial.expected, partial.length = count, length
+        while partial.batches * BATCH < partial.expected:
+            self._with_descriptors(1, deadline_ns)
+            partial.batches += 1
+        while (missing := partial.length - len(partial.data)) > 0:
+            partial.data += self._pull(min(missing, CHUNK), deadline_ns)
+        if len(partial.descriptors) > partial.expected or (
+            len(partial.descriptors) < partial.expected and not partial.truncated
+        ):
+            got, expected = len(partial.descriptors), partial.expected
+            raise self._nonsense(f"{got} descriptors came beside a message that has {expected}")
+        self._partial = _Partial()
+        if len(partial.descriptors) < partial.expected:
+            close_all(partial.descriptors)
+            return Received(bytes(partial.data), [], complete=False)
+        return Received(bytes(partial.data), partial.descriptors)
+
+    def shut(self) -> None:
+        """Ends the stream both ways: whoever sends or receives gets an `EOFError`. From any thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the socket, and what came by halves; twice is harmless. Nobody may send or receive meanwhile."""
+        self._socket.close()
+        close_all(self._partial.descriptors)
+        self._partial = _Partial()
+
+    def _nonsense(self, complaint: str) -> WireError:
+        close_all(self._partial.descriptors)
+        self._partial = _Partial()
+        return WireError(complaint)
+
+    def _all(self, data: bytes, descriptors: Sequence[int], deadline_ns: int | None) -> None:
+        sent = self._push(data, descriptors, deadline_ns)
+        rest = memoryview(data)[sent:]
+        try:
+            while rest:
+                rest = rest[self._push(rest, (), deadline_ns) :]
+        except TimeoutError:
+            self._unsent = memoryview(bytes(rest))
+
+    def _push(
+        self, data: bytes | memoryview, descriptors: Sequence[int], deadline_ns: int | None
+    ) -> int:
+        """Sends some of *data*, with the descriptors: at least one byte."""
+        beside = []
+        if descriptors:
+            if not all(0 <= fd < 1 << 31 for fd in descriptors):
+                raise GeneralFailure("a descriptor that is none cannot be sent")
+            beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        while True:
+            try:
+                return self._socket.sendmsg([data], beside)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline_ns)
+            except (BrokenPipeError, ConnectionError) as error:
+                raise EOFError(str(error)) from None
+            except OSError as error:
+                if self._socket.fileno() < 0:
+                    raise EOFError("the connection is closed") from None
+                if not descriptors:
+                    raise EOFError(str(error)) from None
+                if error.errno == errno.EBADF:
+                    raise GeneralFailure(
+                        f"a descriptor that is not open cannot be sent: {error}"
+                    ) from None
+                raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
+
+    def _pull(self, nbytes: int, deadline_ns: int | None) -> bytes:
+        """Some bytes, at most *nbytes*. Descriptors that come with them have no receiver: the kernel closes them."""
+        while True:
+            try:
+                data = self._socket.recv(nbytes)
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline_ns)
+                continue
+            except OSError as error:
+                raise EOFError(str(error)) from None
+            if not data:
+                raise EOFError("the other side is gone")
+            return data
+
+    def _with_descriptors(self, nbytes: int, deadline_ns: int | None) -> bytes:
+        """Some bytes, at most *nbytes*; what descriptors come with them go to the frame."""
+        flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        while True:
+            try:
+                data, beside, told, _ = self._socket.recvmsg(nbytes, _ROOM, flags)
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline_ns)
+                continue
+            except OSError as error:
+                raise EOFError(str(error)) from None
+            for level, kind, content in beside:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    came = array.array("i")
+                    came.frombytes(content[: len(content) - len(content) % came.itemsize])
+                    self._partial.descriptors += came
+            self._partial.truncated |= bool(told & socket.MSG_CTRUNC)
+            if not data:
+                raise EOFError("the other side is gone")
+            return data
+
+    def _wait(self, events: int, deadline_ns: int | None) -> None:
+        """Until something may be possible. Raises `TimeoutError` at the deadline."""
+        fd = self._socket.fileno()
+        if fd < 0:
+            raise EOFError("the connection is closed")
+        poll = select.poll()
+        poll.register(fd, events)
+        if deadline_ns is None:
+            poll.poll()
+            return
+        left = deadline_ns - time.monotonic_ns()
+        if left <= 0 or not poll.poll(left / 1e6):
+            raise TimeoutError("nothing happened by the deadline")
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Closes each of them."""
+    for fd in descriptors:
+        with suppress(OSError):
+            os.close(fd)

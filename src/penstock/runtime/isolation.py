@@ -1,0 +1,142 @@
+"""Which drivers run in processes of their own, and their devices as the runtime gets them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock import knobs
+from penstock.errors import DriverError, InputError, NotAvailable, PenstockError
+from penstock.hal import Device
+from penstock.logs import Log
+from penstock.runtime.discovery import OWN_DISTRIBUTION
+
+if TYPE_CHECKING:
+    from penstock.ipc.supervision import Supervisor
+    from penstock.runtime.entries import DriverEntry
+
+log = Log(__name__)
+
+NO: Final = frozenset({"no", "false", "off", "0"})
+YES: Final = frozenset({"yes", "true", "on", "1"})
+
+
+def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
+    """Whether the driver of *entry* runs in a process of its own: as *isolate* says, else the knob `isolate`, else when
+    it comes from another distribution than Penstock.
+
+    Raises `NotAvailable` where *isolate* asks for what this system cannot do, `InputError` for a knob that makes no sense.
+    """
+    if isolate is False:
+        return False
+    wanted = True if isolate else _setting(entry.name)
+    if wanted is None:
+        wanted = distribution_of(entry) not in {OWN_DISTRIBUTION, ""}
+    if not wanted:
+        return False
+    reason = _unavailable(entry)
+    if reason is None:
+        return True
+    if isolate:
+        raise NotAvailable(f"driver {entry.name} cannot be isolated: {reason}")
+    log.warning("driver %s runs in this process: %s", entry.name, reason)
+    return False
+
+
+def distribution_of(entry: DriverEntry) -> str:
+    """The distribution that an entry point comes from; empty where that is not known."""
+    own = getattr(entry, "distribution", None)
+    if isinstance(own, str):
+        return own
+    name = getattr(getattr(entry, "dist", None), "name", "")
+    return name if isinstance(name, str) else ""
+
+
+def isolated_devices(entry: DriverEntry) -> list[Device]:
+    """The devices of a driver in a process of its own, which is started; one that cannot be is an `InvalidDevice`."""
+    from penstock.hal import InvalidDevice
+    from penstock.ipc.resilient import IsolatedDevice
+
+    try:
+        supervisor = supervisor_of(entry.name, str(getattr(entry, "value", "")))
+        count = supervisor.link().devices
+        devices: list[Device] = []
+        for index in range(count):
+            try:
+                devices.append(IsolatedDevice(supervisor, index))
+            except DriverError as error:
+                devices.append(InvalidDevice(entry.name, str(error)))
+    except (PenstockError, OSError) as error:
+        return [InvalidDevice(entry.name, f"failed to load: {error}")]
+    return devices
+
+
+def supervisor_of(name: str, value: str) -> Supervisor:
+    """The owner, in this process, of the host of the entry point *name* = *value*."""
+    from penstock.ipc.starting import Place
+    from penstock.ipc.supervision import Supervisor
+
+    place = Place(name, value)
+    with _lock:
+        found = _supervisors.get(place)
+        if found is None:
+            found = _supervisors[place] = Supervisor(place)
+        return found
+
+
+def supervisors() -> list[Supervisor]:
+    """Of every driver that this process has isolated so far."""
+    with _lock:
+        return list(_supervisors.values())
+
+
+def close_hosts() -> None:
+    """Leaves every host; those without another client end."""
+    with _lock:
+        every = list(_supervisors.values())
+        _supervisors.clear()
+    for supervisor in every:
+        supervisor.close()
+
+
+def _setting(driver: str) -> bool | None:
+    """What the knob `isolate` says of *driver*."""
+    told = None
+    for part in filter(None, map(str.strip, knobs.isolate().split(","))):
+        name, equals, word = map(str.strip, part.partition("="))
+        if equals and word.lower() not in NO | YES:
+            raise InputError(
+                f"the knob isolate (PENSTOCK_ISOLATE) has {part!r}: NAME, NAME=yes or NAME=no"
+            )
+        if name == driver:
+            told = not equals or word.lower() in YES
+    return told
+
+
+def _unavailable(entry: DriverEntry) -> str | None:
+    if not getattr(entry, "value", ""):
+        return "it has no entry point that another process could load"
+    from penstock.ipc.starting import unavailable
+
+    return unavailable()
+
+
+_lock = threading.Lock()
+_supervisors: dict[object, Supervisor] = {}
+
+
+def _forget() -> None:
+    """In a child made by `fork`, which has none of its parent's connections."""
+    global _lock  # noqa: PLW0603  # another thread may have held it at the fork
+    _lock = threading.Lock()
+    every = list(_supervisors.values())
+    _supervisors.clear()
+    for supervisor in every:
+        supervisor.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+atexit.register(close_hosts)
