@@ -278,12 +278,7 @@ def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
 
 
 def encode(
-    message: wire.Call
-    | wire.Reply
-    | wire.Notice
-    | wire.ToHost
-    | wire.ToClient
-    | wire.RingRequest,
+    message: wire.Call | wire.Reply | wire.Notice | wire.ToHost | wire.ToClient | wire.RingRequest,
 ) -> bytes:
     """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of them."""
     try:

@@ -355,5 +355,3 @@ def _logged(plan: ExecutionPlan, compilation: Compilation) -> Compilation:
         "; ".join(f"{step.device}, cache {step.cache}" for step in receipt.steps),
     )
     return compilation
-
-
