@@ -119,6 +119,17 @@ class Search:
                 return found
         return None
 
+    def severity(self, operations: Sequence[int]) -> float:
+        """How many times the limit the results of *operations*, compiled anew as one and fed the reference's values, are
+        off; 0 where that fails.
+        """
+        cut = self._natural.cut(list(operations))
+        part = range(operations[0], operations[-1] + 1)
+        results = self._run(cut, [self.values[i] for i in cut.inputs], part)
+        if isinstance(results, str):
+            return 0.0
+        return self.worst(cut.outputs, dict(zip(cut.outputs, results, strict=True))).severity
+
     def _first_in(self, part: range) -> Departure | None:
         cut = self._exposed.cut(list(part))
         results = self._run(cut, [self.values[i] for i in cut.inputs], part)

@@ -24,7 +24,7 @@ from penstock.hal import AccuracyClass, Device, ExecutionConfig
 from penstock.ir.digest import digest_form
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
-from penstock.runtime.bisection import Search
+from penstock.runtime.bisection import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.operations import REFERENCE, OperationCase
@@ -298,6 +298,9 @@ def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
     results = {i: values[i] for i in step.outputs}
     worst = search.worst(step.outputs, results)
     if worst.severity <= max(GROWTH, len(step.operations)):
+        return None
+    # What a form compiled anew is off by too is rounding: the search has looked into that.
+    if worst.severity <= AMPLIFIED * search.severity(step.operations):
         return None
     first = search.cases[step.operations[0]]
     case = OperationCase(
