@@ -249,15 +249,18 @@ def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...
     return node.integers("axes") if node.has("axes") else None
 
 
+def _counted(axes: Sequence[int], rank: int) -> list[int] | None:
+    """*axes* from the front; None where one is out of range or named twice, of which the lowering tells."""
+    found = [a + rank if a < 0 else a for a in axes]
+    return found if len({*found}.intersection(range(rank))) == len(found) else None
+
+
 def _squeeze(given: Given) -> Folded:
     axes = axes_of(given.node, given.arrays)
     x = given.arrays[0]
-    gone = (
-        {a % x.ndim for a in axes}
-        if axes is not None and x.ndim
-        else {i for i, d in enumerate(x.shape) if d == 1}
-    )
-    if any(x.shape[a] != 1 for a in gone):
+    ones = [i for i, d in enumerate(x.shape) if d == 1]
+    gone = ones if axes is None else _counted(axes, x.ndim)
+    if gone is None or not set(gone) <= set(ones):
         return None
     return [reshaped(x, tuple(d for i, d in enumerate(x.shape) if i not in gone))]
 
@@ -268,8 +271,8 @@ def _unsqueeze(given: Given) -> Folded:
         return None
     x = given.arrays[0]
     rank = x.ndim + len(axes)
-    new = {a % rank for a in axes}
-    if len(new) != len(axes) or any(not -rank <= a < rank for a in axes):
+    new = _counted(axes, rank)
+    if new is None:
         return None
     dims = iter(x.shape)
     return [reshaped(x, tuple(1 if i in new else next(dims) for i in range(rank)))]
@@ -297,9 +300,12 @@ def _slice(given: Given) -> Folded:
     if bounds is None:
         return None
     x = given.arrays[0]
+    axes = _counted(bounds[0], x.ndim)
+    if axes is None:
+        return None
     places = [slice(None)] * x.ndim
-    for axis, start, end, step in zip(*bounds, strict=True):
-        places[axis % x.ndim] = clamped(start, end, step, x.shape[axis % x.ndim])
+    for axis, start, end, step in zip(axes, *bounds[1:], strict=True):
+        places[axis] = clamped(start, end, step, x.shape[axis])
     return [x[tuple(places)]]
 
 

@@ -362,3 +362,17 @@ def test_a_loss_that_onnx_defines_by_another() -> None:
     (got,) = ours(model_of([loss], {"x": x, "t": labels}, ["y"]), {"x": x, "t": labels})
     chances = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     np.testing.assert_allclose(got, -np.log(chances[np.arange(3), labels]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Relu", "Sigmoid", "Neg", "Abs", "Exp", "Add", "Max", "Sum"])
+def test_arithmetic_of_strings_is_refused_in_words_of_the_operator(kind: str) -> None:
+    from onnx import TensorProto, helper
+
+    inputs = ["x", "x"] if kind in {"Add", "Max", "Sum"} else ["x"]
+    ends = [helper.make_tensor_value_info(name, TensorProto.STRING, [2]) for name in "xy"]
+    node = helper.make_node(kind, inputs, ["y"], "of words")
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    words = "of words.*computed for numbers only, not for strings"
+    with pytest.raises(penstock.errors.NotLowerable, match=words):
+        penstock.load(model.SerializeToString())

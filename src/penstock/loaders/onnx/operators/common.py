@@ -103,6 +103,7 @@ def arithmetic(call: Call, kind: str, a: int, b: int) -> int:
         raise call.node.invalid(
             f"operands of two types, {dtype.value} and {call.emitter.dtype(b).value}"
         )
+    _require_numbers(call, dtype)
     if dtype in PLAIN[kind]:
         return call.emit(kind, [a, b], dtype)
     return call.emit(STABLE[kind], broadcast_all(call, [a, b]), dtype)
@@ -134,8 +135,14 @@ def unary(
     call: Call, kind: str, x: Value, attributes: Mapping[str, AttributeValue] | None = None
 ) -> Value:
     """An element-by-element operation of one operand, in the layout it is there in."""
+    _require_numbers(call, x.dtype)
     layout = call.emitter.layout_of([x], x.rank or 0)
     return call.wrap(call.emit(kind, [call.get(x, layout)], x.dtype, attributes), layout)
+
+
+def _require_numbers(call: Call, dtype: DType) -> None:
+    if dtype is DType.STRING:
+        raise call.refuse("computed for numbers only, not for strings")
 
 
 def number(call: Call, value: float, dtype: DType) -> int:

@@ -170,6 +170,11 @@ def gather_nd(call: Call) -> Value:
     if depth is None:
         raise call.refuse("index vectors of unknown length")
     dims = x.shape or ()
+    least = min(len(dims), indices.rank or 0)
+    if not 0 <= batch < least:
+        raise call.mismatch(f"batch_dims={batch}, where the inputs have {least} dimensions or more")
+    if batch + depth > len(dims):
+        raise call.mismatch(f"index vectors of {depth} for {len(dims) - batch} dimensions")
     whole = dims[batch : batch + depth]
     if indices.array is not None and None not in whole:
         extents = np.array(whole, np.int64)
