@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -80,19 +80,23 @@ OUTCOMES: dict[str, set[object]] = {
 }
 
 
+ERRORS = tuple(name for name in FAULTS if name != "crash")
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Bench]:
     """Directories to copy: with another entry, and with the old one or without."""
-    made = {}
-    for old in (False, True):
-        root = tmp_path_factory.mktemp("prepared")
-        bench = Bench(root)
-        bench.compile(OTHER, "old", structure="1")
-        if old:
-            bench.compile(TOKEN, "old", structure="1")
-            assert bench.load(TOKEN, TEXTS) == "old"
-        made[old] = bench
+    made = {old: prepare(tmp_path_factory.mktemp("prepared"), old) for old in (False, True)}
     return made.__getitem__
+
+
+def prepare(root: Path, old: bool) -> Bench:
+    bench = Bench(root)
+    bench.compile(OTHER, "old", structure="1")
+    if old:
+        bench.compile(TOKEN, "old", structure="1")
+        assert bench.load(TOKEN, TEXTS) == "old"
+    return bench
 
 
 def copied(bench: Bench, root: Path) -> Bench:
@@ -151,18 +155,28 @@ def test_files_are_synced_before_they_get_their_names(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("names", [("crash",), ERRORS], ids=["crash", "error"])
 @pytest.mark.parametrize("what", ACTS)
 def test_a_fault_at_any_file_operation(
-    tmp_path: Path, prepared: Callable[[bool], Bench], what: str, name: str
+    tmp_path: Path, prepared: Callable[[bool], Bench], what: str, names: Sequence[str]
 ) -> None:
-    act, old = ACTS[what]
+    """Errors take turns, one an operation; the soak has each at every operation."""
+    outcomes = fail_each(tmp_path, prepared(ACTS[what][1]), what, names)
+    assert outcomes >= OUTCOMES[what]
+    if names == ("crash",) and what == "replace":
+        assert {ForeignEntry, "old", "new, and longer"} <= outcomes
+
+
+def fail_each(tmp_path: Path, source: Bench, what: str, names: Sequence[str]) -> set[object]:
+    """What is found after a fault at operation 0, 1, ... of *what*; the faults of those *names* take turns."""
+    act, _ = ACTS[what]
     outcomes: set[object] = set()
     counting = FaultyFiles()
-    act(replace(copied(prepared(old), tmp_path / "counted"), files=counting))
+    act(replace(copied(source, tmp_path / "counted"), files=counting))
     for at in range(len(counting.log)):
+        name = names[at % len(names)]
         root = tmp_path / str(at)
-        bench = copied(prepared(old), root)
+        bench = copied(source, root)
         before = open_descriptors()
         faulty = FaultyFiles(at, FAULTS[name])
         attempt(replace(bench, files=faulty), act)
@@ -183,6 +197,4 @@ def test_a_fault_at_any_file_operation(
         assert bench.temporaries() == []
         assert {n for n in bench.names() if n not in {"10", "11", "20"}} <= {".json", ".lock"}
         shutil.rmtree(root)
-    assert outcomes >= OUTCOMES[what]
-    if name == "crash" and what == "replace":
-        assert {ForeignEntry, "old", "new, and longer"} <= outcomes
+    return outcomes

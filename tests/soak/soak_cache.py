@@ -23,6 +23,7 @@ if __name__ == "__main__" and __package__ is None:
 from penstock import knobs
 from penstock.cache import Cache
 from tests.attacks import (
+    test_cache_faults as directory,
     test_cache_lab_faults as faults,
     test_cache_lab_replaced as replaced,
     test_cache_together as together,
@@ -69,6 +70,15 @@ def soak_faults(root: Path, name: str) -> str:
     return ", ".join(sorted(found))
 
 
+def soak_directory(root: Path, what: str) -> str:
+    source = directory.prepare(root / "source", directory.ACTS[what][1])
+    found: set[object] = set()
+    for name in FAULTS:
+        (root / name).mkdir()
+        found |= directory.fail_each(root / name, source, what, (name,))
+    return ", ".join(sorted(getattr(f, "__name__", str(f)) for f in found))
+
+
 def soak_replaced(root: Path, twin: LabRig, attack: replaced.Attack) -> str:
     seen: set[str] = set()
     for number in range(len(PLACES)):
@@ -108,6 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         knobs.override(lease_seconds=5.0),
         tempfile.TemporaryDirectory(prefix="penstock-soak-") as twins,
     ):
+        for what in directory.ACTS:
+            part(
+                f"faults in the directory, {what}",
+                lambda root, what=what: soak_directory(root, what),  # type: ignore[misc]
+            )
         for flow in faults.FLOWS:
             part(f"faults, {flow}", lambda root, flow=flow: soak_faults(root, flow))  # type: ignore[misc]
         twin = replaced.make_twin(Path(twins))
