@@ -9,7 +9,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
-from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
+from penstock.hal import (
+    NO_CACHE_REPORT,
+    CacheReport,
+    Device,
+    PrepareConfig,
+    PreparedModel,
+    check_constants,
+    mappable_kinds,
+)
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
 
@@ -20,7 +28,21 @@ def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> P
     """`prepare_model`: whatever else a driver raises or returns is a `GeneralFailure` that names the device."""
     check_interrupts(config)
     own = config_of(step, config)
+    if step.model.pools:
+        _check_constants(device, step)
     return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, own))
+
+
+def _check_constants(device: Device, step: ExecutionStep) -> None:
+    """Raises `GeneralFailure` for constants in memory that *device* does not map, whatever it says itself."""
+    if any(pool.kind for pool in step.model.pools):
+        try:
+            kinds = mappable_kinds(device)
+        except Exception as error:
+            raise GeneralFailure(
+                f"device {device.name} failed in capabilities: {error!r}"
+            ) from error
+        check_constants(step.model, kinds)
 
 
 def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:

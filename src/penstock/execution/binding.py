@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
@@ -24,7 +27,8 @@ def bound_operands(
     """Operand -> what stands for it, of the *given* inputs and the *out* that are no arrays; of the outputs only those
     that a step computes.
 
-    Raises `InputError` where one is an input and an output of the run, or two outputs (NNAPI section 6.5).
+    Raises `InputError` where one is an input and an output of the run, or two outputs (NNAPI section 6.5), and where
+    what is written overlaps other memory of the run.
     """
     bound = {i: m for i, m in zip(inputs, given, strict=True) if isinstance(m, BoundMemory)}
     read = [m.owner for m in bound.values()]
@@ -39,7 +43,22 @@ def bound_operands(
         written.append(memory.owner)
         if i not in not_computed:
             bound.setdefault(i, memory)
+    _check_apart([*map(_array, given)], [*map(_array, out or ())])
     return bound
+
+
+def _array(given: Any) -> NDArray | None:
+    return given.array if isinstance(given, BoundMemory) else given
+
+
+def _check_apart(read: Sequence[NDArray | None], written: Sequence[NDArray | None]) -> None:
+    """Raises `InputError` where memory that is written overlaps other memory of the run."""
+    targets = [a for a in written if a is not None]
+    sources = [a for a in read if a is not None]
+    if any(np.may_share_memory(a, b) for a, b in combinations(targets, 2)):
+        raise InputError("two arrays of out= share memory")
+    if any(np.may_share_memory(a, b) for a in targets for b in sources):
+        raise InputError("an array of out= shares memory with an input")
 
 
 def fetch_all(
@@ -83,12 +102,12 @@ def deliver(
     """Position -> what the caller gave, of the *outputs* that go into bound memory: those that no step has put there
     are copied. The other outputs are in *values* or *constants* afterwards.
     """
-    found: dict[int, Any] = {}
+    found: dict[int, BoundMemory] = {}
     copying = Copying(None, "the runtime", copies)
     for position, operand in enumerate(outputs):
         given = None if out is None else out[position]
         if isinstance(given, BoundMemory):
-            found[position] = given.owner
+            found[position] = given
             if bound.get(operand) is given:
                 continue
         if operand not in constants and operand not in values:
@@ -96,4 +115,4 @@ def deliver(
         if isinstance(given, BoundMemory):
             source = constants[operand] if operand in constants else values[operand]
             copying.put(given, source, operand)
-    return found
+    return {position: memory.result for position, memory in found.items()}

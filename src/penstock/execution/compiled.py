@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
+    from penstock.hal import MemoryPreference
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
     from penstock.memory.buffer import DeviceBuffer
@@ -95,6 +96,18 @@ class CompiledModel:
     def outputs(self) -> tuple[Operand, ...]:
         """What `run` returns, likewise."""
         return self._interface.outputs
+
+    @property
+    def input_memory(self) -> tuple[MemoryPreference, ...]:
+        """How each input should lie in a pool, as the devices that read it prefer; `PoolLayout` lays them out so."""
+        entry = self._base.model.entry
+        return self._preferences(entry.ordinary_inputs, self._interface.input_positions)
+
+    @property
+    def output_memory(self) -> tuple[MemoryPreference, ...]:
+        """How each output should lie in a pool, likewise."""
+        entry = self._base.model.entry
+        return self._preferences(entry.ordinary_outputs, self._interface.output_positions)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -333,6 +346,13 @@ class CompiledModel:
         from penstock.execution.quality import execution_config
 
         return execution_config(self._plain, timeout, cancel, measure, priority, loop_timeout)
+
+    def _preferences(
+        self, operands: Sequence[int], positions: Sequence[int]
+    ) -> tuple[MemoryPreference, ...]:
+        from penstock.execution.preferences import preferences_of
+
+        return preferences_of([operands[p] for p in positions], self._base.compilation.steps)
 
     def _bind(
         self, given: Mapping[str, Any] | Sequence[Any], real: bool, copies: list[CopyReceipt]

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
         AccuracyClass,
         Capabilities,
         DeviceType,
+        MemoryPreference,
         PerformanceInfo,
         Support,
+        mappable_kinds,
+        preferred_memory,
     )
     from penstock.hal.config import (
         BYTE_SIZE_OF_CACHE_TOKEN,
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
     )
     from penstock.hal.roles import Allocation, ManagedRole, validate_allocate
     from penstock.hal.validate import (
+        check_constants,
         check_deadline,
         validate_fenced,
         validate_prepare,
@@ -119,6 +123,7 @@ __all__ = [
     "InvalidPreparedModel",
     "ManagedRole",
     "Memory",
+    "MemoryPreference",
     "MergedFence",
     "NoValue",
     "OperationTiming",
@@ -140,8 +145,11 @@ __all__ = [
     "Timing",
     "TokenArgument",
     "as_descriptor",
+    "check_constants",
     "check_deadline",
     "fence_pair",
+    "mappable_kinds",
+    "preferred_memory",
     "status_of",
     "validate_allocate",
     "validate_fenced",
@@ -154,7 +162,8 @@ __getattr__ = lazily(
     __name__,
     {
         "buffer": "Buffer BufferDesc BufferRole",
-        "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType PerformanceInfo Support",
+        "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType "
+        "MemoryPreference PerformanceInfo Support mappable_kinds preferred_memory",
         "config": "BYTE_SIZE_OF_CACHE_TOKEN DEFAULT_LOOP_TIMEOUT_NS MAX_NUMBER_OF_CACHE_FILES MAXIMUM_LOOP_TIMEOUT_NS NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
         "descriptors": "DescriptorFence FenceSignal as_descriptor fence_pair",
         "device": "HAL_VERSION Device DeviceBase",
@@ -163,6 +172,6 @@ __getattr__ = lazily(
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
         "request": "ArgumentCopy CarriedResult DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
         "roles": "Allocation ManagedRole validate_allocate",
-        "validate": "check_deadline validate_fenced validate_prepare validate_prepare_config validate_request",
+        "validate": "check_constants check_deadline validate_fenced validate_prepare validate_prepare_config validate_request",
     },
 )

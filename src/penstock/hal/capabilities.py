@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
+
+if TYPE_CHECKING:
+    from penstock.hal.device import Device
 
 AccuracyClass: TypeAlias = Literal["exact", "faithful", "relaxed"]
 """`exact`: integer results bit-identical to TFLite's reference kernels, float results within float32
@@ -41,7 +44,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     not named have *default_performance* (None: infinitely slow, as NNAPI's missing entries).
     *shares_host_memory* False means that every boundary copies. *accepts_host_memory* False means
     that the driver takes pools only and never sees `HostMemory`. *memory_kinds* are the names of
-    the `Memory` it can map. *dynamic_outputs*: whether outputs of unknown shape are accepted.
+    the `Memory` it can map: `ashmem` and `mmap_fd` always, from feature level 4 on also `hardware_buffer_blob`, never a
+    hardware buffer below level 3. *dynamic_outputs*: whether outputs of unknown shape are accepted.
     """
 
     performance: dict[str, PerformanceInfo] = {}
@@ -50,7 +54,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     while_performance: PerformanceInfo = PerformanceInfo()
     shares_host_memory: bool = True
     accepts_host_memory: bool = True
-    memory_kinds: tuple[str, ...] = ("ashmem", "mmap_fd")
+    memory_kinds: tuple[str, ...] = ("ashmem", "mmap_fd", "hardware_buffer_blob")
     dynamic_outputs: bool = True
     concurrent_executions: int = 0
     """Executions that it takes at a time, of all its prepared models together; the runtime lets others wait, those of
@@ -59,8 +63,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the device is left out unless the caller names it (test and measuring devices)."""
     alignment: int = 64
     """Preferred alignment of arguments in bytes, a power of two."""
-    padding: int = 1
-    """Preferred multiple of argument lengths in bytes, a power of two."""
+    padding: int = 64
+    """Preferred multiple of argument lengths in bytes, a power of two; below feature level 5 it counts as 1."""
     dispatch_ns: int = 5_000
     """What one execution of a prepared model costs beside its operations."""
     transfer_bytes_per_second: float = 4e9
@@ -75,6 +79,36 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     def performance_of(self, dtype: str) -> PerformanceInfo | None:
         """The cost of operations whose first input has this element type."""
         return self.performance.get(dtype, self.default_performance)
+
+
+class MemoryPreference(msgspec.Struct, frozen=True):
+    """How arguments should lie: at multiples of *alignment* bytes, each with room up to a multiple of *padding* bytes,
+    which the driver may overwrite. Both are powers of two (NNAPI section 6.8).
+    """
+
+    alignment: int = 16
+    padding: int = 1
+
+
+PADDING_FROM_LEVEL: Final = 5
+HARDWARE_BUFFERS_FROM_LEVEL: Final = 3
+
+
+def preferred_memory(device: Device) -> MemoryPreference:
+    """What *device* prefers. Below feature level 5 no driver can ask for padding."""
+    claims = device.capabilities
+    padding = claims.padding if device.feature_level >= PADDING_FROM_LEVEL else 1
+    return MemoryPreference(claims.alignment, padding)
+
+
+def mappable_kinds(device: Device) -> tuple[str, ...]:
+    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3 no hardware
+    buffer.
+    """
+    kinds = device.capabilities.memory_kinds
+    if device.feature_level >= HARDWARE_BUFFERS_FROM_LEVEL:
+        return kinds
+    return tuple(kind for kind in kinds if not kind.startswith("hardware_buffer"))
 
 
 class Support(msgspec.Struct, frozen=True):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Container
+from typing import Final
 
-from penstock.errors import InvalidArgument, MissedDeadlinePersistent
+from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from penstock.hal.capabilities import ACCURACY_RANK
 from penstock.hal.config import (
     BYTE_SIZE_OF_CACHE_TOKEN,
@@ -26,15 +28,40 @@ from penstock.hal.request import (
     RequestArgument,
     TokenArgument,
 )
-from penstock.ir import DType, Lifetime, Model, Operand
+from penstock.ir import DType, Lifetime, Model, Operand, Variable
 from penstock.ir.types import is_static
 
+IMAGE: Final = "hardware_buffer"
+"""The memory whose layout only its driver knows: it has no bytes to point into (NNAPI section 6.3)."""
 
-def validate_prepare(model: Model, config: PrepareConfig) -> None:
-    """Checks what `Device.prepare_model` is given. The model itself is valid by construction."""
+
+def validate_prepare(
+    model: Model, config: PrepareConfig, memory_kinds: Container[str] | None = None
+) -> None:
+    """Checks what `Device.prepare_model` is given. The model itself is valid by construction.
+
+    Raises `GeneralFailure` for constants in shareable memory of a kind that is not among the device's *memory_kinds*,
+    if it names them (NNAPI section 6.3).
+    """
     if not isinstance(model, Model):
         raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")
     validate_prepare_config(config)
+    if memory_kinds is not None:
+        check_constants(model, memory_kinds)
+
+
+def check_constants(model: Model, memory_kinds: Container[str]) -> None:
+    """Raises `GeneralFailure` where constants of *model* lie in memory of another kind, or in an image."""
+    for number, pool in enumerate(model.pools):
+        if not pool.kind or (pool.kind in memory_kinds and pool.kind != IMAGE):
+            continue
+        operands = [operand for subgraph in model.subgraphs for operand in subgraph.operands]
+        items: list[Operand | Variable] = [*model.variables, *operands]
+        for item in items:
+            if item.location is not None and item.location.pool == number:
+                raise GeneralFailure(
+                    f"constant {item.name!r} lies in {pool.kind} memory, which this device does not map"
+                )
 
 
 def validate_prepare_config(config: PrepareConfig) -> None:
@@ -166,6 +193,12 @@ def _check_pool(
             f"{_place(operand, kind, position)}: pool {at.pool} of {len(request.pools)}"
         )
     size = request.pools[at.pool].size
+    if request.pools[at.pool].name == IMAGE:
+        if at.offset or at.length or argument.padding:
+            raise InvalidArgument(
+                f"{_place(operand, kind, position)}: an image is given whole, with offset, length and padding 0"
+            )
+        return
     if (
         at.offset < 0
         or at.length < 0

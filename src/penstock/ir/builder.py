@@ -16,7 +16,7 @@ from typing import SupportsIndex
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import UnknownOperator
+from penstock.errors import InvalidOperand, UnknownOperator
 from penstock.ir.model import (
     NO_METADATA,
     ConstantPool,
@@ -30,7 +30,15 @@ from penstock.ir.model import (
 from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED, DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
-from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, dtype_of
+from penstock.ir.types import (
+    PACKED,
+    DType,
+    NDArray,
+    Quantization,
+    Shape,
+    dtype_of,
+    element_count,
+)
 
 ALIGNMENT = 64
 
@@ -69,6 +77,24 @@ class SubgraphBuilder:
     ) -> int:
         """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays)."""
         return self.operand(self._model.constant_operand(value, name, quantization, dtype))
+
+    def located(
+        self,
+        pool: ConstantPool,
+        offset: int,
+        dtype: DType,
+        shape: tuple[int, ...],
+        name: str = "",
+        quantization: Quantization | None = None,
+    ) -> int:
+        """Adds a constant whose bytes lie in *pool* from *offset* on, packed as in a model file, and stay there; up to
+        128 are copied into the model (NNAPI section 6.1). Raises `InvalidOperand` where they are not in the pool.
+
+        Whoever can write the pool must not while the model is used.
+        """
+        return self.operand(
+            self._model.located_operand(pool, offset, dtype, shape, name, quantization)
+        )
 
     def omitted(self) -> int:
         """The operand for an optional input that is left out."""
@@ -123,6 +149,7 @@ class ModelBuilder(SubgraphBuilder):
     def __init__(self, name: str = "main") -> None:
         super().__init__(self, name)
         self._pool = bytearray()
+        self._given: list[ConstantPool] = []
         self._variables: list[Variable] = []
         self._referenced: list[Subgraph] = []
 
@@ -143,6 +170,12 @@ class ModelBuilder(SubgraphBuilder):
                 Variable(name, dtype, c.shape, quantization, c.value, c.location)
             )
         return len(self._variables) - 1
+
+    def pool(self, pool: ConstantPool) -> int:
+        """Adds memory that constants lie in already, and returns its index for `located`; once for each."""
+        if pool not in self._given:
+            self._given.append(pool)
+        return self._given.index(pool) + 1
 
     def subgraph(self, name: str = "") -> SubgraphBuilder:
         """A builder for a referenced subgraph; hand what it finishes to `add_subgraph`."""
@@ -167,6 +200,29 @@ class ModelBuilder(SubgraphBuilder):
             kind, value.shape, Lifetime.CONSTANT_POOL, name, quantization, location=place
         )
 
+    def located_operand(
+        self,
+        pool: ConstantPool,
+        offset: int,
+        dtype: DType,
+        shape: tuple[int, ...],
+        name: str,
+        quantization: Quantization | None,
+    ) -> Operand:
+        """The constant operand that `located` adds."""
+        shape = tuple(map(operator.index, shape))
+        nbytes = -(-element_count(shape) * (dtype.bits or 0) // 8)
+        if dtype.bits is None or not 0 <= offset <= offset + nbytes <= len(pool):
+            raise InvalidOperand(
+                f"constant {name!r}: {dtype.value} of shape {shape} at byte {offset} "
+                f"is not in a pool of {len(pool)} bytes"
+            )
+        if nbytes <= MAX_COPIED_VALUE:
+            value = bytes(pool.view[offset : offset + nbytes])
+            return Operand(dtype, shape, Lifetime.CONSTANT_COPY, name, quantization, value)
+        place = DataLocation(self.pool(pool), offset, nbytes)
+        return Operand(dtype, shape, Lifetime.CONSTANT_POOL, name, quantization, location=place)
+
     def build(
         self,
         outputs: Sequence[int],
@@ -174,7 +230,8 @@ class ModelBuilder(SubgraphBuilder):
         metadata: Metadata = NO_METADATA,
     ) -> Model:
         """The validated model with these entry outputs."""
-        pools = (ConstantPool(memoryview(bytes(self._pool))),) if self._pool else ()
+        own = [ConstantPool(memoryview(bytes(self._pool)))] if self._pool or self._given else []
+        pools = (*own, *self._given)
         subgraphs = (self.finish(outputs), *self._referenced)
         return Model(subgraphs, pools, tuple(self._variables), signatures or {}, metadata)
 

@@ -27,10 +27,15 @@ if TYPE_CHECKING:
 
 
 class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
-    """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive."""
+    """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive.
+
+    *kind* names the shareable memory that they lie in, as `penstock.hal.Memory` does: a device that does not map it
+    cannot prepare a model with constants there. Empty is memory of this process.
+    """
 
     view: memoryview
     owner: Any = None
+    kind: str = ""
 
     def __len__(self) -> int:
         return self.view.nbytes

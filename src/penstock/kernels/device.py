@@ -83,7 +83,7 @@ class KernelDevice(DeviceBase):
         return [self._support(site) for site in sites_of(model)]
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         if config.cancel is not None:
             config.cancel.check()
         sites = sites_of(model)

@@ -31,7 +31,7 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
     read, `InputError` for *map* without a path and for a source that does not give bytes.
     """
     content = _read(source, map)
-    pool = ConstantPool(content.view, content)
+    pool = ConstantPool(content.view, content, content.kind)
     for _, package in LOADERS:
         loader = import_module(package)
         if loader.recognizes(pool.view):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         HardwareBufferUsage,
     )
     from penstock.memory.hardware import HardwareBuffer
+    from penstock.memory.layout import PoolLayout
     from penstock.memory.pool import MemoryPool
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Mapping",
     "MemoryPool",
     "OutputRole",
+    "PoolLayout",
     "PoolPlace",
     "allocate",
     "live_mappings",
@@ -55,6 +57,7 @@ __getattr__ = lazily(
         "buffer": "DeviceBuffer",
         "handles": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
         "hardware": "HardwareBuffer",
+        "layout": "PoolLayout",
         "pool": "MemoryPool",
     },
 )

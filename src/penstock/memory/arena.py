@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from penstock.errors import InputError, ShapeOverflow
+from penstock.hal import MemoryPreference
 from penstock.ir import Operand
 from penstock.ir.types import MAX_BYTES, element_count, is_static
 
@@ -87,6 +88,24 @@ def plan_arena(requests: Iterable[ArenaRequest], dynamic: Iterable[int] = ()) ->
     return ArenaLayout(
         {key: offsets[key] for key in sorted(offsets)}, total, alignment, tuple(sorted(dynamic))
     )
+
+
+def lay_out(
+    sizes: Iterable[int], preference: MemoryPreference, start: int = 0
+) -> tuple[list[tuple[int, int]], int]:
+    """(offset, padding) of values of *sizes* bytes one after the other, and where the last one with its padding ends.
+
+    Raises `ShapeOverflow` beyond 64-bit sizes.
+    """
+    places, end = [], start
+    for size in sizes:
+        end += -end % preference.alignment
+        padding = -size % preference.padding
+        places.append((end, padding))
+        end += size + padding
+    if end > MAX_BYTES:
+        raise ShapeOverflow(f"a layout of {end} bytes exceeds 64-bit sizes")
+    return places, end
 
 
 def array_nbytes(operand: Operand) -> int | None:

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["input", "output"]
 
-HARDWARE_BUFFERS_FROM_LEVEL = 3
-"""Below this NNAPI feature level no hardware buffer is passed to a driver."""
-
 
 @runtime_checkable
 class Bindable(Protocol):
@@ -42,6 +39,18 @@ class BoundMemory:
 
     def __init__(self, owner: Any, name: str, shape: tuple[int, ...] | None) -> None:
         self.owner, self.name, self.shape = owner, name, shape
+
+    @property
+    def array(self) -> NDArray | None:
+        """The value where it lies, to be read or written there; None where the host does not see it, or its shape is
+        not known.
+        """
+        return None
+
+    @property
+    def result(self) -> Any:
+        """What the caller gets for an output."""
+        return self.owner
 
     def argument(
         self,
@@ -91,7 +100,7 @@ class BoundPool(BoundMemory):
         owner: Any,
         memory: Memory,
         dtype: DType,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] | None,
         *,
         offset: int = 0,
         nbytes: int | None = None,
@@ -112,13 +121,7 @@ class BoundPool(BoundMemory):
         from penstock.hal import PoolArgument
         from penstock.ir import DataLocation
 
-        name = self._memory.name
-        too_old = (
-            name.startswith("hardware_buffer")
-            and device.feature_level < HARDWARE_BUFFERS_FROM_LEVEL
-        )
-        if too_old or name not in device.capabilities.memory_kinds:
-            raise GeneralFailure(f"device {device.name} maps no {name} memory")
+        self.check(device)
         if self._memory in pools:
             at = pools.index(self._memory)
         else:
@@ -126,6 +129,13 @@ class BoundPool(BoundMemory):
             pools.append(self._memory)
         place = DataLocation(at, self._offset, self._nbytes)
         return PoolArgument(place, self.shape or ())
+
+    def check(self, device: Device) -> None:
+        """Raises `GeneralFailure` where *device* does not map this kind of memory."""
+        from penstock.hal import mappable_kinds
+
+        if self._memory.name not in mappable_kinds(device):
+            raise GeneralFailure(f"device {device.name} maps no {self._memory.name} memory")
 
     def read(self) -> NDArray:
         """As `BoundMemory.read`; `GeneralFailure` for a kind that the host does not map either."""

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
+from penstock.ir import NDArray
+from penstock.memory import dmabuf
 from penstock.memory.handles import (
     HardwareBufferDescription,
     HardwareBufferFormat as Format,
     HardwareBufferHandle,
     HardwareBufferUsage as Usage,
 )
-from penstock.memory.mapping import HARDWARE_BUFFER, HARDWARE_BUFFER_BLOB, size_of
+from penstock.memory.mapping import (
+    HARDWARE_BUFFER,
+    HARDWARE_BUFFER_BLOB,
+    announce,
+    mapped_once,
+    size_of,
+)
 from penstock.memory.shared import (
     MAX_POOL_BYTES,
     SharedMemory,
@@ -22,6 +32,10 @@ from penstock.memory.shared import (
     check_size,
     duplicate,
 )
+
+if TYPE_CHECKING:
+    from penstock.ir import Operand
+    from penstock.memory.bound import BoundMemory, Kind
 
 ROW_ALIGNMENT: Final = 64
 """Bytes that the rows of allocated images are a multiple of, where whole pixels allow."""
@@ -73,6 +87,9 @@ class HardwareBuffer:
     ) -> HardwareBuffer:
         """A new buffer of zeros: *width* bytes of a BLOB, else *layers* images of *width* x *height* pixels.
 
+        From a dma-heap or of udmabuf where the system has one that this process may open, else in a memfd that stands
+        in for a dma-buf: `backing` says which.
+
         Raises `InputError` for dimensions that are not positive, a BLOB of more than one row or layer and a format
         of unknown size, `ResourceExhaustedTransient` when the system has no room or no descriptor left.
         """
@@ -82,7 +99,7 @@ class HardwareBuffer:
         stride = width if format == Format.BLOB else _stride(width, bits)
         description = HardwareBufferDescription(format, width, height, layers, stride, usage)
         nbytes = _needed(description)
-        fd, backing = anonymous_fd(nbytes, "hardware-buffer"), "memfd"
+        fd, backing = dmabuf.allocate(nbytes, _memfd)
         return cls(_shared(fd, description, nbytes), backing)
 
     @classmethod
@@ -140,6 +157,35 @@ class HardwareBuffer:
             raise ClosedError("hardware buffer used after close()")
         return shared
 
+    @property
+    def is_dma_buf(self) -> bool:
+        """Whether the kernel knows it as a dma-buf, of whose use by the CPU it must be told."""
+        return dmabuf.is_dma_buf(self.shared.memory.handle.fd)
+
+    @contextmanager
+    def lock(self, *, write: bool = False) -> Iterator[NDArray]:
+        """The bytes of the buffer, of any format, as flat uint8 for the time of the block: read-only unless *write*.
+
+        Raises `InputError` where the memory cannot be mapped so, `ResourceExhaustedTransient`, `ClosedError`.
+        """
+        shared = self.shared
+        fd = shared.memory.handle.fd
+        with mapped_once(fd, shared.memory.size, write=write) as mapping:
+            mapping.ended = announce(mapping, fd, write=write)
+            yield mapping.array
+
+    def bind_argument(
+        self, user: object, kind: Kind, index: int, operand: Operand
+    ) -> BoundMemory | NDArray:
+        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is the contract.
+
+        A BLOB is used from its first byte on and may be longer than the value; an image is given to the device as it
+        is, which decides whether it fits.
+        """
+        from penstock.memory.lending import lend_buffer
+
+        return lend_buffer(self, kind, operand)
+
     def close(self) -> None:
         """Lets go of the buffer; twice is harmless. Pools made of it keep it."""
         self._shared = None
@@ -162,6 +208,10 @@ class HardwareBuffer:
 
     def __reduce__(self) -> Any:
         raise TypeError("a hardware buffer cannot be pickled; send its descriptor instead")
+
+
+def _memfd(nbytes: int) -> int:
+    return anonymous_fd(nbytes, "hardware-buffer")
 
 
 def _shared(fd: int, description: HardwareBufferDescription, nbytes: int) -> SharedMemory:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
+from collections.abc import Callable, Container
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from penstock.errors import ClosedError, GeneralFailure
+from penstock.errors import ClosedError, GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.regions import map_region
@@ -55,10 +57,11 @@ class Mapping:
     Views made of `array` stay good after `close`: the region is unmapped when the last one dies.
     """
 
-    __slots__ = ("_array",)
+    __slots__ = ("__weakref__", "_array", "ended")
 
     def __init__(self, array: NDArray) -> None:
         self._array: NDArray | None = array
+        self.ended: Callable[[], object] | None = None
 
     @property
     def array(self) -> NDArray:
@@ -70,6 +73,8 @@ class Mapping:
     def close(self) -> None:
         """Lets go of the region; twice is harmless."""
         self._array = None
+        if self.ended is not None:
+            self.ended()
 
     def __enter__(self) -> Self:
         return self
@@ -83,12 +88,15 @@ class Mapping:
         self.close()
 
 
-def map_memory(memory: Memory) -> Mapping:
-    """Maps *memory* by its name.
+def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
+    """Maps *memory* by its name, if that is of the *kinds* that a device maps.
 
-    Raises `GeneralFailure` for a name that is of no mappable kind, for a handle that is not
-    what the name says, that cannot be mapped, or that has fewer bytes than *memory* claims.
+    The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for a name that is of
+    no mappable kind, for a handle that is not what the name says, that cannot be mapped, or that has fewer bytes than
+    *memory* claims.
     """
+    if memory.name not in kinds and memory.name in MEMORY_KINDS:
+        raise GeneralFailure(f"this device maps no {memory.name} memory")
     if memory.size < 0:
         raise GeneralFailure(f"a memory of {memory.size} bytes cannot be mapped")
     both = PROT_READ | PROT_WRITE
@@ -99,11 +107,44 @@ def map_memory(memory: Memory) -> Mapping:
             return Mapping(_region(memory, fd, offset, protection, fall_back=False))
         case "hardware_buffer_blob", (int(fd), _):
             _check_blob(memory)
-            return Mapping(_region(memory, fd, 0, both, fall_back=True))
+            mapping = Mapping(_region(memory, fd, 0, both, fall_back=True))
+            mapping.ended = announce(mapping, fd)
+            return mapping
     if memory.name in {ASHMEM, MMAP_FD, HARDWARE_BUFFER_BLOB}:
         raise GeneralFailure(f"a {memory.name} memory cannot have the handle {memory.handle!r}")
     known = "never mapped" if memory.name in MEMORY_KINDS else "of no kind that can be mapped here"
     raise GeneralFailure(f"memory {memory.name!r} is {known}")
+
+
+def mapped_once(fd: int, nbytes: int, *, write: bool) -> Mapping:
+    """The first *nbytes* > 0 of *fd*, for its owner. Raises `InputError` where it cannot be mapped so,
+    `ResourceExhaustedTransient`.
+    """
+    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+    try:
+        return Mapping(map_region(fd, nbytes, access).array)
+    except PermissionError as error:
+        raise InputError(f"this memory cannot be mapped as it is protected: {error}") from None
+    except (OSError, ValueError, OverflowError) as error:
+        raise ResourceExhaustedTransient(f"{nbytes} bytes cannot be mapped: {error}") from error
+
+
+def announce(owner: object, fd: int, *, write: bool = True) -> Callable[[], object] | None:
+    """Says that the CPU uses the dma-buf *fd*, until what is returned is called, or *owner* dies. None where *fd* is
+    none, of which nothing need be said.
+    """
+    from penstock.memory import dmabuf
+
+    if not dmabuf.begin(fd, write=write):
+        return None
+    return weakref.finalize(owner, _end, os.dup(fd), write)
+
+
+def _end(fd: int, write: bool) -> None:
+    from penstock.memory import dmabuf
+
+    dmabuf.end(fd, write=write)
+    os.close(fd)
 
 
 def size_of(fd: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
-from penstock.ir import NDArray
+from penstock.ir import ConstantPool, NDArray
 from penstock.memory.mapping import (
     ASHMEM,
     MMAP_FD,
@@ -25,6 +25,8 @@ from penstock.memory.shared import SharedMemory, anonymous_fd, check_size, dupli
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from penstock.ir import Operand
+    from penstock.memory.bound import BoundMemory, Kind
     from penstock.memory.hardware import HardwareBuffer
 
 BOTH = PROT_READ | PROT_WRITE
@@ -114,6 +116,12 @@ class MemoryPool:
         self._open()
         return not self._prot & PROT_WRITE
 
+    @property
+    def readable(self) -> bool:
+        """Whether there are views."""
+        self._open()
+        return bool(self._prot & PROT_READ)
+
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> NDArray:
         """An array of *dtype* and *shape* over the pool's bytes from *offset* on, writable unless `readonly`.
 
@@ -133,6 +141,54 @@ class MemoryPool:
             )
         array: NDArray = self._map()[offset : offset + needed].view(kind).reshape(dimensions)
         return array
+
+    @property
+    def buffer(self) -> memoryview:
+        """All bytes by Python's buffer protocol, read-only where the pool is. From Python 3.12 on, `memoryview(pool)`
+        is the same.
+        """
+        return memoryview(self._map().data)
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return self.buffer
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> NDArray:
+        """All bytes as flat uint8, not copied unless NumPy is asked to."""
+        return np.array(self._map(), dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """All bytes as flat uint8 for a consumer of DLPack; *options* are those of the array API's `__dlpack__`.
+
+        A read-only pool needs a consumer that knows DLPack 1.0 (`max_version`), else `BufferError`.
+        """
+        return self._map().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def bind_argument(
+        self, user: object, kind: Kind, index: int, operand: Operand
+    ) -> BoundMemory | NDArray:
+        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is the contract.
+
+        The value is at the pool's first byte, and the pool may be longer.
+        """
+        from penstock.memory.lending import lend_pool
+
+        return lend_pool(self, kind, operand)
+
+    def constants(self) -> ConstantPool:
+        """The pool as memory that constants of a model lie in (`ModelBuilder.located`), not copied. It must not be
+        written as long as a model with constants in it is used.
+        """
+        return ConstantPool(self.buffer.toreadonly(), None, self.memory.name)
+
+    def flush(self) -> None:
+        """Writes what views have changed to the file behind the pool, and waits for it; nothing else needs it.
+
+        Raises `OSError` where the file cannot be written.
+        """
+        self._open().flush()
 
     def close(self) -> None:
         """Lets go of the memory; twice is harmless. Views keep it, and its descriptor."""

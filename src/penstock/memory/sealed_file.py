@@ -41,6 +41,13 @@ class SealedFile:
     def __len__(self) -> int:
         return self.view.nbytes
 
+    @property
+    def kind(self) -> str:
+        """The `hal.Memory` name of what the bytes lie in; empty for memory of this process."""
+        if self.mapped:
+            return "mmap_fd"
+        return "ashmem" if self.fd is not None else ""
+
 
 def open_descriptors() -> int:
     """How many descriptors living `SealedFile`s hold."""

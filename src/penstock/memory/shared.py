@@ -59,6 +59,12 @@ class SharedMemory:
             self._region = weakref.ref(region)
             return region.array
 
+    def flush(self) -> None:
+        """Writes what was changed through views to the file behind, and waits for it. Raises `OSError`."""
+        region = None if self._region is None else self._region()
+        if region is not None and region.writable:
+            region.flush()
+
 
 def check_size(nbytes: int) -> None:
     """Raises `InputError` for a size that no pool can have."""

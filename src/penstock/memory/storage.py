@@ -11,10 +11,10 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.errors import ClosedError, InputError
-from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument
+from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument, mappable_kinds
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
-from penstock.memory.bound import HARDWARE_BUFFERS_FROM_LEVEL, Kind
+from penstock.memory.bound import Kind
 from penstock.memory.mapping import (
     ASHMEM,
     HARDWARE_BUFFER,
@@ -117,10 +117,7 @@ class OnDevice:
         self._buffer.close()
 
     def _maps(self, memory: Memory) -> bool:
-        hardware = memory.name.startswith(HARDWARE_BUFFER)
-        if hardware and self._owner.feature_level < HARDWARE_BUFFERS_FROM_LEVEL:
-            return False
-        return memory.name in self._owner.capabilities.memory_kinds
+        return memory.name in mappable_kinds(self._owner)
 
 
 class InPool:

@@ -50,19 +50,20 @@ def constant_pool(memory: object) -> ConstantPool:
     """
     if memory is None:
         raise unexpected_null("the memory")
+    kind = ""
     if isinstance(memory, MemoryPool):
         with translated():
-            array = memory.view(np.uint8, memory.nbytes)
+            array, kind = memory.view(np.uint8, memory.nbytes), memory.memory.name
     elif isinstance(memory, Memory):
         try:
-            array = map_memory(memory).array
+            array, kind = map_memory(memory).array, memory.name
         except GeneralFailure as error:
             raise NnapiError(ResultCode.UNMAPPABLE, str(error)) from error
     elif callable(getattr(memory, "copy_to", None)):
         raise bad_data("a constant cannot lie in memory of a device")
     else:
         array = _raw(memory, "the memory of a constant")
-    return ConstantPool(_readonly(array), memory)
+    return ConstantPool(_readonly(array), memory, kind)
 
 
 def _packed(value: float, kind: OperandType) -> bytes:

@@ -51,7 +51,7 @@ def _exchanged(handle: object) -> object:
     """What the other side gets for *handle*: the same memory or flag, never the same wrapper of it."""
     match handle:
         case ConstantPool(view=view):
-            return ConstantPool(view.toreadonly(), handle.owner)
+            return ConstantPool(view.toreadonly(), handle.owner, handle.kind)
         case np.ndarray():
             return handle.view()
         case _ if hasattr(handle, "error") and hasattr(handle, "wait"):

@@ -23,7 +23,7 @@ class LoadedFile:
     """One file: its catalogue, and the model that is made of it when it is first needed."""
 
     def __init__(self, content: sealed_file.SealedFile, owner: object = None) -> None:
-        self.pool = ConstantPool(content.view, content)
+        self.pool = ConstantPool(content.view, content, content.kind)
         self.owner = owner
         self.catalog: Catalog = read_catalog(self.pool)
         versions.check(self.catalog.codes)

@@ -53,7 +53,7 @@ class TestText:
         plan = replace(planned(chain(["ADD", "RELU", "RELU", "ADD"])), predicted_ns=None)
         plan = replace(plan, steps=tuple(replace(s, predicted_ns=None) for s in plan.steps))
         assert plan.show() == (
-            "plan: 3 steps, 4 operations (adder 2, reference 2), 88 bytes between steps\n"
+            "plan: 3 steps, 4 operations (adder 2, reference 2), 128 bytes between steps\n"
             "  step  device     operations    in  out  else on\n"
             "  0     adder      0: ADD        1   1    reference\n"
             "  1     reference  1-2: RELU x2  1   1\n"
@@ -160,7 +160,7 @@ def test_json_holds_everything() -> None:
         "reasons": {"adder": "adder has no RELU"},
     }
     assert content["temporaries"] == {
-        "nbytes": 24,
+        "nbytes": 64,
         "alignment": 64,
         "offsets": {"1": [0, 24]},
         "dynamic": [],

@@ -23,7 +23,7 @@ class NullDevice(hal.DeviceBase):
         return [hal.SUPPORTED] * len(model.operations)
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NullPreparedModel:
-        hal.validate_prepare(model, config)
+        hal.validate_prepare(model, config, self.capabilities.memory_kinds)
         return NullPreparedModel(model)
 
 

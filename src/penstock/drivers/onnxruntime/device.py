@@ -103,7 +103,7 @@ class OnnxRuntimeDevice(DeviceBase):
             self._loads += loads
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         self._refuse_unusable()
         for index, answer in enumerate(self.supported_operations(model)):
             if not answer.supported:

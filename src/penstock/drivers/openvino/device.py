@@ -102,7 +102,7 @@ class OpenVinoDevice(DeviceBase):
             self._imports += imports
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         self._refuse_unusable()
         for index, answer in enumerate(self.supported_operations(model)):
             if not answer.supported:

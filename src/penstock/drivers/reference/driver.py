@@ -66,7 +66,7 @@ class ReferenceDevice(DeviceBase):
         ]
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedReference:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         if config.cancel is not None:
             config.cancel.check()
         examined, self._examined = self._examined, None

@@ -82,7 +82,7 @@ class SampleDevice(DeviceBase):
         return 1, 1
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         self._require_support(model)
         prepared = SamplePreparedModel(self, model)
         if config.model_cache or config.data_cache:

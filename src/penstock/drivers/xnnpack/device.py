@@ -71,7 +71,7 @@ class XnnpackDevice(DeviceBase):
         return examine(model)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         if (reason := self.check()) is not None:
             raise DeviceUnavailable(f"device {self.name}: {reason}")
         from penstock.drivers.xnnpack.preparation import prepare

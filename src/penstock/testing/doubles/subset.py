@@ -30,7 +30,7 @@ class SubsetDevice(InterceptingDevice):
         ]
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         for index, answer in enumerate(self.supported_operations(model)):
             if not answer.supported:
                 kind = model.operations[index].type

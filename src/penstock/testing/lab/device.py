@@ -147,7 +147,7 @@ class LabDevice(DeviceBase):
         return [support(model, operation) for operation in model.operations]
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
-        validate_prepare(model, config)
+        validate_prepare(model, config, self.capabilities.memory_kinds)
         for index, answer in enumerate(self.supported_operations(model)):
             if not answer.supported:
                 kind = model.operations[index].type

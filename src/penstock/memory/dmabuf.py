@@ -1,0 +1,135 @@
+"""Linux's dma-bufs: allocated from a dma-heap or of a memfd by udmabuf, and told when the CPU uses them.
+
+The requests and structures are those of `linux/dma-heap.h`, `linux/udmabuf.h` and `linux/dma-buf.h`.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable
+from typing import Final, Protocol
+
+HEAPS: Final = ("/dev/dma_heap/system", "/dev/dma_heap/linux,cma", "/dev/dma_heap/reserved")
+UDMABUF: Final = "/dev/udmabuf"
+
+HEAP_ALLOC: Final = 0xC0184800
+UDMABUF_CREATE: Final = 0x40187542
+DMA_BUF_SYNC: Final = 0x40086200
+
+SYNC_READ: Final = 1
+SYNC_WRITE: Final = 2
+SYNC_END: Final = 4
+
+UDMABUF_CLOEXEC: Final = 1
+
+INTERRUPTIONS: Final = 100
+"""How often a request that a signal interrupts is made again."""
+
+
+class Kernel(Protocol):
+    """What is asked of the system: another one in tests of systems that have dma-bufs."""
+
+    def open(self, path: str) -> int: ...
+    def close(self, fd: int) -> None: ...
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> int: ...
+
+
+class LinuxKernel:
+    """The system's own calls; every one fails where it has no dma-bufs."""
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def ioctl(self, fd: int, request: int, argument: bytearray) -> int:
+        if sys.platform != "linux":
+            raise OSError(errno.ENOTTY, "dma-bufs are Linux's")
+        import fcntl
+
+        answer: int = fcntl.ioctl(fd, request, argument)
+        return answer
+
+
+LINUX: Final = LinuxKernel()
+
+
+def allocate(
+    nbytes: int, make_memfd: Callable[[int], int], kernel: Kernel = LINUX
+) -> tuple[int, str]:
+    """A descriptor of at least *nbytes* zero bytes, and what holds them: "dma_heap", "udmabuf", or "memfd" where the
+    system gives neither to this process.
+
+    *make_memfd* makes the memory behind the last two, sealed against shrinking. Raises what it raises.
+    """
+    rounded = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    for heap in HEAPS:
+        try:
+            return _of_heap(kernel, heap, rounded), "dma_heap"
+        except OSError:
+            continue
+    memfd = make_memfd(rounded)
+    try:
+        fd = _of_memfd(kernel, memfd, rounded)
+    except OSError:
+        return memfd, "memfd"
+    kernel.close(memfd)
+    return fd, "udmabuf"
+
+
+def begin(fd: int, *, write: bool, kernel: Kernel = LINUX) -> bool:
+    """Says that the CPU starts to read, and perhaps *write*, the dma-buf *fd*; `end` must follow. False for what is
+    none, of which nothing need be said.
+    """
+    return _sync(kernel, fd, SYNC_READ | SYNC_WRITE * write)
+
+
+def end(fd: int, *, write: bool, kernel: Kernel = LINUX) -> None:
+    """Says that the CPU has done what `begin` announced."""
+    _sync(kernel, fd, SYNC_READ | SYNC_WRITE * write | SYNC_END)
+
+
+def is_dma_buf(fd: int, kernel: Kernel = LINUX) -> bool:
+    """Whether *fd* is a dma-buf, rather than a memfd or a file that stands in for one."""
+    if not begin(fd, write=False, kernel=kernel):
+        return False
+    end(fd, write=False, kernel=kernel)
+    return True
+
+
+def _of_heap(kernel: Kernel, path: str, nbytes: int) -> int:
+    heap = kernel.open(path)
+    try:
+        flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+        wanted = bytearray(struct.pack("=QIIQ", nbytes, 0, flags, 0))
+        kernel.ioctl(heap, HEAP_ALLOC, wanted)
+    finally:
+        kernel.close(heap)
+    fd: int = struct.unpack("=QIIQ", wanted)[1]
+    return fd
+
+
+def _of_memfd(kernel: Kernel, memfd: int, nbytes: int) -> int:
+    device = kernel.open(UDMABUF)
+    try:
+        wanted = bytearray(struct.pack("=IIQQ", memfd, UDMABUF_CLOEXEC, 0, nbytes))
+        return kernel.ioctl(device, UDMABUF_CREATE, wanted)
+    finally:
+        kernel.close(device)
+
+
+def _sync(kernel: Kernel, fd: int, flags: int) -> bool:
+    for _ in range(INTERRUPTIONS):
+        try:
+            kernel.ioctl(fd, DMA_BUF_SYNC, bytearray(struct.pack("=Q", flags)))
+        except (InterruptedError, BlockingIOError):
+            continue
+        except OSError:
+            return False
+        return True
+    return False
