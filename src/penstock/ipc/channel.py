@@ -390,7 +390,9 @@ class _Table:
             case Descriptor(fd):
                 return wire.DescriptorForm(self._place(fd) if _is_open(fd) else None)
             case ConstantPool(view=view):
-                return wire.ConstantsForm(self._place(descriptor_of(handle)), view.nbytes)
+                return wire.ConstantsForm(
+                    self._place(descriptor_of(handle)), view.nbytes, handle.kind
+                )
             case CancelToken():
                 self.cancel = handle
                 return wire.CancelForm(handle.is_set())

@@ -33,8 +33,9 @@ def descriptor_of(pool: ConstantPool) -> int:
         return fd
 
 
-def mapped(fd: int, size: int) -> ConstantPool:
+def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
     """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy.
+    *kind* is the sender's name of the memory.
 
     Raises `WireError` where it is no memory, or has not as many bytes.
     """
@@ -45,14 +46,14 @@ def mapped(fd: int, size: int) -> ConstantPool:
     if not 0 <= size <= available:
         raise WireError(f"a pool of {size} bytes of constants in a file of {available}")
     if size == 0:
-        return ConstantPool(memoryview(b""))
+        return ConstantPool(memoryview(b""), None, kind)
     sealed = is_sealed(fd)
     try:
         if sealed:
             # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
             region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-            return ConstantPool(memoryview(region))
-        return ConstantPool(memoryview(_read(fd, size)))
+            return ConstantPool(memoryview(region), None, kind)
+        return ConstantPool(memoryview(_read(fd, size)), None, kind)
     except (OSError, ValueError) as error:
         raise WireError(f"a pool of constants cannot be read: {error}") from None
 

@@ -410,11 +410,12 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
     """A pool of constants: the first *size* bytes of a memfd, which its receiver maps where it is sealed and copies
-    where it is not.
+    where it is not. *kind* names the memory that they lie in on the sender's side.
     """
 
     place: int
     size: int
+    kind: str = ""
 
 
 class ArrayForm(Form, frozen=True, tag="array"):

@@ -217,8 +217,8 @@ class Client:
         match form:
             case wire.DescriptorForm(place=place):
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
-            case wire.ConstantsForm(place=place, size=size):
-                return mapped(self._descriptor(job, place), size)
+            case wire.ConstantsForm(place=place, size=size, kind=kind):
+                return mapped(self._descriptor(job, place), size, kind)
             case wire.ArrayForm():
                 return self._array(form)
             case wire.CancelForm(is_set=is_set):
