@@ -90,6 +90,8 @@ class StepReceipt(msgspec.Struct, frozen=True):
     runs: int = 1
     simulated: bool = False
     """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a simulator computed this."""
+    device_ns: int | None = None
+    """What the hardware took of *driver_ns*; None where the driver did not say."""
 
 
 copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []

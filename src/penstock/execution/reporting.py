@@ -36,6 +36,7 @@ def _step_receipt(run: StepTrace) -> StepReceipt:
     step, first = run.prepared.step, run.failures[0] if run.failures else None
     timing: object = run.result.timing
     told = timing.in_driver_ns if isinstance(timing, Timing) else None
+    on_device = timing.on_device_ns if isinstance(timing, Timing) else None
     return StepReceipt(
         run.prepared.device.name,
         step.operations,
@@ -55,6 +56,7 @@ def _step_receipt(run: StepTrace) -> StepReceipt:
             for inner in run.inner
         ),
         simulated=run.prepared.receipt.simulated,
+        device_ns=on_device if isinstance(on_device, int) else None,
     )
 
 

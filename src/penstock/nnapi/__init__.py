@@ -10,7 +10,10 @@ lowering into the IR (`lowering`).
     model.finish()
     with nnapi.Compilation(model) as compilation:
         compilation.finish()
-        print(compilation.receipt.show())
+        with nnapi.Execution(compilation) as execution:
+            execution.set_input(0, given)
+            execution.set_output(0, wanted)
+            execution.compute()
 
 Names load when they are first used.
 """
@@ -20,8 +23,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.nnapi.burst import Burst
     from penstock.nnapi.codes import (
         DeviceType,
+        DurationCode,
         FeatureLevel,
         FuseCode,
         OperationCode,
@@ -39,46 +44,76 @@ if TYPE_CHECKING:
         get_device_count,
         get_runtime_feature_level,
     )
+    from penstock.nnapi.event import Event
+    from penstock.nnapi.execution import (
+        UNKNOWN_DURATION,
+        Execution,
+        get_default_loop_timeout,
+        get_maximum_loop_timeout,
+    )
     from penstock.nnapi.failures import NnapiError
+    from penstock.nnapi.memory import Memory
+    from penstock.nnapi.memory_desc import MemoryDesc
     from penstock.nnapi.model import Model
+    from penstock.nnapi.ports import OperandDesc
 
 __all__ = [
+    "UNKNOWN_DURATION",
+    "Burst",
     "Compilation",
     "Device",
     "DeviceType",
+    "DurationCode",
+    "Event",
+    "Execution",
     "FeatureLevel",
     "FuseCode",
+    "Memory",
+    "MemoryDesc",
     "Model",
     "NnapiError",
+    "OperandDesc",
     "OperandType",
     "OperationCode",
     "PaddingCode",
     "Preference",
     "Priority",
     "ResultCode",
+    "get_default_loop_timeout",
     "get_device",
     "get_device_by_name",
     "get_device_count",
+    "get_maximum_loop_timeout",
     "get_runtime_feature_level",
 ]
 
 _HOMES = {
+    "Burst": "burst",
     "Compilation": "compilation",
     "Device": "devices",
     "DeviceType": "codes",
+    "DurationCode": "codes",
+    "Event": "event",
+    "Execution": "execution",
     "FeatureLevel": "codes",
     "FuseCode": "codes",
+    "Memory": "memory",
+    "MemoryDesc": "memory_desc",
     "Model": "model",
     "NnapiError": "failures",
+    "OperandDesc": "ports",
     "OperandType": "description",
     "OperationCode": "codes",
     "PaddingCode": "codes",
     "Preference": "codes",
     "Priority": "codes",
     "ResultCode": "codes",
+    "UNKNOWN_DURATION": "execution",
+    "get_default_loop_timeout": "execution",
     "get_device": "devices",
     "get_device_by_name": "devices",
     "get_device_count": "devices",
+    "get_maximum_loop_timeout": "execution",
     "get_runtime_feature_level": "devices",
 }
 

@@ -79,6 +79,17 @@ class DeviceType(IntEnum):
     ACCELERATOR = 4
 
 
+class DurationCode(IntEnum):
+    """What `Execution.get_duration` tells: time on the device or in its driver, FENCED ones without what a run waited for
+    its dependencies.
+    """
+
+    ON_HARDWARE = 0
+    IN_DRIVER = 1
+    FENCED_ON_HARDWARE = 2
+    FENCED_IN_DRIVER = 3
+
+
 class FuseCode(IntEnum):
     """Activation functions that an operation ends with: none, at least 0, in [-1, 1], in [0, 6]."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.compilation.compilation import FALLBACK_DEVICE
@@ -20,12 +21,18 @@ from penstock.hal import (
     Capabilities,
     Device as HalDevice,
 )
+from penstock.ir import Model as IrModel
 from penstock.logs import Log
 from penstock.nnapi import arguments
+from penstock.nnapi.assembly import assemble
 from penstock.nnapi.codes import Preference, Priority
+from penstock.nnapi.description import NnapiOperand
 from penstock.nnapi.devices import Device, choose_devices
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
+from penstock.nnapi.operands import FinishedSubgraph
+from penstock.nnapi.ports import Kind, Port, port
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
 
@@ -52,6 +59,13 @@ class Compilation:
     def __init__(self, model: Model) -> None:
         self._model = finished_model(model)
         self._ir, self._policy = self._model.lowered, policy_of(self._model)
+        self._finished, self._relaxed = self._model.finished, self._model.is_relaxed
+        self._ports = {
+            "input": operands_at(self._finished.subgraph.inputs, self._finished),
+            "output": operands_at(self._finished.subgraph.outputs, self._finished),
+        }
+        self._lock = threading.Lock()
+        self._without: dict[frozenset[int], CompiledModel] = {}
         self._wanted: Sequence[str | DeviceInfo | HalDevice] | None = None
         self._devices: list[HalDevice] = []
         self._preference, self._priority = Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM
@@ -92,7 +106,7 @@ class Compilation:
         """
         self._check_open()
         nanoseconds = arguments.whole(duration, "the timeout", 0, 2**64 - 1)
-        if len(self._devices) != 1:
+        if self.single_device is None:
             raise bad_data("a timeout needs a compilation for exactly one device")
         self._timeout_ns = nanoseconds
 
@@ -168,15 +182,8 @@ class Compilation:
         self._sealed = "has failed"
         try:
             with translated():
-                self._compiled = compile_model(
-                    self._ir,
-                    devices=self._wanted,
-                    preference=PREFERENCES[self._preference],
-                    priority=PRIORITIES[list(Priority).index(self._priority)],
-                    timeout=self._timeout(),
-                    cache=self._cache if self._cache is not None else False,
-                    policy=self._policy,
-                )
+                cache = self._cache if self._cache is not None else False
+                self._compiled = self._compile(self._ir, self._timeout(), cache)
         finally:
             # Descriptors serve this compile alone, whatever becomes of it.
             self._close_owned()
@@ -188,6 +195,42 @@ class Compilation:
         if self._compiled is None:
             raise bad_state(f"the compilation {self._sealed or 'is not finished'}")
         return self._compiled
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` has succeeded."""
+        return self._compiled is not None
+
+    @property
+    def names_devices(self) -> bool:
+        """Whether it was created for devices: nothing falls back then."""
+        return self._wanted is not None
+
+    @property
+    def single_device(self) -> HalDevice | None:
+        """The device, where it was created for exactly one."""
+        return self._devices[0] if len(self._devices) == 1 else None
+
+    def ports(self, kind: Kind) -> tuple[NnapiOperand, ...]:
+        """The operands of the model's inputs, or of its outputs, in order."""
+        return self._ports[kind]
+
+    def port(self, kind: Kind, index: object) -> Port:
+        """Input or output *index*; BAD_DATA where there is none."""
+        return port(kind, index, self.ports(kind))
+
+    def compiled_without(self, omitted: frozenset[int]) -> CompiledModel:
+        """What was compiled, for executions that leave these inputs out, which stand for optional operands: each
+        such set is compiled once, when it is first asked for. BAD_DATA where an operation needs one of them.
+        """
+        whole = self.compiled
+        if not omitted:
+            return whole
+        with self._lock, translated():
+            if omitted not in self._without:
+                model = lower(assemble(self._finished, relaxed=self._relaxed), omitted=omitted)
+                self._without[omitted] = self._compile(model, None, False)
+            return self._without[omitted]
 
     @property
     def receipt(self) -> Receipt:
@@ -219,8 +262,12 @@ class Compilation:
         """Frees it, finished or not, after runs in flight; twice is harmless."""
         self._sealed = "is closed"
         compiled, self._compiled = self._compiled, None
-        if compiled is not None:
-            compiled.close()
+        with self._lock:
+            others = list(self._without.values())
+            self._without.clear()
+        for made in (compiled, *others):
+            if made is not None:
+                made.close()
         self._close_owned()
 
     def __enter__(self) -> Self:
@@ -238,13 +285,26 @@ class Compilation:
         if self._sealed:
             raise bad_state(f"the compilation {self._sealed} and can no longer be changed")
 
+    def _compile(
+        self, model: IrModel, timeout: float | None, cache: CacheInfo | bool
+    ) -> CompiledModel:
+        return compile_model(
+            model,
+            devices=self._wanted,
+            preference=PREFERENCES[self._preference],
+            priority=PRIORITIES[list(Priority).index(self._priority)],
+            timeout=timeout,
+            cache=cache,
+            policy=self._policy,
+        )
+
     def _timeout(self) -> float | None:
         """Seconds, or None."""
         if self._timeout_ns == 0 or self._devices[0].feature_level < LEVEL_OF_DEADLINES:
             return None
         return self._timeout_ns / 1e9
 
-    def _users(self, index: int, kind: Literal["input", "output"]) -> list[Capabilities]:
+    def _users(self, index: int, kind: Kind) -> list[Capabilities]:
         """What the devices that read or write an input or output of the model claim."""
         plan = self.compiled.plan
         entry = plan.model.entry
@@ -266,6 +326,11 @@ class Compilation:
 
     def _close_owned(self) -> None:
         _close_all(self._owned_fds)
+
+
+def operands_at(indexes: Sequence[int], model: FinishedSubgraph) -> tuple[NnapiOperand, ...]:
+    """The operands of *model* at *indexes*."""
+    return tuple(model.subgraph.operands[i] for i in indexes)
 
 
 def _token(token: object) -> bytes:

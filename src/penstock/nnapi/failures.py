@@ -15,6 +15,7 @@ from penstock.errors import (
     PenstockError,
     PlacementError,
     StateError,
+    driver_error_classes,
 )
 from penstock.nnapi.codes import ResultCode
 
@@ -58,6 +59,15 @@ def code_of(error: PenstockError | MemoryError) -> ResultCode:
     if isinstance(error, MemoryError):
         return ResultCode.OUT_OF_MEMORY
     return ResultCode.OP_FAILED
+
+
+def driver_error(error: NnapiError) -> DriverError:
+    """The driver's error that *error* is told as where no result codes are known: `GeneralFailure` for most."""
+    statuses = {
+        code: status for status, code in STATUS_CODES.items() if status is not ErrorStatus.NONE
+    }
+    kind = driver_error_classes()[statuses.get(error.code, ErrorStatus.GENERAL_FAILURE)]
+    return kind(error.message)
 
 
 @contextmanager

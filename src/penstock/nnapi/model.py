@@ -121,8 +121,9 @@ class Model:
     ) -> None:
         """Makes the operand a constant that lies in *memory*, *length* bytes from byte *offset* on.
 
-        *memory* is a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an `mmap`, an array). It
-        is not copied: it outlives the model, and its bytes do not change from `finish` on.
+        *memory* is a `Memory`, a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an `mmap`, an array). It
+        is not copied: it outlives the model, and its bytes do not change from `finish` on. BAD_DATA for bytes that
+        it does not have, hardware buffers that are no BLOBs, and memory made from a descriptor.
         """
         self._check_open()
         slot = self._slot(index)
@@ -256,6 +257,14 @@ class Model:
                 f"the model is {self._sealed}" if self._sealed else "the model is not finished"
             )
         return self._lowered
+
+    @property
+    def finished(self) -> FinishedSubgraph:
+        """What was built; BAD_STATE unless the model is finished and valid."""
+        _ = self.lowered
+        if self._finished is None:
+            raise bad_state("the model is closed")
+        return self._finished
 
     @property
     def is_relaxed(self) -> bool:

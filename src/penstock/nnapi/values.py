@@ -14,6 +14,7 @@ from penstock.memory import MemoryPool, map_memory
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.description import OperandType
 from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
+from penstock.nnapi.memory import Memory as NnapiMemory
 
 SCALARS: Final = {
     OperandType.FLOAT32: "<f",
@@ -43,15 +44,18 @@ def value_bytes(value: object, kind: OperandType) -> memoryview:
 
 
 def constant_pool(memory: object) -> ConstantPool:
-    """Constants in *memory*, not copied: a `MemoryPool`, a `hal.Memory`, or any contiguous buffer (an mmap).
+    """Constants in *memory*, not copied: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any contiguous buffer (an mmap).
 
-    Raises UNEXPECTED_NULL for None, BAD_DATA for memory of a device and what is no memory, UNMAPPABLE for
-    what cannot be mapped.
+    Raises UNEXPECTED_NULL for None, BAD_DATA for memory of a device, hardware buffers that are no BLOBs and what is no
+    memory, UNMAPPABLE for what cannot be mapped.
     """
     if memory is None:
         raise unexpected_null("the memory")
     kind = ""
-    if isinstance(memory, MemoryPool):
+    if isinstance(memory, NnapiMemory):
+        memory.rules.check_constant(0, memory.size)
+        array, kind = memory.store.content(), memory.store.kind
+    elif isinstance(memory, MemoryPool):
         with translated():
             array, kind = memory.view(np.uint8, memory.nbytes), memory.memory.name
     elif isinstance(memory, Memory):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from penstock.nnapi import Model, NnapiError, OperandType, ResultCode
+from penstock.nnapi import (
+    Burst,
+    Compilation,
+    Event,
+    Execution,
+    Model,
+    NnapiError,
+    OperandType,
+    ResultCode,
+)
 
 FLOAT = OperandType.TENSOR_FLOAT32
 INT = OperandType.INT32
@@ -69,3 +79,50 @@ def weighted(seed: int = 0, units: int = 40) -> Model:
     model.identify_inputs_and_outputs([x], [y])
     model.finish()
     return model
+
+
+def unary(
+    operation: str = "RELU",
+    dimensions: tuple[int, ...] = (2, 3),
+    output: tuple[int, ...] | None = None,
+    kind: OperandType = FLOAT,
+    scale: float = 0.0,
+    zero_point: int = 0,
+) -> Model:
+    """y = operation(x), of operands of one type; 0 for a dimension that is not known."""
+    model = Model()
+    x = model.add_operand(kind, dimensions, scale, zero_point, name="x")
+    wanted = dimensions if output is None else output
+    y = model.add_operand(kind, wanted, scale, zero_point, name="y")
+    model.add_operation(operation, [x], [y])
+    model.identify_inputs_and_outputs([x], [y])
+    model.finish()
+    return model
+
+
+def compiled(model: Model, devices: Sequence[Any] | None = None) -> Compilation:
+    """*model*, compiled: for all devices, or for these alone."""
+    made = Compilation(model) if devices is None else Compilation.create_for_devices(model, devices)
+    made.finish()
+    return made
+
+
+def ended(event: Event) -> None:
+    """Waits for *event* and frees it."""
+    with event:
+        event.wait()
+
+
+def in_burst(execution: Execution) -> None:
+    """Runs in a burst of its own."""
+    with Burst(execution.compilation) as burst:
+        execution.burst_compute(burst)
+
+
+MODES: Final[dict[str, Callable[[Execution], None]]] = {
+    "sync": Execution.compute,
+    "async": lambda e: ended(e.start_compute()),
+    "fenced": lambda e: ended(e.start_compute_with_dependencies([])),
+    "burst": in_burst,
+}
+"""Every way in which an execution runs."""

@@ -28,7 +28,6 @@ from penstock.nnapi import (
     get_device_count,
 )
 from penstock.nnapi.failures import STATUS_CODES
-from penstock.runtime.discovery import Manager
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.support_devices import NumpyDevice
 from tests.unit.nnapi.building import answers, finished, invalid, unfinished, weighted
@@ -251,28 +250,6 @@ class TestTimeout:
         with Compilation.create_for_devices(finished(), [device]) as compilation:
             compilation.set_timeout(1)
             compilation.finish()
-
-
-class Entry:
-    """An entry point whose driver has one device."""
-
-    def __init__(self, device: HalDevice) -> None:
-        self.name, self._device = device.name, device
-
-    def load(self) -> Callable[[], HalDevice]:
-        return lambda: self._device
-
-
-@pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes some devices the only ones there are."""
-
-    def replace(*devices: HalDevice) -> None:
-        found = Manager(lambda: tuple(map(Entry, devices)))
-        for module in ("runtime.session", "nnapi.devices", "nnapi.compilation"):
-            monkeypatch.setattr(f"penstock.{module}.manager", found)
-
-    return replace
 
 
 class TestAllDevices:

@@ -1,0 +1,454 @@
+"""`Execution`: one run of a compilation, or many on the same arguments."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from penstock.compilation.receipt import Receipt
+from penstock.errors import MissedDeadlineTransient
+from penstock.execution.compiled import CompiledModel
+from penstock.execution.outputs import Outputs
+from penstock.hal import DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS
+from penstock.ir.types import is_static
+from penstock.nnapi import arguments
+from penstock.nnapi.bindings import Binding, bind_buffer, bind_memory
+from penstock.nnapi.burst import Burst, usable_burst
+from penstock.nnapi.codes import DurationCode, ResultCode
+from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
+from penstock.nnapi.event import Event, Started, check_events
+from penstock.nnapi.failures import NnapiError, bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.ports import Kind, OperandDesc
+from penstock.nnapi.rules import Metadata
+from penstock.nnapi.running import Answer, carry_out
+
+if TYPE_CHECKING:
+    from penstock.execution.burst import Burst as CompiledBurst
+    from penstock.nnapi.memory import Memory
+
+UNKNOWN_DURATION: Final = 2**64 - 1
+"""What `Execution.get_duration` answers where nobody knows."""
+
+GREATEST_DURATION: Final = 2**64 - 1
+"""Nanoseconds that a timeout may have."""
+
+
+class State(enum.Enum):
+    """Where an execution is (NNAPI section 1.4)."""
+
+    PREPARATION = "being prepared"
+    COMPUTATION = "under way"
+    COMPLETED = "completed"
+
+
+class Execution:
+    """Arguments being set, and then a run: `ANeuralNetworksExecution` (NNAPI section 1.4).
+
+    *compilation* is finished, else BAD_STATE. Arguments and settings are set before the first run, and each argument
+    once: BAD_STATE otherwise. A run needs all of them. One execution runs once, unless it is reusable; it runs by
+    `compute`, `start_compute`, `start_compute_with_dependencies` or `burst_compute`, and only one run is under way at
+    a time. The caller's buffers are read and written by each run, and not copied.
+    """
+
+    def __init__(self, compilation: Compilation) -> None:
+        if compilation is None:
+            raise unexpected_null("the compilation")
+        if not isinstance(compilation, Compilation):
+            raise bad_data(
+                f"a penstock.nnapi.Compilation is needed, not {type(compilation).__name__}"
+            )
+        _ = compilation.compiled
+        self._compilation = compilation
+        self._inputs: list[Binding | None] = [None] * len(compilation.ports("input"))
+        self._outputs: list[Binding | None] = [None] * len(compilation.ports("output"))
+        self._timeout_ns = 0
+        self._loop_timeout_ns = DEFAULT_LOOP_TIMEOUT_NS
+        self._measure = self._reusable = self._padded = self._closed = False
+        self._state = State.PREPARATION
+        self._answer: Answer | None = None
+        self._changed = threading.Condition()
+
+    def set_input(
+        self,
+        index: int,
+        buffer: Any,
+        length: int | None = None,
+        *,
+        type: OperandDesc | None = None,
+    ) -> None:
+        """Input *index* is the value in *buffer*: an array of the operand's dtype, or any other contiguous buffer of its
+        bytes. None leaves an optional operand out.
+
+        *length* in bytes is that of the buffer where it is not given; it is the value's size exactly, or more where
+        padding is enabled. *type* says the dimensions that the model leaves open, which must all be known then.
+        """
+        self._bind(
+            "input",
+            index,
+            lambda port, padded: bind_buffer(port, type, buffer, length, padded=padded),
+        )
+
+    def set_output(
+        self,
+        index: int,
+        buffer: Any,
+        length: int | None = None,
+        *,
+        type: OperandDesc | None = None,
+    ) -> None:
+        """Output *index* is written to *buffer*, as for an input; None drops it.
+
+        Where the shape is not known, *buffer* may have any length of 1 byte and more: a value that does not fit is
+        OUTPUT_INSUFFICIENT_SIZE of the run.
+        """
+        self._bind(
+            "output",
+            index,
+            lambda port, padded: bind_buffer(port, type, buffer, length, padded=padded),
+        )
+
+    def set_input_from_memory(
+        self,
+        index: int,
+        memory: Memory,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        type: OperandDesc | None = None,
+    ) -> None:
+        """Input *index* is the value in *length* bytes of *memory* from byte *offset* on.
+
+        Both are 0 for hardware buffers that are no BLOBs and for memory made from a descriptor, which must have the
+        role. BAD_DATA for bytes that *memory* does not have.
+        """
+        self._bind_memory("input", index, memory, offset, length, type)
+
+    def set_output_from_memory(
+        self,
+        index: int,
+        memory: Memory,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        type: OperandDesc | None = None,
+    ) -> None:
+        """Output *index* is written to *memory*, likewise."""
+        self._bind_memory("output", index, memory, offset, length, type)
+
+    def set_timeout(self, duration: int) -> None:
+        """Nanoseconds that a run may take; 0 is no limit. Only for a compilation for a single device, else BAD_DATA;
+        devices below feature level 4 know no deadlines.
+        """
+        with self._preparing():
+            nanoseconds = arguments.whole(duration, "the timeout", 0, GREATEST_DURATION)
+            self._check_single("a timeout")
+            self._timeout_ns = nanoseconds
+
+    def set_loop_timeout(self, duration: int) -> None:
+        """Nanoseconds that each WHILE may take; more than `get_maximum_loop_timeout` is that."""
+        with self._preparing():
+            nanoseconds = arguments.whole(duration, "the loop timeout", 0, GREATEST_DURATION)
+            self._loop_timeout_ns = min(nanoseconds, MAXIMUM_LOOP_TIMEOUT_NS)
+
+    def set_measure_timing(self, measure: bool) -> None:
+        """Whether runs are timed, for `get_duration`. Only for a compilation for a single device, else BAD_DATA."""
+        with self._preparing():
+            wanted = arguments.flag(measure, "measure")
+            self._check_single("a measurement")
+            self._measure = wanted
+
+    def set_reusable(self, reusable: bool) -> None:
+        """Whether it may run again once a run has completed, on the same arguments."""
+        with self._preparing():
+            self._reusable = arguments.flag(reusable, "reusable")
+
+    def enable_input_and_output_padding(self, enable: bool) -> None:
+        """Whether buffers may be longer than their values, and what is beyond them scratch space of the device. Before
+        any argument is set, else BAD_STATE.
+        """
+        with self._preparing():
+            wanted = arguments.flag(enable, "enable")
+            if any(b is not None for b in (*self._inputs, *self._outputs)):
+                raise bad_state("padding is enabled before any argument is set")
+            self._padded = wanted
+
+    def compute(self) -> None:
+        """Runs, and returns when the outputs are written.
+
+        Raises BAD_STATE, BAD_DATA for an argument that is not set, OP_FAILED for an input whose memory holds no
+        value or one of another shape, OUTPUT_INSUFFICIENT_SIZE where an output does not fit (its
+        shape can be asked for then), a missed deadline, or the result code of the device that failed.
+        """
+        self._begin()
+        self._carry_out(self._deadline_ns(), None)
+
+    def start_compute(self) -> Event:
+        """Runs in a thread: what `compute` raises of the run, the event's `wait` does."""
+        self._begin()
+        return Event(Started(partial(self._carry_out, self._deadline_ns(), None), fenced=False))
+
+    def start_compute_with_dependencies(
+        self, dependencies: Sequence[Event], duration: int = 0
+    ) -> Event:
+        """Runs once every event of *dependencies* has ended well; the event that is returned has a sync fence.
+
+        A dependency that failed fails the run with OP_FAILED. *duration* is the nanoseconds that the run may take from
+        then on, 0 for any; it is for compilations for a single device, else BAD_DATA. So is an output whose shape is not
+        known beforehand.
+        """
+        events = check_events(dependencies)
+        after_ns = arguments.whole(duration, "the duration", 0, GREATEST_DURATION)
+        if after_ns:
+            self._check_single("a duration")
+        self._begin(fenced=True)
+        work = partial(self._after, events, self._deadline_ns(), after_ns)
+        return Event(Started(work, fenced=True))
+
+    def burst_compute(self, burst: Burst) -> None:
+        """As `compute`, in *burst*: BAD_DATA for one of another compilation, BAD_STATE where it is executing."""
+        used = usable_burst(burst)
+        entered = used.enter(self._compilation)
+        try:
+            self._begin()
+            self._carry_out(self._deadline_ns(), entered)
+        finally:
+            used.leave()
+
+    def get_output_operand_rank(self, index: int) -> int:
+        """The rank of output *index* as the last run found it, also where it did not fit; BAD_STATE before a run
+        has succeeded, or failed for want of room.
+        """
+        return len(self._shape(index))
+
+    def get_output_operand_dimensions(self, index: int) -> tuple[int, ...]:
+        """Its dimensions, likewise; BAD_DATA for a scalar, which has none."""
+        shape = self._shape(index)
+        if not shape:
+            raise bad_data(f"output {index} has no dimensions")
+        return shape
+
+    def is_output_sufficient(self, index: int) -> bool:
+        """Whether there was room for output *index* in the last run. Where there was not, NNAPI answers
+        OUTPUT_INSUFFICIENT_SIZE beside rank and dimensions.
+        """
+        answer, place = self._answered(index)
+        return answer.sufficient[place]
+
+    def get_duration(self, duration_code: DurationCode | int) -> int:
+        """Nanoseconds of the last run, `UNKNOWN_DURATION` where the device did not say; BAD_STATE unless it was measured
+        and has succeeded.
+        """
+        code = arguments.code(DurationCode, duration_code, "the duration's code")
+        with self._changed:
+            answer = self._answer if self._state is State.COMPLETED else None
+            if answer is None or not all(answer.sufficient) or not self._measure:
+                raise bad_state("only a measured run that has succeeded has a duration")
+        on_hardware = code in {DurationCode.ON_HARDWARE, DurationCode.FENCED_ON_HARDWARE}
+        told = [s.device_ns if on_hardware else s.driver_ns for s in answer.receipt.steps]
+        known = [t for t in told if t is not None]
+        if not known or len(known) < len(told):
+            return UNKNOWN_DURATION
+        return min(sum(known), UNKNOWN_DURATION - 1)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What the last run did; BAD_STATE before one has succeeded, or failed for want of room."""
+        with self._changed:
+            if self._answer is None:
+                raise bad_state("no run has answered")
+            return self._answer.receipt
+
+    @property
+    def compilation(self) -> Compilation:
+        """What it runs."""
+        return self._compilation
+
+    def close(self) -> None:
+        """Waits for a run under way and frees it; twice is harmless."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not State.COMPUTATION)
+            self._closed = True
+            self._inputs = [None] * len(self._inputs)
+            self._outputs = [None] * len(self._outputs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _preparing(self) -> threading.Condition:
+        """The lock, for a call that is legal before the first run only."""
+        if self._closed:
+            raise bad_state("the execution is closed")
+        if self._state is not State.PREPARATION:
+            raise bad_state(f"the execution is {self._state.value} and can no longer be changed")
+        return self._changed
+
+    def _check_single(self, what: str) -> None:
+        if self._compilation.single_device is None:
+            raise bad_data(f"{what} needs a compilation for exactly one device")
+
+    def _bind(self, kind: Kind, index: object, make: Callable[..., Binding]) -> None:
+        with self._preparing():
+            port = self._compilation.port(kind, index)
+            held = self._inputs if kind == "input" else self._outputs
+            if held[port.index] is not None:
+                raise bad_state(f"{port} is set already")
+            held[port.index] = make(port, self._padded)
+
+    def _bind_memory(
+        self,
+        kind: Kind,
+        index: int,
+        memory: Memory,
+        offset: int,
+        length: int,
+        type: OperandDesc | None,
+    ) -> None:
+        compilation = self._compilation
+        self._bind(
+            kind,
+            index,
+            lambda port, padded: bind_memory(
+                compilation, port, type, memory, offset, length, padded=padded
+            ),
+        )
+
+    def _begin(self, *, fenced: bool = False) -> None:
+        """From what it is to under way, if it may run now."""
+        with self._changed:
+            if self._closed:
+                raise bad_state("the execution is closed")
+            if self._state is State.COMPUTATION:
+                raise bad_state("the execution is under way")
+            if self._state is State.COMPLETED and not self._reusable:
+                raise bad_state("the execution has completed, and is not reusable")
+            for kind, held in (("input", self._inputs), ("output", self._outputs)):
+                if missing := [i for i, b in enumerate(held) if b is None]:
+                    raise bad_data(f"{kind} {missing[0]} is not set")
+            for binding in self._bound(self._outputs):
+                if fenced and not is_static(binding.shape):
+                    raise bad_data(
+                        f"{binding.port} has an unknown shape; a fenced run needs it known"
+                    )
+            for binding in self._bound(self._inputs):
+                if binding.memory is not None:
+                    binding.memory.rules.check_read(binding.shape)
+            self._state, self._answer = State.COMPUTATION, None
+
+    def _carry_out(self, deadline_ns: int | None, burst: CompiledBurst | None) -> None:
+        """The run that `_begin` began."""
+        inputs, outputs = self._bound(self._inputs), self._bound(self._outputs)
+        answer: Answer | None = None
+        try:
+            omitted = frozenset(b.port.index for b in inputs if b.is_omitted)
+            compiled = self._compilation.compiled_without(omitted)
+            run = partial(self._run, compiled, deadline_ns, None if omitted else burst)
+            answer = carry_out(inputs, outputs, compiled.outputs, run)
+            if not all(answer.sufficient):
+                place = answer.sufficient.index(False)
+                raise NnapiError(
+                    ResultCode.OUTPUT_INSUFFICIENT_SIZE,
+                    f"{outputs[place].port} of shape {answer.shapes[place]} does not fit into its buffer",
+                )
+        finally:
+            self._note(outputs, answer)
+            with self._changed:
+                self._answer, self._state = answer, State.COMPLETED
+                self._changed.notify_all()
+
+    def _run(
+        self,
+        compiled: CompiledModel,
+        deadline_ns: int | None,
+        burst: CompiledBurst | None,
+        values: list[Any],
+        out: list[Any] | None,
+    ) -> Outputs:
+        timeout = None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9
+        # No time at all is the shortest there is.
+        loop_timeout = max(self._loop_timeout_ns, 1) / 1e9
+        runner = compiled if burst is None else burst
+        return runner.run(
+            values, out=out, timeout=timeout, measure=self._measure, loop_timeout=loop_timeout
+        )
+
+    def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:
+        """What memories made from descriptors hold after a run that gave *answer*, or failed."""
+        succeeded = answer is not None and all(answer.sufficient)
+        for place, binding in enumerate(outputs):
+            memory = binding.memory
+            if memory is None or not memory.is_managed:
+                continue
+            if answer is not None and succeeded:
+                memory.rules.take(Metadata(shape=answer.shapes[place]))
+            memory.rules.initialized = succeeded
+
+    def _after(self, events: Sequence[Event], deadline_ns: int | None, after_ns: int) -> None:
+        """The run that `_begin` began, once *events* have ended."""
+        try:
+            for event in events:
+                self._await(event, deadline_ns)
+        except BaseException:
+            self._note(self._bound(self._outputs), None)
+            with self._changed:
+                self._state = State.COMPLETED
+                self._changed.notify_all()
+            raise
+        if after_ns:
+            latest = time.monotonic_ns() + after_ns
+            deadline_ns = latest if deadline_ns is None else min(latest, deadline_ns)
+        self._carry_out(deadline_ns, None)
+
+    def _await(self, event: Event, deadline_ns: int | None) -> None:
+        left = None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns())
+        try:
+            failure = event.outcome(left)
+        except TimeoutError:
+            with translated():
+                raise MissedDeadlineTransient(
+                    "an execution it depends on did not end before the deadline"
+                ) from None
+        if failure is not None:
+            raise NnapiError(ResultCode.OP_FAILED, f"an execution it depends on failed: {failure}")
+
+    def _deadline_ns(self) -> int | None:
+        device = self._compilation.single_device
+        if self._timeout_ns == 0 or device is None or device.feature_level < LEVEL_OF_DEADLINES:
+            return None
+        return time.monotonic_ns() + self._timeout_ns
+
+    def _bound(self, held: Sequence[Binding | None]) -> list[Binding]:
+        return [binding for binding in held if binding is not None]
+
+    def _answered(self, index: object) -> tuple[Answer, int]:
+        port = self._compilation.port("output", index)
+        with self._changed:
+            if self._answer is None or self._state is not State.COMPLETED:
+                raise bad_state("no run has told the shapes of the outputs")
+            return self._answer, port.index
+
+    def _shape(self, index: object) -> tuple[int, ...]:
+        answer, place = self._answered(index)
+        return answer.shapes[place]
+
+
+def get_default_loop_timeout() -> int:
+    """Nanoseconds that each WHILE may take where nothing is set."""
+    return DEFAULT_LOOP_TIMEOUT_NS
+
+
+def get_maximum_loop_timeout() -> int:
+    """The most that can be set."""
+    return MAXIMUM_LOOP_TIMEOUT_NS

@@ -1,0 +1,135 @@
+"""`MemoryDesc`: what a device's own memory must serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from penstock.ir.types import Shape
+from penstock.nnapi import arguments
+from penstock.nnapi.failures import bad_data, bad_state, unexpected_null
+from penstock.nnapi.ports import Kind, merged
+from penstock.nnapi.rules import Role, alike
+
+if TYPE_CHECKING:
+    from penstock.nnapi.compilation import Compilation
+    from penstock.nnapi.description import NnapiOperand
+
+
+class MemoryDesc:
+    """A descriptor being filled, and then finished: `ANeuralNetworksMemoryDesc` (NNAPI section 6.4).
+
+    Each role is an input or an output of a finished compilation, and all describe one operand: their types, scales,
+    zero points and scales of channels are equal, their dimensions agree. Any number of memories is made of one
+    (`Memory.create_from_desc`). Every call raises `NnapiError`: BAD_STATE after `finish`, and for `finish` twice.
+
+    Not to be used by two threads until it is finished.
+    """
+
+    def __init__(self) -> None:
+        self._roles: list[Role] = []
+        self._operand: NnapiOperand | None = None
+        self._shape: Shape = None
+        self._sealed = ""
+
+    def add_input_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
+        """The memory will be input *index* of executions of *compilation*, in that share of them: 0 < *frequency* <= 1.
+
+        BAD_DATA for a compilation that is not finished, an index it does not have, a frequency out of range, the
+        same role twice, and an operand at odds with those before or with the dimensions that were set.
+        """
+        self._add(compilation, "input", index, frequency)
+
+    def add_output_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
+        """The same of an output."""
+        self._add(compilation, "output", index, frequency)
+
+    def set_dimensions(self, dimensions: Sequence[int | None]) -> None:
+        """What is known of the shape beside what the roles say: 0 or None for an unknown dimension, none at all for
+        nothing. BAD_DATA where they contradict each other; a scalar has none.
+        """
+        self._check_open()
+        given = arguments.dimensions(arguments.listed(dimensions, "the dimensions"), tensor=True)
+        if self._operand is not None and not self._operand.type.is_tensor and given is not None:
+            raise bad_data(f"a {self._operand.type.name} has no dimensions")
+        self._shape = merged(self._shape, given, "the descriptor")
+
+    def finish(self) -> None:
+        """Ends the description. BAD_DATA without a role."""
+        self._check_open()
+        if not self._roles:
+            raise bad_data("a descriptor needs a role")
+        self._sealed = "finished"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` has succeeded."""
+        return self._sealed == "finished"
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What it is for; BAD_STATE unless it is finished."""
+        self._check_finished()
+        return tuple(self._roles)
+
+    @property
+    def operand(self) -> NnapiOperand:
+        """An operand that stands for all of its roles'; BAD_STATE unless it is finished."""
+        self._check_finished()
+        if self._operand is None:
+            raise bad_data("a descriptor needs a role")
+        return self._operand
+
+    @property
+    def shape(self) -> Shape:
+        """What roles and dimensions together say; BAD_STATE unless it is finished."""
+        self._check_finished()
+        return self._shape
+
+    def close(self) -> None:
+        """Frees it; twice is harmless. Memories that were made of it stay good."""
+        self._roles, self._operand, self._sealed = [], None, "closed"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add(self, compilation: object, kind: Kind, index: object, frequency: object) -> None:
+        from penstock.nnapi.compilation import Compilation
+
+        self._check_open()
+        if compilation is None:
+            raise unexpected_null("the compilation")
+        if not isinstance(compilation, Compilation) or not compilation.is_finished:
+            raise bad_data("a role needs a finished compilation")
+        port = compilation.port(kind, index)
+        share = arguments.real(frequency, "the frequency")
+        if not 0.0 < share <= 1.0:
+            raise bad_data(f"the frequency is {share}; above 0 and up to 1 is possible")
+        if any(
+            (r.compilation, r.kind, r.index) == (compilation, kind, port.index) for r in self._roles
+        ):
+            raise bad_data(f"{port} of this compilation is a role already")
+        if self._operand is not None and not alike(self._operand, port.operand):
+            raise bad_data(f"{port} differs in type or quantisation from the roles before it")
+        if not port.operand.type.is_tensor and self._shape not in {None, ()}:
+            raise bad_data(f"{port} is a scalar, and the descriptor has dimensions")
+        self._shape = merged(self._shape, port.operand.dimensions, f"the descriptor and {port}")
+        self._operand = port.operand
+        self._roles.append(Role(compilation, kind, port.index, share))
+
+    def _check_open(self) -> None:
+        if self._sealed:
+            raise bad_state(f"the descriptor is {self._sealed} and can no longer be changed")
+
+    def _check_finished(self) -> None:
+        if not self.is_finished:
+            raise bad_state(f"the descriptor is {self._sealed or 'not finished'}")

@@ -1,0 +1,103 @@
+"""Inputs and outputs of a compiled model as NNAPI describes them, and what a caller may say of their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from penstock.ir.types import Shape, byte_size, static_shape
+from penstock.nnapi import arguments
+from penstock.nnapi.description import NnapiOperand, OperandType
+from penstock.nnapi.failures import bad_data
+
+Kind: TypeAlias = Literal["input", "output"]
+
+MAX_LENGTH: Final = 0xFFFFFFFF
+"""Bytes of one argument of an execution."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandDesc:
+    """What an operand is, said once more: `ANeuralNetworksOperandType`.
+
+    *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An execution takes it where the model
+    leaves dimensions open.
+    """
+
+    type: OperandType | int
+    dimensions: Sequence[int | None] = ()
+    scale: float = 0.0
+    zero_point: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output: which one it is, and the operand behind it."""
+
+    kind: Kind
+    index: int
+    operand: NnapiOperand
+
+    def __str__(self) -> str:
+        name = f" ({self.operand.name})" if self.operand.name else ""
+        return f"{self.kind} {self.index}{name}"
+
+
+def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
+    """Input or output *index* of *operands*; BAD_DATA where there is none."""
+    place = arguments.whole(index, f"the {kind}'s index", -(2**63), 2**63)
+    if not 0 <= place < len(operands):
+        raise bad_data(f"{kind} {place} of {len(operands)}")
+    return Port(kind, place, operands[place])
+
+
+def refined(port: Port, given: OperandDesc | None) -> Shape:
+    """The shape of *port* in one execution, which says *given* of it (NNAPI section 1.4).
+
+    Raises BAD_DATA where *given* is of another type, scale or zero point, has another rank, or says something else
+    of a dimension that the model knows.
+    """
+    operand = port.operand
+    known = operand.dimensions
+    if given is None:
+        return known
+    if not isinstance(given, OperandDesc):
+        raise bad_data(
+            f"the type of {port} must be a penstock.nnapi.OperandDesc, not {type(given).__name__}"
+        )
+    kind = arguments.operand_type(given.type)
+    scale = arguments.real(given.scale, "the scale")
+    zero_point = arguments.whole(given.zero_point, "the zero point")
+    if (kind, scale, zero_point) != (operand.type, operand.scale, operand.zero_point):
+        raise bad_data(
+            f"{port} is {operand.type.name} with scale {operand.scale} and zero point {operand.zero_point}, "
+            f"not {kind.name} with {scale} and {zero_point}"
+        )
+    shape = arguments.dimensions(given.dimensions, tensor=kind.is_tensor)
+    if known is None:
+        return shape
+    if shape is None or len(shape) != len(known):
+        raise bad_data(f"{port} has the dimensions {known}, not {shape}")
+    if any(k is not None and k != g for k, g in zip(known, shape, strict=True)):
+        raise bad_data(f"{port} has the dimensions {known}: {shape} changes what the model knows")
+    return shape
+
+
+def merged(one: Shape, other: Shape, what: str) -> Shape:
+    """NNAPI's merge rule: nothing said is anything, else ranks and known dimensions are equal; BAD_DATA where they
+    are not (NNAPI section 6.4).
+    """
+    if one is None or other is None:
+        return other if one is None else one
+    if len(one) != len(other) or any(
+        a is not None and b is not None and a != b for a, b in zip(one, other, strict=True)
+    ):
+        raise bad_data(f"{what}: the dimensions {one} and {other} contradict each other")
+    return tuple(b if a is None else a for a, b in zip(one, other, strict=True))
+
+
+def size_of(operand: NnapiOperand, shape: Shape) -> int | None:
+    """Bytes of a value of that shape; None where it is not fully known."""
+    known = static_shape(shape)
+    return None if known is None else byte_size(operand.type.dtype, known)

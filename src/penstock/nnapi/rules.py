@@ -1,0 +1,189 @@
+"""What each kind of memory may be used for, and what it holds (NNAPI sections 6.3 to 6.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.ir.types import Shape
+from penstock.nnapi.codes import ResultCode
+from penstock.nnapi.failures import NnapiError, bad_data, translated
+from penstock.nnapi.ports import Kind, Port, merged, size_of
+
+if TYPE_CHECKING:
+    from penstock.nnapi.compilation import Compilation
+    from penstock.nnapi.description import NnapiOperand
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What is known of the value in a memory: of what *operand* and *shape* it is, and how many bytes it has, 0
+    where that is not known.
+    """
+
+    size: int = 0
+    operand: NnapiOperand | None = None
+    shape: Shape = None
+
+
+class Rules(Protocol):
+    """The rules of one memory."""
+
+    initialized: bool
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    def check_constant(self, offset: int, length: int) -> None:
+        """Raises BAD_DATA unless a constant may lie there."""
+        ...
+
+    def check_argument(
+        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+    ) -> None:
+        """Raises BAD_DATA unless an execution may use these bytes for a value of *shape* at *port*."""
+        ...
+
+    def check_read(self, shape: Shape) -> None:
+        """Raises OP_FAILED unless a value of *shape* can be read now."""
+        ...
+
+    def take(self, metadata: Metadata) -> None:
+        """Notes the value that is coming; BAD_DATA where it can be none of this memory's."""
+        ...
+
+
+class SizedRules:
+    """Of bytes that the client counts: parts of them serve any number of purposes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.initialized = True
+
+    @property
+    def metadata(self) -> Metadata:
+        return Metadata(self._size)
+
+    def check_constant(self, offset: int, length: int) -> None:
+        if offset + length > self._size:
+            raise bad_data(f"bytes {offset} to {offset + length} of a memory of {self._size} bytes")
+        if offset == length == 0:
+            raise bad_data("offset and length are both 0: the size of a value cannot be guessed")
+
+    def check_argument(
+        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+    ) -> None:
+        self.check_constant(offset, length)
+
+    def check_read(self, shape: Shape) -> None:
+        """Bytes can always be read."""
+
+    def take(self, metadata: Metadata) -> None:
+        if metadata.size not in {0, self._size}:
+            raise bad_data(f"{metadata.size} bytes for a memory of {self._size}")
+
+
+class ImageRules:
+    """Of a hardware buffer that is no BLOB: it is an input or an output, as a whole."""
+
+    initialized = True
+
+    @property
+    def metadata(self) -> Metadata:
+        return Metadata()
+
+    def check_constant(self, offset: int, length: int) -> None:
+        raise bad_data("a constant cannot lie in a hardware buffer that is no BLOB")
+
+    def check_argument(
+        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+    ) -> None:
+        _check_whole(offset, length, "a hardware buffer that is no BLOB")
+
+    def check_read(self, shape: Shape) -> None:
+        """What an image holds is its maker's matter."""
+
+    def take(self, metadata: Metadata) -> None:
+        """Its format says what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One use of a memory: input or output *index* of executions of *compilation*."""
+
+    compilation: Compilation
+    kind: Kind
+    index: int
+    frequency: float
+
+
+class DeviceRules:
+    """Of memory that was made for *roles*, values of *operand* and of shapes that refine *initial*.
+
+    It holds nothing at first. A value that a copy or an execution has put there can be read, in its own shape,
+    until one fails to put another there.
+    """
+
+    def __init__(self, roles: Collection[Role], operand: NnapiOperand, initial: Shape) -> None:
+        self._roles = frozenset((id(r.compilation), r.kind, r.index) for r in roles)
+        self._kept = tuple(r.compilation for r in roles)
+        self._operand, self._initial = operand, initial
+        self.shape = initial
+        self.initialized = False
+
+    @property
+    def metadata(self) -> Metadata:
+        return Metadata(size_of(self._operand, self.shape) or 0, self._operand, self.shape)
+
+    def check_constant(self, offset: int, length: int) -> None:
+        raise bad_data("a constant cannot lie in memory that was made from a descriptor")
+
+    def check_argument(
+        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+    ) -> None:
+        if (id(compilation), port.kind, port.index) not in self._roles:
+            raise bad_data(f"the memory was not made for {port} of this compilation")
+        _check_whole(offset, length, "memory that was made from a descriptor")
+        merged(self._initial, shape, f"{port} and its memory")
+
+    def check_read(self, shape: Shape) -> None:
+        if not self.initialized:
+            raise NnapiError(ResultCode.OP_FAILED, "an input is memory that holds no value")
+        if shape != self.shape:
+            raise NnapiError(
+                ResultCode.OP_FAILED,
+                f"an input of shape {shape} is memory that holds a value of shape {self.shape}",
+            )
+
+    def take(self, metadata: Metadata) -> None:
+        if (other := metadata.operand) is not None and not alike(self._operand, other):
+            raise bad_data("the two memories hold values of different types")
+        shape = merged(self._initial, metadata.shape, "the memory and its new value")
+        with translated():
+            size = size_of(self._operand, shape)
+        if size is not None and metadata.size not in {0, size}:
+            raise bad_data(f"{metadata.size} bytes for a value of {size}")
+        self.shape = shape
+
+
+def alike(one: NnapiOperand, other: NnapiOperand) -> bool:
+    """Whether values of both are of one type and quantisation, whatever their shapes."""
+    return _quantization(one) == _quantization(other)
+
+
+def _quantization(operand: NnapiOperand) -> NnapiOperand:
+    return replace(
+        operand,
+        dimensions=(),
+        lifetime=operand.lifetime.TEMPORARY_VARIABLE,
+        value=None,
+        location=None,
+        subgraph=None,
+        name="",
+    )
+
+
+def _check_whole(offset: int, length: int, what: str) -> None:
+    if offset or length:
+        raise bad_data(f"{what} is used as a whole: offset and length must be 0")
