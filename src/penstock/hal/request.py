@@ -68,7 +68,7 @@ RequestArgument: TypeAlias = PoolArgument | TokenArgument | HostMemory | NoValue
 NO_VALUE_ARGUMENT: Final = NoValue()
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, weakref=True):
     """One argument for every input and output of the prepared model, state ports included, in
     the order of its entry subgraph's `inputs` and `outputs`.
     """

@@ -180,13 +180,14 @@ class _Bound:
 
     def remember(self, request: Request) -> None:
         """Takes *request* for the one that `is_for` knows at a look."""
+        self._request = weakref.ref(request)
         self._inputs = tuple(map(_known, request.inputs))
         self._outputs = tuple(map(_known, request.outputs))
         self._pools = request.pools
 
     def is_for(self, request: Request) -> bool:
         """Whether *request* is surely of the arguments of the one remembered; arrays are the same objects."""
-        return (
+        return self._request() is request or (
             _alike(self._inputs, request.inputs)
             and _alike(self._outputs, request.outputs)
             and (request.pools is self._pools or _identical(request.pools, self._pools))

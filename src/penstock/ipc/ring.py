@@ -192,19 +192,37 @@ class Watch:
         self._words, self._index, self._waits = region.words, index, waits
         self._listener, self.spin_ns = listener, spin_ns
         self._barrier = threading.Lock()
+        self._together = False
 
     def spin(self, seen: int, budget_ns: int) -> int:
-        """The word once it is no longer *seen*, or *seen* when *budget_ns* is over."""
+        """The word once it is no longer *seen*, or *seen* when *budget_ns* is over.
+
+        Where the other side last answered while it had this processor, it gets the processor first.
+        """
         words, index = self._words, self._index
-        end = monotonic_ns() + budget_ns
+        value: int
+        end = 0
         while True:
-            for _ in LOOKS:
-                value: int = words[index]
+            if self._together:
+                _yield()
+                value = words[index]
                 if value != seen:
                     return value
-            if monotonic_ns() >= end:
+            for _ in LOOKS:
+                value = words[index]
+                if value != seen:
+                    self._together = False
+                    return value
+            now = monotonic_ns()
+            if not end:
+                end = now + budget_ns
+            elif now >= end:
                 return seen
             _yield()
+            value = words[index]
+            if value != seen:
+                self._together = True
+                return value
 
     def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
         """The word and what was heard, after at most *timeout_ns*; the word is *seen* where nothing came."""
