@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 from penstock.errors import DeadObject
 from penstock.hal import Device
-from penstock.ipc.codec import Descriptor, Frame
+from penstock.ipc import wire
+from penstock.ipc.codec import Descriptor, Frame, encode
 from penstock.ipc.dispatch import Dispatcher
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,17 +27,28 @@ MOST_FDS = 16
 class ChildChannel:
     """Frames to a child and back. *life_fd* is the child's pidfd."""
 
+    copies_arrays = True
+
     def __init__(self, end: socket.socket, pid: int) -> None:
         self._end, self._lock = end, threading.Lock()
+        self._later: deque[Frame] = deque()
         self.pid, self.life_fd = pid, os.pidfd_open(pid)
 
     def call(self, frame: Frame) -> Frame:
         with self._lock:
             try:
-                _send(self._end, frame)
-                return _receive(self._end)
+                while self._later:
+                    self._exchanged(self._later.popleft())
+                return self._exchanged(frame)
             except (OSError, EOFError) as error:
                 raise DeadObject(f"the child is gone: {error}") from error
+
+    def drop(self, number: wire.ObjectId) -> None:
+        self._later.append(Frame(encode(wire.Close(number))))
+
+    def _exchanged(self, frame: Frame) -> Frame:
+        _send(self._end, frame)
+        return _receive(self._end)
 
     def close(self) -> None:
         os.close(self.life_fd)
@@ -45,12 +58,17 @@ class ChildChannel:
 class InProcess:
     """A channel to a dispatcher in this process, whose rings take it for another. Both ends must not spin."""
 
+    copies_arrays = False
+
     def __init__(self, device: Device) -> None:
         self.dispatcher = Dispatcher(device)
         self.life_fd, self._ours = os.pipe()
 
     def call(self, frame: Frame) -> Frame:
         return self.dispatcher.answer(frame)
+
+    def drop(self, number: wire.ObjectId) -> None:
+        self.dispatcher.answer(Frame(encode(wire.Close(number))))
 
     def die(self) -> None:
         """As if the process had ended."""

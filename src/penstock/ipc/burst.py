@@ -11,10 +11,13 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.errors import ClosedError, GeneralFailure, InvalidArgument
 from penstock.hal import (
+    ArgumentCopy,
+    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
@@ -39,10 +42,7 @@ MOST_BOUND: Final = 16
 
 
 class RingBurst:
-    """A `Burst`. Made by `RemotePreparedModel.configure_burst` where the channel says how the device's death shows.
-
-    *staged_bytes* is what the last execution copied into and out of memory that the device can map.
-    """
+    """A `Burst`. Made by `RemotePreparedModel.configure_burst` where the channel says how the device's death shows."""
 
     def __init__(self, prepared: RemotePreparedModel, life_fd: int | None) -> None:
         self._prepared = prepared
@@ -51,7 +51,6 @@ class RingBurst:
         self._latest: _Bound | None = None
         self._free = list(range(MOST_BOUND))
         self._pools: dict[int, tuple[Memory, RemoteObject]] = {}
-        self.staged_bytes = 0
         self._ring, remote = _opened(prepared, DEFAULT_LAYOUT, life_fd)
         self._remote: RemoteObject | None = remote
 
@@ -68,7 +67,6 @@ class RingBurst:
             if bound is None or not bound.is_for(request):
                 bound = self._find(request)
                 if bound is None:
-                    self.staged_bytes = 0
                     return self._prepared.execute(request, config)
                 self._latest = bound
             if bound.is_staged:
@@ -101,17 +99,17 @@ class RingBurst:
             self._pools.clear()
 
     def _staged(self, bound: _Bound, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        lent, copied = bound.lent, 0
+        """As `execute`, with copies of what does not lie in pools; the result tells of them."""
+        lent, copies = bound.lent, []
         for position, view in lent.incoming:
-            view[...] = _array(request.inputs[position])
-            copied += view.nbytes
+            array = _array(request.inputs[position])
+            copies.append(_copied(position, view, array, out=False))
         result = self._ring.call(bound.kind, bound.number, config, bound.payload)
         bound.sent()
         for position, view in lent.outgoing:
-            _array(request.outputs[position])[...] = view
-            copied += view.nbytes
-        self.staged_bytes = copied
-        return result
+            array = _array(request.outputs[position])
+            copies.append(_copied(position, array, view, out=True))
+        return CarriedResult(result.output_shapes, result.timing, tuple(copies))
 
     def _find(self, request: Request) -> _Bound | None:
         """The binding of *request*, made now if there is none; None for one that no ring can carry."""
@@ -249,6 +247,12 @@ def _array(argument: RequestArgument) -> NDArray:
     if not isinstance(argument, HostMemory):
         raise InvalidArgument(f"a {type(argument).__name__} for an array")
     return argument.array
+
+
+def _copied(position: int, destination: NDArray, source: NDArray, *, out: bool) -> ArgumentCopy:
+    began = perf_counter_ns()
+    destination[...] = source
+    return ArgumentCopy(position, out, source.nbytes, began, perf_counter_ns() - began)
 
 
 def _close_staging(lent: Lent) -> None:

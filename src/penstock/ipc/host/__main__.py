@@ -18,10 +18,14 @@ def main() -> None:
     import faulthandler
 
     faulthandler.enable()
+    from penstock.ipc import sandbox
+
+    # Before anything starts a thread, as NumPy does: none is left out.
+    report = sandbox.apply(sandbox.host_policy())
     from penstock.ipc.host.process import Host
 
     name, value = sys.argv[1:3]
-    Host(name, value, LISTENER).run()
+    Host(name, value, LISTENER, report.lines()).run()
 
 
 if __name__ == "__main__":

@@ -42,9 +42,14 @@ CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Host:
-    """Serves the driver whose entry point is *name* = *value* on the listening socket *listener*."""
+    """Serves the driver whose entry point is *name* = *value* on the listening socket *listener*.
 
-    def __init__(self, name: str, value: str, listener: int) -> None:
+    *sandbox* says for each measure what became of it.
+    """
+
+    def __init__(
+        self, name: str, value: str, listener: int, sandbox: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         self._name, self._value = name, value
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
@@ -57,7 +62,7 @@ class Host:
         self._clients = 0
         self._wake, self._woken = os.pipe()
         self._devices: list[Device] = []
-        self._sandbox: tuple[tuple[str, str], ...] = ()
+        self._sandbox = sandbox
 
     def run(self) -> NoReturn:
         """Serves until the last client is gone, and ends the process."""
@@ -65,7 +70,6 @@ class Host:
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
         self._devices = load_devices(self._name, entry(self._value))
-        self._sandbox = sandboxed()
         self._heart.start()
         self._accept()
         self._part()
@@ -165,8 +169,3 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     process, user, _ = CREDENTIALS.unpack(told)
     return process, user
-
-
-def sandboxed() -> tuple[tuple[str, str], ...]:
-    """Gives up what a driver does not need, and says for each measure what became of it."""
-    return ()
