@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.errors import Unreadable
+from penstock.ipc.sandbox.scratch import scratch_directory
 from penstock.knobs import settings_path
 from penstock.sealed.places import sealed_directory
 
@@ -109,12 +111,14 @@ class SandboxPolicy(NamedTuple):
 
 
 def host_policy() -> SandboxPolicy:
-    """That of a host: beside what is open it writes its drivers' registries alone, in a directory made now if need be."""
-    try:
-        return SandboxPolicy(write=(sealed_directory(),))
-    except Unreadable:
-        # Drivers will find the same, and seal nothing.
-        return SandboxPolicy()
+    """That of a host: beside what is open it writes its drivers' registries, and temporary files in a directory of its
+    own, both made now if need be.
+    """
+    written = [] if (scratch := scratch_directory()) is None else [scratch]
+    with suppress(Unreadable):
+        # Without it drivers seal nothing, and say so.
+        written.append(sealed_directory())
+    return SandboxPolicy(write=tuple(written))
 
 
 def _installed() -> list[str]:

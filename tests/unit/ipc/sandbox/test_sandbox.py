@@ -193,3 +193,37 @@ def _six(arguments: tuple[int, ...]) -> list[int]:
 
 def _field(status: str, name: str) -> str:
     return next(line for line in status.splitlines() if line.startswith(name))
+
+
+def test_temporary_files_are_swept_once_their_process_is_gone(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, tempfile; from penstock.ipc.sandbox.scratch import scratch_directory; "
+        "own = scratch_directory(); open(os.path.join(tempfile.gettempdir(), 'x'), 'w').close(); "
+        "print(own, flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PENSTOCK_STATE_DIR": str(tmp_path)}
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    first, of_first = start()
+    second, of_second = start()
+    assert (of_first / "x").is_file()
+    assert of_first != of_second
+    assert of_first.stat().st_mode & 0o777 == 0o700
+    first.kill()
+    first.communicate()
+    third, of_third = start()
+    assert not of_first.exists()
+    assert of_second.exists()
+    assert of_third.exists()
+    for process in (second, third):
+        process.communicate()
