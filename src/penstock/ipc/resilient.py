@@ -230,6 +230,21 @@ class IsolatedPreparedModel:
         """Keeps *model*, which it was prepared from, for when it has to be prepared again."""
         self._model = model
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def model(self) -> Model | None:
+        """What it was prepared from, where that is known."""
+        return self._model
+
+    def succeeded(self) -> None:
+        """A run went well."""
+        if self._deaths:
+            self._deaths = 0
+        self.device.supervisor.succeeded()
+
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return self.run(lambda remote: remote.execute(request, config), request, config)
 
@@ -286,11 +301,7 @@ class IsolatedPreparedModel:
                     result = call(remote)
                 self._deaths = 0
             except DeadObject:
-                if not session.gone:
-                    raise
-                self._deaths += 1
-                self.device.buried()
-                if any(isinstance(a, TokenArgument) for a in (*request.inputs, *request.outputs)):
+                if not self.may_repeat(session, request):
                     raise
             else:
                 return result, ""
@@ -310,6 +321,17 @@ class IsolatedPreparedModel:
             raise
         self._deaths = 0
         return result, f"its driver's process {ended}; it was started again, and the run repeated"
+
+    def may_repeat(self, session: Session, request: Request) -> bool:
+        """Whether a run of *request* that the process of *session* did not answer may be made on another; notes the
+        death, if it is one.
+        """
+        if not session.gone:
+            return False
+        self._deaths += 1
+        self.device.buried()
+        arguments = (*request.inputs, *request.outputs)
+        return not any(isinstance(a, TokenArgument) for a in arguments)
 
     def living(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
@@ -340,18 +362,38 @@ class _Series:
     ) -> None:
         self._prepared, self._make = prepared, make
         self._of, self._burst = self._made(prepared.living())
+        self._session = session_of(self._of)
+        device = prepared.device
+        self._call = Underway("execute", device.name, device.version, prepared.model)
+        self._supervisor = device.supervisor
         self._closed = False
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         if self._closed:
             raise ClosedError("a burst was used after close()")
+        prepared, session = self._prepared, self._session
+        if not session.gone and not prepared.closed:
+            # What `IsolatedPreparedModel.run` does where nothing happens, without what that costs.
+            underway = self._supervisor.underway
+            underway[id(self)] = self._call
+            try:
+                result = self._burst.execute(request, config)
+            except DeadObject:
+                if not prepared.may_repeat(session, request):
+                    raise
+            else:
+                prepared.succeeded()
+                return result
+            finally:
+                underway.pop(id(self), None)
 
         def call(remote: RemotePreparedModel) -> ExecutionResult:
             if remote is not self._of:
                 self._of, self._burst = self._made(remote)
+                self._session = session_of(remote)
             return self._burst.execute(request, config)
 
-        return self._prepared.run(call, request, config)
+        return prepared.run(call, request, config)
 
     def close(self) -> None:
         self._closed = True

@@ -39,7 +39,7 @@ class Supervisor:
         self._not_before = 0.0
         self._last = ""
         self._closed = False
-        self._underway: dict[int, Underway] = {}
+        self.underway: dict[int, Underway] = {}
         self._process = os.getpid()
         self.starts = 0
 
@@ -114,11 +114,11 @@ class Supervisor:
     def noted(self, call: Underway) -> Iterator[None]:
         """While the block runs, the death of the process has *call* in its record."""
         key = id(call)
-        self._underway[key] = call
+        self.underway[key] = call
         try:
             yield
         finally:
-            self._underway.pop(key, None)
+            self.underway.pop(key, None)
 
     def close(self) -> None:
         """Leaves the host for good; twice is harmless."""
@@ -144,7 +144,7 @@ class Supervisor:
         """Called by the link's own thread."""
         self._count(how)
         log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, how)
-        underway = list(self._underway.values())
+        underway = list(self.underway.values())
         Crash.of(
             self.place,
             link.pid,
