@@ -151,6 +151,9 @@ class Burst:
         real: bool,
     ) -> list[NDArray]:
         compiled = self._compiled
+        if compiled._feedback is not None:
+            arrays = compiled._bind(given, real, trace.copies)
+            return compiled._run(compiled._base, arrays, out, state, config, trace, real, False)
         arrays = self._take(given, real, trace)
         series = self._series
         if compiled._dynamic or series is None:

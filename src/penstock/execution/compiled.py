@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
 import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt, Receipt
-from penstock.errors import InputError, NotAvailable, StateError
+from penstock.errors import InputError, StateError
 from penstock.execution.gate import Gate
 from penstock.execution.inputs import (
     arrange,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.execution.asynchronous import Submitter
     from penstock.execution.burst import Burst
+    from penstock.execution.feedback import BoundState, Feedback
     from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
@@ -66,7 +67,8 @@ class CompiledModel:
         specialize: Specialize,
         recipe: tuple[Callable[..., CompiledModel], tuple[Any, ...]],
     ) -> None:
-        self._interface, self._base, self._recipe = interface, base, recipe
+        self._base, self._recipe = base, recipe
+        self._feedback: Feedback | None = None
         self._gate = Gate("compiled model")
         self._variants = Variants(specialize)
         self._lock = threading.Lock()
@@ -77,10 +79,17 @@ class CompiledModel:
         self._plain = ExecutionConfig(priority=base.priority)
         self._state = _initial_state(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
+        self._take(interface)
+
+    def _take(self, interface: Interface) -> None:
+        """Makes *interface* what callers see."""
+        self._interface = interface
         self._input_names, self._output_names = interface.input_names, interface.output_names
-        self._in_order = interface.input_positions == tuple(range(len(base.model.inputs)))
+        positions = interface.input_positions
+        self._in_order = positions == tuple(sorted(set(positions)))
         self._ready = ready_inputs(interface.inputs) if self._in_order else None
-        self._all_outputs = interface.output_positions == tuple(range(len(base.model.outputs)))
+        every = tuple(range(len(self._base.model.outputs)))
+        self._all_outputs = interface.output_positions == every
 
     @property
     def model(self) -> Model:
@@ -266,9 +275,31 @@ class CompiledModel:
             self._bursts.add(burst)
         return burst
 
-    def bind_state(self, bindings: Mapping[str, str]) -> NoReturn:
-        """Not available yet."""
-        raise NotAvailable("bind_state is not available yet; feed the outputs back through run()")
+    def bind_state(self, bindings: Mapping[str, str] | None = None) -> BoundState:
+        """Outputs that become inputs of the next run, by their names, and stay on the device in between; the network's
+        own variables stay there, too, and with no *bindings* these alone.
+
+        From then on `inputs` and `outputs` are what is left: `run` neither takes nor gives what is bound. It begins
+        with zeros, where its size is known, or with what `BoundState.write` puts there; it belongs to the `State` of a
+        run. A run that fails leaves it as it was. Where no device has memory of its own the values lie in pools, and
+        receipts say so. Call it once, before the first run.
+
+        Raises `InputError` for names that there are not, an output or input that is bound twice, and two that differ
+        in type, quantisation or shape; `StateError` the second time.
+        """
+        from penstock.execution.feedback import BoundState, Feedback
+
+        with self._gate:
+            if self._feedback is not None:
+                raise StateError("bind_state was called already; compile again for other bindings")
+            feedback = Feedback(self._base, self._interface, bindings or {})
+            if feedback.names:
+                self._feedback = feedback
+                self._dynamic = False
+                if self._state is None:
+                    self._state = _initial_state(self._base.model)
+                self._take(feedback.interface)
+            return BoundState(self, feedback)
 
     def allocate(
         self,
@@ -309,6 +340,8 @@ class CompiledModel:
             return
         for burst in list(self._bursts):
             burst.close()
+        if self._feedback is not None and self._state is not None:
+            self._state.release()
         self._variants.close()
         self._base.close()
 
@@ -367,8 +400,11 @@ class CompiledModel:
                 to_stored(v, o, i, copies)
                 for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
             ]
+        places = self._interface.input_positions
         arrays = [
-            v.bind_argument(self, "input", i, o) if is_bindable(v) else as_array(v, o, i, copies)
+            v.bind_argument(self, "input", places[i], o)
+            if is_bindable(v)
+            else as_array(v, o, i, copies)
             for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
         ]
         if self._in_order:
@@ -399,6 +435,9 @@ class CompiledModel:
             if targets is None:
                 targets = bind_targets(out, self._interface, outputs, arrays, self)
                 plain = plain and all(t is None or type(t) is np.ndarray for t in targets)
+        if self._feedback is not None and (own := self._state_for(state)) is not None:
+            results = self._feedback.run(arrays, targets, own, config, trace)
+            return self._deliver(results, real, trace.copies)
         bound = None if plain else variant.bound(arrays, targets)
         results = variant.run(arrays, targets, self._state_for(state), config, trace, bound)
         return self._deliver(results, real, trace.copies)

@@ -220,6 +220,7 @@ def _may_chain(
     base = compiled._base
     return not (
         compiled._dynamic
+        or compiled._feedback is not None
         or config.measure
         or base.shadow is not None
         or base._states

@@ -25,7 +25,8 @@ def role_use(variant: Variant, interface: Interface, kind: Kind, name: str | int
     entry = variant.model.entry
     ports = entry.ordinary_inputs if inputs else entry.ordinary_outputs
     operand = (interface.inputs if inputs else interface.outputs)[index]
-    return RoleUse(index, operand, step_uses(variant, ports[positions[index]], inputs=inputs))
+    position = positions[index]
+    return RoleUse(position, operand, step_uses(variant, ports[position], inputs=inputs))
 
 
 def step_uses(variant: Variant, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from penstock.errors import StateError
 from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.model import constant_array
+
+if TYPE_CHECKING:
+    from penstock.execution.feedback import Cells, Feedback
 
 
 class State:
@@ -29,6 +32,10 @@ class State:
         self._turns: Turns | None = None
         # Whether nobody else has an array of it, so that runs may write over values that are past.
         self._alone = True
+        # The memory of devices that values go round in; whether it is newer than the values here, or older.
+        self._cells: Cells | None = None
+        self._feedback: Feedback | None = None
+        self._away = self._changed = False
 
     @property
     def lock(self) -> threading.RLock:
@@ -42,6 +49,7 @@ class State:
 
     def get(self, variable: int) -> NDArray:
         """The present value of a variable, to be read only. It stays as it is: later runs put others in its place."""
+        self._fetch()
         self._alone, self._turns = False, None
         return self._values[variable]
 
@@ -58,6 +66,7 @@ class State:
         """What the next run of a model with *ports* reads and writes, `end_turn` after its success; None where new values
         must have arrays of their own. The lock is held.
         """
+        self._fetch()
         turns = self._turns
         if turns is None or turns.ports is not ports:
             if not ports or not self._alone or not may_turn(ports, self._values):
@@ -70,10 +79,58 @@ class State:
         if (turns := self._turns) is not None:
             self._values = turns.pass_on()
             self._assigned |= turns.written
+            self._changed = True
+
+    def cells(self, feedback: Feedback) -> Cells:
+        """The memory of devices with the present values of what goes round in *feedback*. The lock is held."""
+        cells = self._cells
+        if cells is None or self._feedback is not feedback:
+            self._fetch()
+            made = feedback.make_cells(self._values)
+            if cells is not None:
+                cells.close()
+            self._cells, self._feedback, cells = made, feedback, made
+        elif self._changed:
+            cells.put_variables(self._values)
+        self._changed = False
+        return cells
+
+    def end_on_device(self) -> None:
+        """A run has put new values into `cells`. The lock is held."""
+        if (cells := self._cells) is not None:
+            cells.turn()
+            self._away = bool(cells.variables)
+            self._assigned |= set(cells.variables)
+
+    def written_on_device(self) -> None:
+        """A value in `cells` was changed."""
+        with self._lock:
+            if (cells := self._cells) is not None:
+                self._away = bool(cells.variables)
+                self._assigned |= set(cells.variables)
+
+    def release(self) -> None:
+        """Frees memory of devices; the values are kept, but for those that are bound."""
+        with self._lock:
+            if (cells := self._cells) is not None:
+                self._fetch()
+                self._cells = None
+                cells.close()
+
+    def _fetch(self) -> None:
+        """Brings the values here up to date."""
+        if self._away and (cells := self._cells) is not None:
+            with self._lock:
+                self._values = list(self._values)
+                for variable, value in cells.fetch_variables().items():
+                    self._values[variable] = value
+                self._away, self._turns = False, None
 
     def _put(self, values: Mapping[int, NDArray]) -> None:
         # The list may be a turn's.
+        self._fetch()
         self._values = list(self._values)
+        self._changed = True
         for variable, value in values.items():
             self._values[variable] = value
         self._assigned.update(values)
@@ -84,6 +141,9 @@ class State:
             self._values = [_initial(self._model, v) for v in self._model.variables]
             self._assigned = _assigned(self._model)
             self._turns = None
+            self._away, self._changed = False, True
+            if self._cells is not None:
+                self._cells.reset()
 
     def as_dict(self) -> dict[str, NDArray]:
         """Copies of the values, by variable name; `StateError` when two variables share one."""
@@ -91,21 +151,25 @@ class State:
         if len(set(names)) != len(names):
             raise StateError("two variables share a name; their values cannot be told apart by it")
         with self._lock:
+            self._fetch()
             return {name: np.array(value) for name, value in zip(names, self._values, strict=True)}
 
     def as_list(self) -> list[NDArray]:
         """The present values by variable, to be read only, and not kept."""
         with self._lock:
+            self._fetch()
             return list(self._values)
 
     def copied(self) -> State:
         """A State of its own with the present values."""
         with self._lock:
+            self._fetch()
             values = {v: np.array(self._values[v]) for v in self._assigned}
         return _rebuild(self._model, values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
+            self._fetch()
             values = {v: np.array(self._values[v]) for v in sorted(self._assigned)}
             return _rebuild, (self._model, values)
 

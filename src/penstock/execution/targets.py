@@ -41,7 +41,7 @@ def bind_targets(
     else:
         values = arrange(out, names, "output")
     targets: list[NDArray | None] = [None] * len(outputs)
-    for place, (position, value) in enumerate(zip(interface.output_positions, values, strict=True)):
+    for position, value in zip(interface.output_positions, values, strict=True):
         if value is None:
             continue
         if targets[position] is not None:
@@ -49,7 +49,7 @@ def bind_targets(
                 f"two arrays of out= are for output {outputs[position].name!r}, which has several names: give one"
             )
         if is_bindable(value):
-            value = value.bind_argument(user, "output", place, outputs[position])  # noqa: PLW2901  # what stands for it
+            value = value.bind_argument(user, "output", position, outputs[position])  # noqa: PLW2901  # what stands for it
             if not isinstance(value, np.ndarray):
                 targets[position] = value
                 continue

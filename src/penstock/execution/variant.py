@@ -181,7 +181,7 @@ class Variant:
         turn = None
         if state is not None:
             if self._needed:
-                self._check_assigned(state)
+                self.check_assigned(state)
             turn = state.turn(self._turning)
         values = self._values(inputs, out, state, turn, bound)
         places = turn or NO_PLACES
@@ -325,7 +325,8 @@ class Variant:
             return self._stored(given, result, operand)
         return result if self.outputs.index(operand) == position else np.array(result)
 
-    def _check_assigned(self, state: State) -> None:
+    def check_assigned(self, state: State) -> None:
+        """Raises `StateError` where a run would read a variable of *state* that has no value yet."""
         for variable in self._needed:
             if not state.is_assigned(variable):
                 raise StateError(

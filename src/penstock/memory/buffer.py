@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -50,6 +51,8 @@ class DeviceBuffer:
         self._closed = False
         self._runs = self._reads = self._writes = 0
         self._fresh = self._filled = False
+        self._release = weakref.finalize(self, _release, storage, self._process)
+        self._release.atexit = False
 
     @property
     def device(self) -> str | None:
@@ -129,6 +132,10 @@ class DeviceBuffer:
         self._touched(read=True)
         return self._fetched(shape).copy()
 
+    def value_shape(self) -> tuple[int, ...]:
+        """The shape of its value. Raises `StateError` without one."""
+        return self._initialized()
+
     def bind_argument(self, user: object, kind: Kind, index: int, operand: Operand) -> BoundMemory:
         """As `penstock.memory.bound.Bindable`: `InputError` for a use that it was not allocated for, `StateError` for an
         input without a value.
@@ -144,10 +151,8 @@ class DeviceBuffer:
 
     def close(self) -> None:
         """Frees it; twice is harmless. Runs that use it go on."""
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed and self._process == os.getpid():
-            self._storage.close()
+        self._closed = True
+        self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -306,6 +311,11 @@ class DeviceBuffer:
             raise ClosedError(f"{self._name} used after close()")
         if self._process != os.getpid():
             raise StateError(f"{self._name} belongs to the process before a fork; allocate it here")
+
+
+def _release(storage: Storage, process: int) -> None:
+    if process == os.getpid():
+        storage.close()
 
 
 class BoundBuffer(BoundMemory):

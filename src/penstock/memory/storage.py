@@ -87,7 +87,11 @@ class OnDevice:
         pools: list[Memory],
     ) -> RequestArgument | None:
         for use in self._uses:
-            if use.prepared is prepared and use.kind == kind and use.position == position:
+            if (
+                use.kind == kind
+                and use.position == position
+                and is_or_holds(prepared, use.prepared)
+            ):
                 return TokenArgument(self._token)
         return None
 
@@ -192,6 +196,15 @@ class InPool:
         nbytes = int(np.prod(shape, dtype=object)) * self._dtype.itemsize
         pool = MemoryPool.anonymous(max(nbytes, 1))
         return pool, pool.view(self._dtype, shape)
+
+
+def is_or_holds(prepared: object, one: PreparedModel) -> bool:
+    """Whether *prepared* is *one*, or something around it: a burst of it, or what waits for its turn."""
+    while prepared is not None:
+        if prepared is one:
+            return True
+        prepared = getattr(prepared, "prepared", None)
+    return False
 
 
 @contextmanager

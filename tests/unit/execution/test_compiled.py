@@ -25,7 +25,6 @@ from penstock.errors import (
     InputError,
     MissedDeadline,
     MissedDeadlinePersistent,
-    NotAvailable,
     PlacementError,
     StateError,
 )
@@ -674,11 +673,6 @@ class TestNotAvailable:
     @pytest.mark.parametrize("arguments", [{"cache": True}, {"cache": False}, {"isolate": None}])
     def test_their_defaults_are_taken(self, device: NumpyDevice, arguments: Any) -> None:
         penstock.compile(add_relu(), devices=[device], **arguments).close()
-
-    def test_methods_of_features_to_come(self, compiled: penstock.CompiledModel) -> None:
-        for method, arguments in ((compiled.bind_state, ({"a": "b"},)),):
-            with pytest.raises(NotAvailable, match="not available yet"):
-                method(*arguments)
 
 
 @pytest.mark.parametrize(

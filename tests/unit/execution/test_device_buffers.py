@@ -99,6 +99,20 @@ def test_a_value_stays_on_the_device_between_models(device: Device) -> None:
         assert state.shape == (2, 3)
 
 
+def test_bursts_take_buffers_without_copies(device: Device) -> None:
+    with (
+        compiled_on(relu(), device) as compiled,
+        compiled.allocate(inputs=["x"]) as given,
+        compiled.allocate(outputs=["y"]) as result,
+        compiled.burst() as burst,
+    ):
+        given.copy_from(VALUE)
+        for _ in range(3):
+            outputs = burst.run([given], out=[result])  # type: ignore[list-item]  # any memory will do
+            assert not outputs.receipt.copies
+        assert np.array_equal(result.numpy(), np.maximum(VALUE, 0))
+
+
 def test_a_buffer_of_another_use_is_refused_and_nothing_changes(
     compiled: penstock.CompiledModel, device: Device
 ) -> None:

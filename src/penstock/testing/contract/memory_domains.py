@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import GeneralFailure, InvalidArgument, PenstockError
+from penstock.errors import DriverError, GeneralFailure, InvalidArgument, PenstockError
 from penstock.hal import (
     Buffer,
     BufferDesc,

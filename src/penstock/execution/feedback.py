@@ -1,0 +1,277 @@
+"""Outputs that become inputs of the next run, and a network's own variables, kept on the device between runs."""
+
+# ruff: noqa: SLF001  # the friend of CompiledModel and State
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.errors import InputError, InvalidArgument, StateError
+from penstock.execution.interface import Interface
+from penstock.execution.outputs import find_name
+from penstock.execution.roles import step_uses
+from penstock.execution.turns import TurningPort, turning_ports
+from penstock.execution.variant import Variant
+from penstock.hal.roles import merged
+from penstock.ir import DType, NDArray, Operand, Shape
+from penstock.ir.types import static_shape
+from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate
+from penstock.memory.bound import Kind
+from penstock.memory.buffer import BoundBuffer, DeviceBuffer
+
+if TYPE_CHECKING:
+    from penstock.execution.compiled import CompiledModel
+    from penstock.execution.state import State
+    from penstock.execution.trace import Trace
+    from penstock.hal import ExecutionConfig
+
+
+class Loop(Struct, frozen=True):
+    """One value that goes round: the operand that a run reads it as, and the one that it writes; *position* of that
+    output and *input_position* among the model's ordinary ones, or the *variable* that it is.
+    """
+
+    name: str
+    input: Operand
+    output: Operand
+    read: int
+    written: int
+    input_position: int = -1
+    position: int = -1
+    variable: int = -1
+    shape: Shape = None
+
+
+class Feedback:
+    """The loops of one compiled model. *interface* is what is left of its own."""
+
+    def __init__(self, variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> None:
+        self._variant = variant
+        self._loops = _loops(variant, interface, bindings)
+        self._variables = _variables(variant)
+        self._all = (*self._loops, *self._variables)
+        inputs = {p.input_position for p in self._loops}
+        outputs = {p.position for p in self._loops}
+        keep = [k for k, p in enumerate(interface.input_positions) if p not in inputs]
+        give = [k for k, p in enumerate(interface.output_positions) if p not in outputs]
+        self.interface = Interface(
+            tuple(interface.inputs[k] for k in keep),
+            tuple(interface.outputs[k] for k in give),
+            tuple(interface.input_positions[k] for k in keep),
+            tuple(interface.output_positions[k] for k in give),
+        )
+        self._taken = sorted(set(self.interface.input_positions))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the inputs, and variables, that are fed; nothing goes round where there are none."""
+        return tuple(loop.name for loop in self._all)
+
+    def run(
+        self,
+        arrays: Sequence[NDArray],
+        targets: Sequence[NDArray | None] | None,
+        state: State,
+        config: ExecutionConfig,
+        trace: Trace,
+    ) -> list[NDArray]:
+        """As `Variant.run`, of the inputs that are left; *targets* has a place for every output of the model. The
+        values that go round are those of *state*, and change only by success.
+        """
+        variant = self._variant
+        inputs: list[Any] = [None] * len(variant.model.entry.ordinary_inputs)
+        out: list[Any] = list(targets or [None] * len(variant.outputs))
+        for position, array in zip(self._taken, arrays, strict=True):
+            inputs[position] = array
+        with state.lock:
+            if self._variables:
+                variant.check_assigned(state)
+            cells = state.cells(self)
+            for loop, (read, written) in zip(self._loops, cells.of(self._loops), strict=True):
+                inputs[loop.input_position] = BoundBuffer(read, loop.name, read.value_shape())
+                out[loop.position] = BoundBuffer(written, loop.name, None)
+            bound = variant.bound(inputs, out)
+            for loop, (read, written) in zip(
+                self._variables, cells.of(self._variables), strict=True
+            ):
+                bound[loop.read] = BoundBuffer(read, loop.name, read.value_shape())
+                bound[loop.written] = BoundBuffer(written, loop.name, None)
+            feeds = None if self._variables else state
+            results = variant.run(inputs, out, feeds, config, trace, bound)
+            state.end_on_device()
+            return results
+
+    def make_cells(self, values: Sequence[NDArray]) -> Cells:
+        """The memory for one `State`, whose variables have *values*."""
+        made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
+        try:
+            for loop in self._all:
+                user = _User(self._variant, loop)
+                both: list[InputRole | OutputRole] = [
+                    InputRole(user, loop.name),
+                    OutputRole(user, loop.name),
+                ]
+                made[loop] = allocate(both), allocate(both)
+                if loop.variable >= 0:
+                    made[loop][0].copy_from(np.asarray(values[loop.variable]))
+                elif (shape := static_shape(loop.shape)) is not None:
+                    made[loop][0].copy_from(np.zeros(shape, loop.input.dtype.numpy))
+        except BaseException:
+            for pair in made.values():
+                for buffer in pair:
+                    buffer.close()
+            raise
+        return Cells(made)
+
+    def find(self, name: str) -> Loop:
+        """The loop whose input, or variable, is *name*. Raises `InputError`."""
+        return self._all[find_name(name, self.names, "bound input")]
+
+
+class Cells:
+    """Two device buffers for each value that goes round: a run reads the first and writes the second."""
+
+    def __init__(self, made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]]) -> None:
+        self._made = made
+        self.variables = tuple(p.variable for p in made if p.variable >= 0)
+
+    def of(self, loops: Sequence[Loop]) -> list[tuple[DeviceBuffer, DeviceBuffer]]:
+        """Of each of *loops* the buffer to read and the one to write."""
+        return [self._made[loop] for loop in loops]
+
+    def turn(self) -> None:
+        """What was written is read next."""
+        self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
+
+    def reset(self) -> None:
+        """Bound values are zeros again, where their size is known; variables are put by who has their values."""
+        for loop, (read, _) in self._made.items():
+            if loop.variable < 0 and (shape := static_shape(loop.shape)) is not None:
+                read.copy_from(np.zeros(shape, loop.input.dtype.numpy))
+
+    def fetch_variables(self) -> dict[int, NDArray]:
+        """The present values of the network's own variables, copied to the host."""
+        found = self._made.items()
+        return {p.variable: read.numpy() for p, (read, _) in found if p.variable >= 0}
+
+    def put_variables(self, values: Sequence[NDArray]) -> None:
+        """Others, by variable."""
+        for loop, (read, _) in self._made.items():
+            if loop.variable >= 0:
+                read.copy_from(np.asarray(values[loop.variable]))
+
+    def close(self) -> None:
+        """Frees the buffers."""
+        for pair in self._made.values():
+            for buffer in pair:
+                buffer.close()
+
+
+class BoundState:
+    """What `CompiledModel.bind_state` gives: the values that go round, by the names of the inputs, or variables, that
+    they are. *state* is the `State` they belong to, None the model's default one.
+    """
+
+    def __init__(self, compiled: CompiledModel, feedback: Feedback) -> None:
+        self._compiled, self._feedback = compiled, feedback
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of everything that goes round."""
+        return self._feedback.names
+
+    def device(self, name: str, state: State | None = None) -> str | None:
+        """The device that has the value, None where it is a pool. Raises `InputError` for another name."""
+        return self._buffer(name, state).device
+
+    def read(self, name: str, state: State | None = None) -> NDArray:
+        """The present value, copied to the host. Raises `StateError` where there is none."""
+        return self._buffer(name, state).numpy()
+
+    def write(self, name: str, value: Any, state: State | None = None) -> None:
+        """Another present value: an array, a pool or a device buffer. Raises what `DeviceBuffer.copy_from` does."""
+        buffer = self._buffer(name, state)
+        own = self._compiled._state_for(state)
+        buffer.copy_from(value)
+        if own is not None:
+            own.written_on_device()
+
+    def _buffer(self, name: str, state: State | None) -> DeviceBuffer:
+        loop = self._feedback.find(name)
+        own = self._compiled._state_for(state)
+        if own is None:
+            raise StateError("the compiled model has no state")
+        with self._compiled._gate, own.lock:
+            return own.cells(self._feedback).of([loop])[0][0]
+
+
+class _User:
+    """One loop as a user of buffers."""
+
+    def __init__(self, variant: Variant, loop: Loop) -> None:
+        self._variant, self._loop = variant, loop
+
+    def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
+        loop, inputs = self._loop, kind == "input"
+        operand, index = (loop.input, loop.read) if inputs else (loop.output, loop.written)
+        return RoleUse(
+            0, replace(operand, name=loop.name), step_uses(self._variant, index, inputs=inputs)
+        )
+
+
+def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> tuple[Loop, ...]:
+    entry = variant.model.entry
+    found: list[Loop] = []
+    for output_name, input_name in bindings.items():
+        k = find_name(output_name, interface.output_names, "output")
+        j = find_name(input_name, interface.input_names, "input")
+        position, input_position = interface.output_positions[k], interface.input_positions[j]
+        if any(p.position == position or p.input_position == input_position for p in found):
+            raise InputError(f"{output_name!r} or {input_name!r} is bound twice")
+        read, written = entry.ordinary_inputs[input_position], entry.ordinary_outputs[position]
+        given, result = entry.operands[read], entry.operands[written]
+        shape = _agreed(output_name, result, input_name, given)
+        found.append(
+            Loop(input_name, given, result, read, written, input_position, position, -1, shape)
+        )
+    return tuple(found)
+
+
+def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) -> Shape:
+    if result.dtype is not given.dtype or result.quantization != given.quantization:
+        raise InputError(
+            f"output {output_name!r} is {result.dtype.value} and input {input_name!r} {given.dtype.value}, "
+            "or they are quantised differently: one cannot become the other"
+        )
+    if result.dtype is DType.STRING:
+        raise InputError(f"output {output_name!r} holds strings, which no device buffer does")
+    try:
+        return merged(result.shape, given.shape, "")
+    except InvalidArgument:
+        raise InputError(
+            f"output {output_name!r} has shape {result.shape} and input {input_name!r} {given.shape}"
+        ) from None
+
+
+def _variables(variant: Variant) -> tuple[Loop, ...]:
+    """The network's own variables, where each is read and written once and its size is known."""
+    operands = variant.model.entry.operands
+    ports: Sequence[TurningPort] = turning_ports(variant.model)
+    if any(p.input is None or p.output is None for p in ports):
+        return ()
+    return tuple(
+        Loop(
+            variant.model.variables[p.variable].name or f"variable {p.variable}",
+            operands[p.input or 0],
+            operands[p.output or 0],
+            p.input or 0,
+            p.output or 0,
+            variable=p.variable,
+        )
+        for p in ports
+    )
