@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import ClosedError, GeneralFailure, InvalidArgument, PenstockError, WireError
@@ -24,6 +25,7 @@ from penstock.hal import (
     Memory,
     PrepareConfig,
     Request,
+    RequestArgument,
     ReusableExecution,
     Support,
 )
@@ -205,13 +207,18 @@ class RemotePreparedModel(RemoteObject):
         return RemoteBurst(self.channel, made)
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
-        def call(pack: Packer) -> wire.Call:
-            return wire.CreateReusableExecution(self.number, pack.request(request))
-
-        made = _ask(self.channel, call, wire.Made)[0]
         copied = self.channel.copies_arrays and any(
             isinstance(a, HostMemory) for a in (*request.inputs, *request.outputs)
         )
+        # Nothing is written yet, so that nothing may be copied home.
+        sent = (
+            replace(request, outputs=tuple(map(_stand_in, request.outputs))) if copied else request
+        )
+
+        def call(pack: Packer) -> wire.Call:
+            return wire.CreateReusableExecution(self.number, pack.request(sent))
+
+        made = _ask(self.channel, call, wire.Made)[0]
         return RemoteExecution(self.channel, made, self, request if copied else None)
 
 
@@ -296,6 +303,16 @@ class RemoteBuffer(RemoteObject):
             return wire.CopyFrom(self.number, pack.memory(source), dimensions)
 
         _ask(self.channel, call, wire.Done)
+
+
+def _stand_in(argument: RequestArgument) -> RequestArgument:
+    """The same in memory of nobody's."""
+    if not isinstance(argument, HostMemory):
+        return argument
+    array = argument.array
+    if not (array.flags.c_contiguous and array.flags.writeable) or array.dtype.hasobject:
+        return argument
+    return HostMemory(np.empty_like(array), argument.dimensions)
 
 
 def _execute(

@@ -43,9 +43,11 @@ from penstock.testing.contract import (
     caching_security,
     execute,
     fenced,
+    generated,
     lifetime,
     memory,
     prepare,
+    quality,
     run_check,
     run_contract,
     support,
@@ -61,7 +63,19 @@ from penstock.testing.doubles import (
 from penstock.testing.loopback import LoopbackDevice
 
 T = TypeVar("T")
-MODULES = (support, prepare, caching, caching_security, memory, execute, burst, fenced, lifetime)
+MODULES = (
+    support,
+    prepare,
+    caching,
+    caching_security,
+    memory,
+    execute,
+    burst,
+    fenced,
+    generated,
+    quality,
+    lifetime,
+)
 
 
 BY_NAME = {check.__name__: check for check in CHECKS}

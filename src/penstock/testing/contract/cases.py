@@ -189,6 +189,16 @@ def add_int8() -> Case:
     return _case(b, out, [u, v], [np.array([127, -128, -2, 0], np.int8)], "add_int8")
 
 
+def add_uint8() -> Case:
+    """As `add_int8`, everything 128 higher."""
+    b = ModelBuilder()
+    kind, unit = DType.UINT8, Quantization((1.0,), (128,))
+    x, y = b.input(kind, (4,), "x", unit), b.input(kind, (4,), "y", unit)
+    out = b.operation("ADD", [x, y], [(kind, (4,), unit)])
+    u, v = np.array([228, 28, 131, 128], np.uint8), np.array([228, 28, 123, 128], np.uint8)
+    return _case(b, out, [u, v], [np.array([255, 0, 126, 128], np.uint8)], "add_uint8")
+
+
 def add_int32() -> Case:
     b = ModelBuilder()
     x, y = b.input(DType.INT32, (2, 2), "x"), b.input(DType.INT32, (2, 2), "y")
@@ -306,6 +316,7 @@ MAKERS: Final[tuple[Maker, ...]] = (
     fully_connected_keeping_dimensions,
     conv_2d,
     add_int8,
+    add_uint8,
     add_int32,
     state,
     dynamic,

@@ -17,10 +17,12 @@ from penstock.testing.contract import (
     caching_security,
     execute,
     fenced,
+    generated,
     lifetime,
     memory,
     memory_domains,
     prepare,
+    quality,
     support,
 )
 from penstock.testing.contract.promise import (
@@ -44,6 +46,8 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
         "execute": execute.CHECKS,
         "burst": burst.CHECKS,
         "fenced": fenced.CHECKS,
+        "generated": generated.CHECKS,
+        "quality": quality.CHECKS,
         "lifetime": lifetime.CHECKS,
     }
 )
@@ -64,6 +68,8 @@ READING: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "execute": ("executing", "PreparedModel.execute"),
         "burst": ("bursts-fences-and-reusable-executions", "Burst"),
         "fenced": ("bursts-fences-and-reusable-executions", "PreparedModel.execute_fenced"),
+        "generated": ("executing", "PreparedModel"),
+        "quality": ("executing", "ExecutionConfig"),
         "lifetime": ("letting-go", "PreparedModel.close"),
     }
 )

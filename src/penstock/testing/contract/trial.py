@@ -21,8 +21,8 @@ from penstock.hal import (
 )
 from penstock.ir import DataLocation, NDArray, Operand
 from penstock.ir.types import is_static
-from penstock.memory import MemoryPool
 from penstock.testing.contract.cases import Case
+from penstock.testing.contract.pools import pool_of
 from penstock.testing.contract.promise import describe_array, require
 
 Kind: TypeAlias = Literal["host", "pool", "mixed"]
@@ -44,7 +44,7 @@ class Trial:
     """The memory of one request for *case*: copies of its inputs, outputs filled with `UNWRITTEN`.
 
     *capacities* are the bytes given to each output (default: what the answer takes), *skew* how far
-    from a multiple of 64 bytes the arguments start. Arguments lie between sentinels; `check_memory`
+    from a multiple of 64 bytes the arguments start, *memory* what kind of memory the pool is of. Arguments lie between sentinels; `check_memory`
     says whether those, and the inputs, are as they were.
     """
 
@@ -56,6 +56,7 @@ class Trial:
         inputs: Sequence[NDArray] | None = None,
         capacities: Sequence[int] | None = None,
         skew: int = 0,
+        memory: str = "ashmem",
     ) -> None:
         entry = case.model.entry
         self.case, self.kind = case, kind
@@ -64,7 +65,7 @@ class Trial:
         sizes = list(capacities) if capacities is not None else [a.nbytes for a in case.outputs]
         self._lengths = [a.nbytes for a in self.inputs] + sizes
         self._offsets, total = _lay_out(self._lengths, skew)
-        self._pool = MemoryPool.anonymous(total)
+        self._pool = pool_of(memory if kind != "host" else "ashmem", total)
         self._content = self._pool.view(np.uint8, total)
         self._host = np.empty(total, np.uint8)
         self.fill()
