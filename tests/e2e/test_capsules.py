@@ -166,3 +166,43 @@ def test_a_program_that_ends_without_closing_does_not_wait(
         env=os.environ | environment,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+CRASHING = """
+import os
+from penstock.drivers.sample import create as sample
+from penstock.testing.doubles import InterceptedModel, InterceptingDevice
+
+class Crashing(InterceptingDevice):
+    def prepare_model(self, model, config):
+        prepared = super().prepare_model(model, config)
+        if any(o.type == "ADD" for o in model.operations):
+            prepared.execute = lambda request, config: os.abort()
+        return prepared
+
+def create():
+    return Crashing(sample(), "wrong")
+"""
+
+
+def test_a_driver_that_kills_its_process_is_a_failure_like_others(
+    program: Program, place: Path, environment: dict[str, str]
+) -> None:
+    from penstock.ipc.starting import unavailable
+
+    if (reason := unavailable()) is not None:
+        pytest.skip(f"drivers cannot be isolated here: {reason}")
+    (place / "site" / "wrong_driver.py").write_text(CRASHING)
+    capsule, model = place / "c.capsule", place / "secret_network.tflite"
+    made = program(
+        *("doctor", "--capsule", capsule, "--model", model, "--device", "wrong", "--json"),
+        **environment,
+    )
+    assert made.returncode == 0, made.stderr
+    told = json.loads(made.stdout)
+    assert told["failure"]["stage"] == "execute"
+    assert [o["type"] for o in told["failure"]["operations"]] == ["ADD"]
+    assert "SIGABRT" in json.dumps(told["crash"])
+    again = program("replay", capsule, **environment)
+    assert again.returncode == 1, again.stderr
+    assert again.stderr.endswith("penstock: error: the failure repeats on wrong\n")

@@ -42,7 +42,10 @@ def write_capsule(
     if model is None or device is None:
         capsule, source = _last()
     else:
-        capsule = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed)
+        from penstock.capsules.crashes import with_crash
+
+        made = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed)
+        capsule = with_crash(made) or made
         source = "brought about now"
     _write(target, capsule)
     output.line(capsule.show())
@@ -70,22 +73,24 @@ def _write(target: Path, capsule: Capsule) -> None:
 
 
 def _last() -> tuple[Capsule, str]:
-    """The failure that was kept last, and where it lies. Raises `Unfinished` where there is none."""
+    """The failure or crash that was kept last. Raises `Unfinished` where there is none."""
     from penstock import capsules, knobs
     from penstock.capsules import evidence
+    from penstock.capsules.crashes import with_crash
 
     path = evidence.last()
-    if path is None:
-        why = "" if knobs.keep_failures() else " (the knob keep_failures is off)"
-        raise Unfinished(
-            f"no failure of a driver was kept here{why}; --model and --device bring one about"
-        )
     try:
-        return capsules.read(path), "kept when it happened"
+        found = with_crash(None if path is None else capsules.read(path))
     except OSError as error:
         raise FileError(path, os_reason(error)) from None
     except CapsuleError as error:
         raise FileError(path, str(error)) from error
+    if found is None:
+        why = "" if knobs.keep_failures() else " (the knob keep_failures is off)"
+        raise Unfinished(
+            f"no failure of a driver was kept here{why}; --model and --device bring one about"
+        )
+    return found, "kept when it happened"
 
 
 def _brought_about(

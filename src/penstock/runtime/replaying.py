@@ -14,9 +14,11 @@ from penstock.execution.inputs import fits
 from penstock.hal import Device
 from penstock.ir import Model, NDArray
 from penstock.loaders.registry import load
-from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of
+from penstock.runtime.isolation import forgive
 from penstock.runtime.operations import REFERENCE, run_alone
+from penstock.runtime.reproducing import apart
 
 TRIES: Final = 3
 
@@ -59,7 +61,7 @@ def replay(
 ) -> Replay:
     """Runs the capsule's step on *device*, None for the one that failed, until it fails, *tries* times at most.
 
-    What the capsule does not say is expected is computed by the reference. *timeout*, in seconds, is each run's deadline. Raises `CapsuleError`
+    A driver that can be isolated is. What the capsule does not say is expected is computed by the reference. *timeout*, in seconds, is each run's deadline. Raises `CapsuleError`
     for a capsule without a step, or whose step is no model or does not fit its arrays, `PlacementError` for a device that
     is unknown or cannot be used.
     """
@@ -67,13 +69,14 @@ def replay(
     if manifest.case is None:
         raise CapsuleError(f"it has no step to repeat: {manifest.no_case or 'none was kept'}")
     failed = manifest.failure.device
-    (chosen,) = manager.choose([failed.name if device is None else device])
+    chosen = apart(failed.name if device is None else device)
     model = _model(capsule)
     accuracy = manifest.case.accuracy
     expected = _expected(capsule, model)
     same = (chosen.name, chosen.version) == (failed.name, failed.version)
     found: Distance | None = None
     for run in range(1, tries + 1):
+        forgive(chosen)
         try:
             results = run_alone(model, capsule.inputs, chosen, accuracy=accuracy, timeout=timeout)
         except PlacementError as error:

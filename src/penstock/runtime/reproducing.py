@@ -11,7 +11,7 @@ from msgspec import Struct
 from penstock import knobs
 from penstock.capsules.making import Case, Told, make
 from penstock.capsules.manifest import Capsule
-from penstock.errors import DriverError, InputError, PlacementError
+from penstock.errors import DriverError, InputError, NotAvailable, PlacementError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, NDArray
@@ -20,6 +20,7 @@ from penstock.partitioning.policy import Policy
 from penstock.runtime.comparison import Comparison, compare
 from penstock.runtime.departures import Departure
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.isolation import forgive
 from penstock.runtime.operations import distance, run_case
 from penstock.runtime.session import compile_model
 
@@ -52,16 +53,23 @@ def reproduce(
     """Runs *model* on *device* as a program would, then compares it with the reference, up to *tries* times, down to the
     step that fails or departs; that step alone goes into the capsule, with its inputs.
 
-    The other arguments are those of `comparison.compare`; *names* keeps the network's own names in the capsule. Raises
+    A driver that can be isolated is, so that its death is a failure like others. The other arguments are those of `comparison.compare`; *names* keeps the network's own names in the capsule. Raises
     what `compare` raises.
     """
-    (candidate,) = manager.choose([device])
+    candidate = apart(device)
+
+    def begins(part: str) -> None:
+        forgive(candidate)
+        if progress is not None:
+            progress(part)
+
     plan, receipt = _as_a_program(model, inputs, candidate, accuracy, state)
     if tries < 1:
         raise InputError(f"tries must be 1 or more, not {tries}")
     left = tries
     before, seen = None, False
     while True:
+        forgive(candidate)
         found = compare(
             model,
             inputs,
@@ -69,7 +77,7 @@ def reproduce(
             accuracy=accuracy,
             state=None if state is None else state.copied(),
             timeout=timeout,
-            progress=progress,
+            progress=begins,
         )
         if found.departure is not None:
             capsule = capsule_of(
@@ -89,6 +97,14 @@ def reproduce(
         before = found.outputs
         if not left:
             return Reproduction(found, None)
+
+
+def apart(device: str | DeviceInfo | Device) -> Device:
+    """*device* from a process of its own, where that can be. Raises as `compile_model` does for a device."""
+    try:
+        return manager.choose([device], True)[0]
+    except (NotAvailable, PlacementError):
+        return manager.choose([device])[0]
 
 
 def capsule_of(

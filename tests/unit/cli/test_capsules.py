@@ -39,14 +39,14 @@ class Entry:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """The program, on a machine with a driver `liar` more, and a state directory of its own."""
-    from penstock.runtime import comparison, discovery, replaying, reproducing, session
+    from penstock.runtime import comparison, discovery, reproducing, session
     from penstock.runtime.entries import installed_entries
 
     def find() -> list[DriverEntry]:
         return [*installed_entries(), Entry()]
 
     manager = Manager(find)
-    for module in (discovery, session, comparison, replaying, reproducing):
+    for module in (discovery, session, comparison, reproducing):
         monkeypatch.setattr(module, "manager", manager)
     monkeypatch.setattr(penstock, "devices", manager.infos)
     monkeypatch.setenv("TERM", "dumb")
