@@ -77,6 +77,11 @@ class RingBurst:
         finally:
             self._running.release()
 
+    @property
+    def broken(self) -> bool:
+        """Whether the ring is of no use any more: the device's process is gone, or breaks the rules."""
+        return self._ring.broken is not None
+
     def ping(self) -> None:
         """One empty request and its answer: the way there and back alone."""
         with self._running:

@@ -31,6 +31,7 @@ from penstock.hal import (
     Support,
     TokenArgument,
 )
+from penstock.ipc.burst import RingBurst
 from penstock.ipc.channel import DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
@@ -378,7 +379,10 @@ class _Series:
             underway[id(self)] = self._call
             try:
                 result = self._burst.execute(request, config)
-            except DeadObject:
+            except DeadObject as error:
+                if isinstance(self._burst, RingBurst) and self._burst.broken:
+                    # Its ring shows a death before the connection does; a process that breaks the rules has to end.
+                    session.end(str(error))
                 if not prepared.may_repeat(session, request):
                     raise
             else:

@@ -59,7 +59,7 @@ class RingClient:
         self._watch = Watch(region, ring.ANSWERED, ring.CLIENT_WAITS, listener, budget)
         self._sent = self._answered = 0
         self._usual_ns = 0
-        self._broken: str | None = None
+        self.broken: str | None = None
 
     def call(
         self,
@@ -74,8 +74,8 @@ class RingClient:
         after which this ring is of no use; `MissedDeadlineTransient` and `Cancelled` when it does not answer by
         then, in which case it may still write the request's outputs until a later call of this ring returns.
         """
-        if self._broken is not None:
-            raise DeadObject(self._broken)
+        if self.broken is not None:
+            raise DeadObject(self.broken)
         region, number = self._region, self._sent + 1
         layout = region.layout
         if number - self._answered > layout.slots:
@@ -114,7 +114,7 @@ class RingClient:
         return self._taken(number, at + layout.slot_bytes)
 
     def close(self) -> None:
-        self._broken = "this ring is closed"
+        self.broken = "this ring is closed"
         self._to_device.close()
         self._to_client.close()
         self._region.close()
@@ -198,8 +198,8 @@ class RingClient:
             raise self._break(str(error)) from None
 
     def _break(self, why: str) -> DeadObject:
-        self._broken = f"the ring is over: {why}"
-        return DeadObject(self._broken)
+        self.broken = f"the ring is over: {why}"
+        return DeadObject(self.broken)
 
 
 _FLAGS: Final = {
