@@ -75,6 +75,7 @@ def _is_whole(pool: ConstantPool, fd: int) -> bool:
 if sys.platform == "linux":
     import fcntl
 
+    SHRINK: Final = fcntl.F_SEAL_SHRINK
     SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:
@@ -103,6 +104,7 @@ if sys.platform == "linux":
         return fd
 
 else:
+    SHRINK: Final = 0
     SEALS: Final = 0
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:  # noqa: ARG001  # as where there are seals

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.errors import WireError
-from penstock.hal import ArgumentCopy
+from penstock.hal import ArgumentCopy, Memory
 from penstock.ipc import wire
+from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ir import NDArray
 from penstock.ir.types import dtype_of
 from penstock.memory import MemoryPool, pool_of
@@ -93,14 +94,17 @@ class Staging:
     def number_of(self, array: NDArray) -> tuple[wire.MemoryId, int] | None:
         """The number of the pool that *array* lies in, and the byte at which it does."""
         place = pool_of(array)
-        if place is None or place.memory.name != "ashmem":
+        if place is None:
             return None
         region = _owner(array)
         with self._lock:
             number = self._known.get(id(region))
             if number is None:
+                fd = _lendable(place.memory)
+                if fd is None:
+                    return None
                 number = next(self._numbers)
-                self._lend(number, place.memory.handle, place.memory.size)
+                self._lend(number, fd, place.memory.size)
                 self._known[id(region)] = number
                 weakref.finalize(region, self._forget, id(region), number).atexit = False
         return number, place.offset
@@ -183,6 +187,16 @@ def check(array: NDArray) -> None:
         raise WireError(f"an array of {array.dtype} cannot be sent")
     if not array.flags.c_contiguous:
         raise WireError("an array that is not C-contiguous cannot be sent")
+
+
+def _lendable(memory: Memory) -> int | None:
+    """The descriptor by which all of *memory* is lent; None for what may shrink while another process reads it."""
+    match memory.name, memory.handle:
+        case "ashmem", int(fd):
+            return fd
+        case "hardware_buffer_blob", (int(fd), _):
+            return fd if is_sealed(fd, SHRINK) else None
+    return None
 
 
 def _owner(array: NDArray) -> object:

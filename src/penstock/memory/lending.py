@@ -10,6 +10,7 @@ from penstock.hal import HostMemory, Memory
 from penstock.ir import DType, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.bound import BoundPool, Kind
+from penstock.memory.mapping import ASHMEM
 from penstock.memory.pool import MemoryPool
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class LentPool(BoundPool):
     ) -> RequestArgument | None:
         self.check(device)
         capabilities = device.capabilities
-        if not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
+        # Memory that may shrink is lent to another process by what it is, not by where it is mapped here.
+        elsewhere = self._memory.name != ASHMEM and getattr(device, "isolated", False)
+        if elsewhere or not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
             return super().argument(device, prepared, kind, position, pools)
         if self.shape is None:
             return HostMemory(self._pool.view("u1", self._nbytes))

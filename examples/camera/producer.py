@@ -1,0 +1,108 @@
+"""The camera's process: fills buffers with pictures and says which one is ready; nobody copies a picture.
+
+python -m examples.camera.producer SOCKET-FD [/dev/video0]
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import Protocol
+
+import numpy as np
+
+from examples.camera.frames import Numbers, Stream, send_number, send_stream
+from penstock.memory import HardwareBuffer
+
+WIDTH, HEIGHT, CELL = 160, 120, 8
+
+
+class Source(Protocol):
+    """What gives pictures: a camera, or what stands in for one."""
+
+    width: int
+    height: int
+    channels: int
+    descriptors: list[int]
+
+    def capture(self) -> tuple[int, int]: ...
+    def give_back(self, index: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class StandIn:
+    """A camera where there is none: a bright square that wanders, a cell a picture, over a dark wall."""
+
+    channels = 3
+
+    def __init__(self, width: int, height: int, count: int = 4) -> None:
+        self.width, self.height = width, height
+        nbytes = width * height * self.channels
+        self.buffers = [HardwareBuffer.allocate(nbytes) for _ in range(count)]
+        self.descriptors = [b.memory.handle.fd for b in self.buffers]
+        self._free = list(range(count))
+        self._sequence = 0
+
+    def capture(self) -> tuple[int, int]:
+        index, sequence = self._free.pop(0), self._sequence
+        with self.buffers[index].lock(write=True) as content:
+            picture = content.reshape(self.height, self.width, self.channels)
+            picture[:] = np.random.default_rng(sequence).integers(0, 60, picture.shape, np.uint8)
+            row, column = where(sequence, self.width, self.height)
+            picture[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL] = 250
+        self._sequence += 1
+        return index, sequence
+
+    def give_back(self, index: int) -> None:
+        self._free.append(index)
+
+    def close(self) -> None:
+        for buffer in self.buffers:
+            buffer.close()
+
+
+def where(sequence: int, width: int, height: int) -> tuple[int, int]:
+    """The cell, row and column, of the stand-in's square in a picture."""
+    rows, columns = height // CELL, width // CELL
+    return divmod((sequence * 37) % (rows * columns), columns)
+
+
+def open_source(path: str | None) -> tuple[Source, str]:
+    """The camera at *path*, else a stand-in, and a name for it."""
+    if path is not None:
+        from examples.camera.v4l2 import Camera
+
+        try:
+            return Camera(path, WIDTH, HEIGHT), path
+        except OSError as error:
+            print(f"no camera at {path} ({error}): a stand-in makes the pictures", file=sys.stderr)
+    stand_in = StandIn(WIDTH, HEIGHT)
+    return stand_in, f"stand-in ({stand_in.buffers[0].backing})"
+
+
+def serve(line: socket.socket, source: Source, name: str) -> None:
+    """Sends pictures until the other side has gone, one at a time."""
+    stream = Stream(len(source.descriptors), source.width, source.height, source.channels, name)
+    send_stream(line, stream, source.descriptors)
+    done = Numbers(line)
+    while True:
+        send_number(line, *source.capture())
+        answer = done.next()
+        if answer is None:
+            return
+        source.give_back(answer[0])
+
+
+def main() -> None:
+    line = socket.socket(fileno=int(sys.argv[1]))
+    source, name = open_source(sys.argv[2] if len(sys.argv) > 2 else None)
+    try:
+        serve(line, source, name)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        source.close()
+
+
+if __name__ == "__main__":
+    main()
