@@ -1,0 +1,58 @@
+"""docs/execution-modes.md: its code runs and prints what it says, and it speaks of what there is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.execution.burst import Burst
+from penstock.hal import DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS
+from penstock.testing.devices import find_devices
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "execution-modes.md").read_text("utf-8")
+
+
+def test_the_examples_print_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(pairs) == PAGE.count("```python") == 8
+    try:
+        for code, shown in pairs:
+            exec(compile(code, "execution-modes.md", "exec"), names)  # our own page
+            assert capsys.readouterr().out == shown
+    finally:
+        names["compiled"].close()
+
+
+def test_every_argument_of_a_run_is_explained() -> None:
+    bursts = set(inspect.signature(Burst.run).parameters) - {"self", "inputs", "named"}
+    assert bursts == set(inspect.signature(penstock.CompiledModel.run).parameters) - {
+        "self",
+        "inputs",
+    }
+    for name in bursts:
+        assert f"`{name}=" in PAGE or f"`{name}`" in PAGE, name
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    assert (DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS) == (2 * 10**9, 15 * 10**9)
+    assert "2 unless you say otherwise, never more than 15" in PAGE
+
+
+@pytest.mark.parametrize("driver", ["null", "sample", "reference", "lab"])
+def test_no_built_in_driver_makes_runs_wait(driver: str) -> None:
+    for device in find_devices(driver):
+        assert device.capabilities.concurrent_executions == 0
+
+
+def test_sections_that_are_referred_to_exist() -> None:
+    sections = {
+        title.strip().lower().replace(",", "").replace(" ", "-")
+        for title in re.findall(r"(?m)^## (.*)$", PAGE)
+    }
+    assert set(re.findall(r"\(#([\w-]+)\)", PAGE)) <= sections
