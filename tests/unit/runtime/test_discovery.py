@@ -20,9 +20,9 @@ from penstock.hal import (
     PreparedModel,
     Support,
 )
+from penstock.hal.loading import MAX_DEVICES
 from penstock.ir import Model
 from penstock.runtime import discovery
-from penstock.hal.loading import MAX_DEVICES
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import DriverEntry
 from tests.unit.execution.fakes import add_relu, f32
