@@ -10,7 +10,7 @@ import pytest
 
 from penstock.hal import AccuracyClass
 from tests.golden.cases import Entry, case_groups, entries
-from tests.golden.engine_gaps import GAPS, ONNX_GAPS
+from tests.golden.engine_gaps import ONNX_GAPS, gap_of
 from tests.golden.engine_grid import (
     ACCURACIES,
     ENGINES,
@@ -68,9 +68,8 @@ def _parameters(arrangement: Arrangement) -> Iterator[Any]:
                     marks: list[pytest.MarkDecorator] = []
                     if kind == "network" and entry["id"] not in HERE:
                         marks.append(pytest.mark.grid)
-                    reason = GAPS.get(
-                        (f"{entry['id']}-{cases[0]['group']}", "+".join(names), accuracy)
-                    )
+                    group = f"{entry['id']}-{cases[0]['group']}"
+                    reason = gap_of(arrangement, group, names, accuracy)
                     if reason is not None:
                         marks.append(pytest.mark.xfail(strict=True, reason=reason))
                     yield pytest.param(entry, cases, names, accuracy, id=name, marks=marks)

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         validate_prepare,
         validate_prepare_config,
         validate_request,
+        validate_support,
     )
 
 __all__ = [
@@ -156,6 +157,7 @@ __all__ = [
     "validate_prepare",
     "validate_prepare_config",
     "validate_request",
+    "validate_support",
 ]
 
 __getattr__ = lazily(
@@ -172,6 +174,6 @@ __getattr__ = lazily(
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
         "request": "ArgumentCopy CarriedResult DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
         "roles": "Allocation ManagedRole validate_allocate",
-        "validate": "check_constants check_deadline validate_fenced validate_prepare validate_prepare_config validate_request",
+        "validate": "check_constants check_deadline validate_fenced validate_prepare validate_prepare_config validate_request validate_support",
     },
 )

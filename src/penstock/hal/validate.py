@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Final
 
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
-from penstock.hal.capabilities import ACCURACY_RANK
+from penstock.hal.capabilities import ACCURACY_RANK, Support
 from penstock.hal.config import (
     BYTE_SIZE_OF_CACHE_TOKEN,
     PREFERENCES,
@@ -62,6 +62,14 @@ def check_constants(model: Model, memory_kinds: Container[str]) -> None:
                 raise GeneralFailure(
                     f"constant {item.name!r} lies in {pool.kind} memory, which this device does not map"
                 )
+
+
+def validate_support(model: Model, answers: Sequence[Support]) -> None:
+    """Raises `GeneralFailure` with the reason for the first operation of *model* that a device's own *answers* refuse."""
+    for index, answer in enumerate(answers):
+        if not answer.supported:
+            kind = model.operations[index].key
+            raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
 
 
 def validate_prepare_config(config: PrepareConfig) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.errors import InvalidArgument, MissedDeadlinePersistent
+from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from penstock.hal import (
     NO_VALUE_ARGUMENT,
     PREFERENCES,
@@ -22,12 +22,14 @@ from penstock.hal import (
     PrepareConfig,
     Request,
     RequestArgument,
+    Support,
     TokenArgument,
     check_deadline,
     validate_fenced,
     validate_prepare,
     validate_prepare_config,
     validate_request,
+    validate_support,
 )
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, Shape
 from penstock.testing.contract.cases import every_case
@@ -273,3 +275,15 @@ def test_fenced_execution_needs_known_shapes() -> None:
     for unknown in (UNKNOWN, NO_RANK):
         with pytest.raises(InvalidArgument, match="unknown shape"):
             validate_fenced(unknown)
+
+
+def test_the_first_operation_that_a_device_refuses_is_named_with_the_reason() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2,), "x")
+    (y,) = builder.operation("RELU", [x], [(DType.FLOAT32, (2,))])
+    chain = builder.build(builder.operation("NEG", [y], [(DType.FLOAT32, (2,))]))
+    validate_support(chain, [Support(True), Support(True)])
+    with pytest.raises(GeneralFailure, match=r"^operation 1 \(NEG\): no NEG here"):
+        validate_support(chain, [Support(True), Support(False, "no NEG here")])
+    with pytest.raises(GeneralFailure, match=r"^operation 0 \(RELU\): first"):
+        validate_support(chain, [Support(False, "first"), Support(False, "second")])

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.installation import CPU, Installation, Provider
-from penstock.errors import DeviceUnavailable, GeneralFailure
+from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     Capabilities,
     DeviceBase,
@@ -21,6 +21,7 @@ from penstock.hal import (
     Support,
     validate_prepare,
     validate_prepare_config,
+    validate_support,
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
@@ -105,10 +106,7 @@ class OnnxRuntimeDevice(DeviceBase):
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
         validate_prepare(model, config, self.capabilities.memory_kinds)
         self._refuse_unusable()
-        for index, answer in enumerate(self.supported_operations(model)):
-            if not answer.supported:
-                kind = model.operations[index].key
-                raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
+        validate_support(model, self.supported_operations(model))
         from penstock.drivers.onnxruntime.preparation import prepare
 
         return prepare(self, model, config)

@@ -44,6 +44,7 @@ from penstock.hal import (
     validate_prepare,
     validate_prepare_config,
     validate_request,
+    validate_support,
 )
 from penstock.ir import Model, NDArray
 from penstock.memory import map_memory
@@ -83,7 +84,7 @@ class SampleDevice(DeviceBase):
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> SamplePreparedModel:
         validate_prepare(model, config, self.capabilities.memory_kinds)
-        self._require_support(model)
+        validate_support(model, self.supported_operations(model))
         prepared = SamplePreparedModel(self, model)
         if config.model_cache or config.data_cache:
             prepared.cache_report = self._save(model, config)
@@ -98,7 +99,7 @@ class SampleDevice(DeviceBase):
         except CacheError as error:
             raise GeneralFailure(str(error)) from error
         model = decode(*loaded.model, *loaded.data)
-        self._require_support(model)
+        validate_support(model, self.supported_operations(model))
         return SamplePreparedModel(self, model)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
@@ -125,13 +126,6 @@ class SampleDevice(DeviceBase):
             data=[constants],
         )
         return CacheReport("saved" if report.saved else "failed", report.reason or "")
-
-    def _require_support(self, model: Model) -> None:
-        for index, answer in enumerate(self.supported_operations(model)):
-            if not answer.supported:
-                raise GeneralFailure(
-                    f"operation {index} ({model.operations[index].type}): {answer.reason}"
-                )
 
 
 class SamplePreparedModel(PreparedModelBase):

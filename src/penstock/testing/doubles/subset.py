@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.errors import GeneralFailure
-from penstock.hal import Device, PrepareConfig, PreparedModel, Support, validate_prepare
+from penstock.hal import (
+    Device,
+    PrepareConfig,
+    PreparedModel,
+    Support,
+    validate_prepare,
+    validate_support,
+)
 from penstock.ir import Model
 from penstock.testing.doubles.intercepting import InterceptingDevice
 
@@ -31,10 +37,7 @@ class SubsetDevice(InterceptingDevice):
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
         validate_prepare(model, config, self.capabilities.memory_kinds)
-        for index, answer in enumerate(self.supported_operations(model)):
-            if not answer.supported:
-                kind = model.operations[index].type
-                raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
+        validate_support(model, self.supported_operations(model))
         return super().prepare_model(model, config)
 
     def _narrowed(self, answer: Support, allowed: bool | str) -> Support:

@@ -22,6 +22,7 @@ from penstock.hal import (
     Support,
     validate_prepare,
     validate_prepare_config,
+    validate_support,
 )
 from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
@@ -148,10 +149,7 @@ class LabDevice(DeviceBase):
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
         validate_prepare(model, config, self.capabilities.memory_kinds)
-        for index, answer in enumerate(self.supported_operations(model)):
-            if not answer.supported:
-                kind = model.operations[index].type
-                raise GeneralFailure(f"operation {index} ({kind}): {answer.reason}")
+        validate_support(model, self.supported_operations(model))
         if self.mode == "first_run":
             return self._prepare_later(model, config)
         compiled = self.compile(model, "baseline", config)
