@@ -372,11 +372,9 @@ def one_case(device: Device) -> Case:
 
 
 def with_other_inputs(case: Case, seed: int) -> tuple[NDArray, ...]:
-    """Inputs for *case*, other than its own, of the same shapes: rolled and negated by *seed*."""
-    return tuple(
-        np.roll(a.reshape(-1), seed).reshape(a.shape) * a.dtype.type(1 - 2 * (seed % 2))
-        for a in case.inputs
-    )
+    """Inputs for *case*, other than its own, of the same shapes: rolled by *seed*, and signed ones negated by odd ones."""
+    rolled = (np.roll(a.reshape(-1), seed).reshape(a.shape) for a in case.inputs)
+    return tuple(-a if seed % 2 and a.dtype.kind in "fi" else a for a in rolled)
 
 
 def renamed(model: Model, prefix: str) -> Model:
