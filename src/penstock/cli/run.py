@@ -29,6 +29,9 @@ EMPTY_DEVICE: Final = "null"
 LABELLED: Final = frozenset({"classification", "detection", "segmentation"})
 """The tasks whose answers name classes."""
 
+DRAWN: Final = frozenset({"detection", "segmentation", "pose"})
+"""The tasks whose answers can be drawn into a picture."""
+
 
 def run(
     context: typer.Context,
@@ -111,6 +114,8 @@ def run(
             progress=progress,
         )
     with compiled:
+        if out_file is not None and not _takes_arrays(out_file):
+            refuse_undrawable(out_file, compiled, signature, task, given_labels)
         began = time.perf_counter_ns()
         outputs = compiled.run(fed.arrays, measure=trace_file is not None)
         times = {
@@ -146,6 +151,52 @@ def run(
         report(output, found, fed, compiled, outputs, times, refused)
     if refused:
         raise Unfinished(refused)
+
+
+def refuse_undrawable(
+    path: Path,
+    compiled: CompiledModel,
+    signature: str | None,
+    task: str | None,
+    labels: tuple[str, ...] | None,
+) -> None:
+    """Raises `OutputError` before the run where the outputs' shapes tell already that there will be nothing to draw."""
+    import numpy as np
+
+    from penstock.cli.answers import Results, recognise
+    from penstock.execution.interface import interface_of
+    from penstock.ir.types import static_shape
+
+    interface = interface_of(compiled.model, signature)
+    indexes = [compiled.model.entry.ordinary_outputs[i] for i in interface.output_positions]
+    operands = tuple(compiled.model.operands[i] for i in indexes)
+    shapes = [static_shape(o.shape) for o in operands]
+    if any(shape is None for shape in shapes):
+        return
+    arrays = tuple(
+        np.broadcast_to(np.zeros((), o.dtype.numpy), shape or ())
+        for o, shape in zip(operands, shapes, strict=True)
+    )
+    found = task or recognise(
+        Results(
+            compiled.model,
+            operands,
+            tuple(indexes),
+            arrays,
+            labels or model_labels(compiled.model.metadata),
+        )
+    )
+    if found not in DRAWN:
+        raise nothing_to_draw(path, found)
+
+
+def nothing_to_draw(path: Path, task: str) -> OutputError:
+    """What an answer of that task cannot be."""
+    return OutputError(
+        path,
+        f"only a detection, segmentation or pose can be drawn, and this is {task}; a name that "
+        "ends in .npz takes the outputs of any model",
+    )
 
 
 def report(
@@ -204,11 +255,7 @@ def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
         return
     drawn = found.draw(fed.picture) if fed.picture is not None else None
     if drawn is None:
-        raise OutputError(
-            path,
-            f"only a detection, segmentation or pose can be drawn, and this is {found.task}; a name that "
-            "ends in .npz takes the outputs of any model",
-        )
+        raise nothing_to_draw(path, found.task)
     writing.write(path, lambda: drawn.save(path))
 
 

@@ -128,6 +128,9 @@ class DriverDelegate(SimpleDelegate):
         """The *cache* argument that one subset is compiled with."""
         return self.cache  # type: ignore[no-any-return]  # compile checks it
 
+    def tell(self, receipt: Receipt) -> None:
+        """Told of the receipt of each node's compile."""
+
     @property
     def _taken(self) -> frozenset[int]:
         """The nodes, by identity, that its devices take of the graph that this thread adds it to."""
@@ -184,6 +187,7 @@ class DriverKernel(DelegateKernel):
             cache=delegate.cache_for(part),
             policy=delegate.policy,
         )
+        delegate.tell(self.compiled.receipt)
         self._part = part
         self._static = tuple(
             static_shape(operand.shape) is not None

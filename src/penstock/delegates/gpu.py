@@ -24,6 +24,7 @@ from penstock.ir import Operand
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
+    from penstock.compilation import Receipt
     from penstock.delegates.context import PartitionModel
 
 InferencePreference = Literal["fast_single_answer", "sustained_speed", "balanced"]
@@ -108,6 +109,10 @@ class GpuDelegate(KindDelegate):
     def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
         """An entry of its own for each subset, in the caller's directory; nothing without one."""
         return self._kept.entry_of(part)
+
+    def tell(self, receipt: Receipt) -> None:
+        """Logs why the caller's directory keeps nothing, where it does not."""
+        self._kept.tell(receipt)
 
     def refuses(self, operand: Operand) -> str:
         """Whatever is neither float32, float16 nor quantised 8-bit."""

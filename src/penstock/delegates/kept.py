@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import InputError
+from penstock.logs import Log
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
+    from penstock.compilation import Receipt
     from penstock.delegates.context import PartitionModel
+
+log = Log(__name__)
 
 
 class Kept:
@@ -25,7 +30,9 @@ class Kept:
         names: tuple[str, str],
     ) -> None:
         place, label = names
-        self._directory, self._token = directory, None
+        self._directory, self._token, self._place = directory, None, place
+        if directory is not None and Path(directory).exists() and not Path(directory).is_dir():
+            raise InputError(f"{place} must be a directory, and {os.fspath(directory)!r} is none")
         if token is None:
             return
         text = token.encode("utf-8") if isinstance(token, str) else bytes(token)
@@ -34,6 +41,19 @@ class Kept:
         if directory is None:
             raise InputError(f"{label} names entries in {place}, which is not given")
         self._token = hashlib.sha256(text).digest()
+
+    def tell(self, receipt: Receipt) -> None:
+        """Logs why a compile could not be kept in the caller's directory."""
+        from penstock.compilation.receipt import TO_BE_WRITTEN
+
+        for step in receipt.steps:
+            if self._directory is not None and step.cache.not_saved not in {"", TO_BE_WRITTEN}:
+                log.warning(
+                    "%s %s keeps nothing: %s",
+                    self._place,
+                    os.fspath(self._directory),
+                    step.cache.not_saved,
+                )
 
     def entry_of(self, part: PartitionModel) -> bool | CacheInfo:
         """An entry of its own for each subset."""

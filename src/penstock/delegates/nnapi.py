@@ -17,6 +17,7 @@ from penstock.runtime.discovery import manager
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
+    from penstock.compilation import Receipt
     from penstock.delegates.context import PartitionModel
 
 ExecutionPreference = Literal["undefined", "low_power", "fast_single_answer", "sustained_speed"]
@@ -85,6 +86,10 @@ class NnapiDelegate(DriverDelegate):
     def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
         """An entry of its own for each subset, in the caller's directory."""
         return self._kept.entry_of(part)
+
+    def tell(self, receipt: Receipt) -> None:
+        """Logs why the caller's directory keeps nothing, where it does not."""
+        self._kept.tell(receipt)
 
 
 def _devices(name: str | None, without_cpu: bool) -> list[Device]:

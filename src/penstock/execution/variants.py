@@ -72,6 +72,7 @@ class Variants:
             variant = self._specialize(dict(enumerate(shapes)), config)
             trace.compiles += variant.compilation.receipt.compiles
             trace.spans += variant.compilation.receipt.spans
+            trace.notes += variant.compilation.receipt.notes
             with self._lock:
                 self._ready[shapes] = variant
                 self._users[variant] = 1

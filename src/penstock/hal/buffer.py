@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from penstock.hal.prepared import PreparedModel
 from penstock.hal.request import Memory
-
-if TYPE_CHECKING:
-    from penstock.hal.prepared import PreparedModel
-
 
 BufferState: TypeAlias = Literal["uninitialized", "initialized"]
 BufferEvent: TypeAlias = Literal[

@@ -138,6 +138,10 @@ PREDICTED: Final = "predicted"
 """The name of the plan that was predicted to be best, among those measured."""
 
 
+ONLY_PLACEMENT: Final = "there is no other placement"
+"""`Tuned.reason` where there was nothing to measure."""
+
+
 class Tuned(Struct, frozen=True):
     """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
 

@@ -36,7 +36,7 @@ from penstock.hal import (
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
-from penstock.partitioning.plan import ExecutionPlan
+from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import plan_model
@@ -223,11 +223,24 @@ class _Session:
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         means = Means(allow, caching, meanwhile, recorder)
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
+        if self.arguments.tune and (note := self._not_tuned(plan)):
+            receipt = structs.replace(compilation.receipt, notes=(note,))
+            compilation = structs.replace(compilation, receipt=receipt)
         if self.shadow is None:
             return Variant(compilation, devices, _for_later(config), allow)
         from penstock.runtime.shadow import ShadowedVariant
 
         return ShadowedVariant(compilation, devices, _for_later(config), allow, self.shadow)
+
+    def _not_tuned(self, plan: ExecutionPlan) -> str:
+        """Why the placement is the predicted one although it was to be measured; empty where it was, or there is no other."""
+        tuned = plan.tuned
+        if tuned is not None:
+            measured = tuned.candidates or tuned.reason == ONLY_PLACEMENT
+            return "" if measured else f"tune: nothing was measured: {tuned.reason}"
+        if self.files_lent or len(self.chosen) < 2:
+            return ""
+        return "tune: nothing was measured for these shapes, which came with a run: give shapes"
 
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache

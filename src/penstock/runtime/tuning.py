@@ -26,7 +26,7 @@ from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.partitioning.placement import candidates, place
-from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
+from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.reasons import duration
 from penstock.runtime.energy import EnergyCounter
@@ -98,7 +98,7 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     alone = [device.name for device in occasion.devices]
     if len(plans) == 1:
         name, only = next(iter(plans.items()))
-        return replace(only, tuned=Tuned((), name, "there is no other placement"))
+        return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT))
     measured, compiles = _measure(occasion, plans, counter)
     try:
         winner, reason = choose(measured, alone, by_energy=low_power)

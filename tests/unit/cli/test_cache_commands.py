@@ -185,6 +185,16 @@ def test_prewarm_goes_on_after_a_bad_file(run: Run, tmp_path: Path, model: Path)
     assert "none" in result.stderr
 
 
+def test_prewarm_says_each_failure_once(run: Run, tmp_path: Path, model: Path) -> None:
+    one = run("cache", "prewarm", model, tmp_path / "none.tflite", "-d", "lab")
+    assert one.exit_code == 3
+    assert (one.stdout + one.stderr).count("No such file") == 1
+    assert "failed" in one.stdout
+    several = run("cache", "prewarm", tmp_path / "a.tflite", tmp_path / "b.tflite", "-d", "lab")
+    assert (several.stdout + several.stderr).count("No such file") == 2
+    assert several.stderr == "penstock: error: 2 problems, named above\n"
+
+
 def test_prewarm_names_the_model_that_has_no_plan(run: Run, model: Path) -> None:
     line = one_line(run("cache", "prewarm", model, "-d", "lab", "--accuracy", "exact"), 1)
     assert line.startswith(f"{model}: ")

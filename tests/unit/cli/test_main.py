@@ -568,6 +568,28 @@ def test_out_of_something_that_cannot_be_drawn_is_wrong_usage(run: Run, model: P
     assert ".npz" in line
 
 
+def test_out_of_an_answer_that_cannot_be_drawn_is_refused_before_the_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    b = ModelBuilder()
+    picture = b.input(DType.FLOAT32, (1, 4, 4, 3), "picture")
+    (out,) = b.operation("RELU", [picture], [(DType.FLOAT32, (1, 4, 4, 3))])
+    path = tmp_path / "net.tflite"
+    path.write_bytes(tflite.write(b.build([out])))
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
+    monkeypatch.setattr(
+        penstock.CompiledModel, "run", lambda *_, **__: pytest.fail("the model ran")
+    )
+    drawn = tmp_path / "y.png"
+    for more in ((), ("--task", "outputs")):
+        arguments = ("run", path, tmp_path / "x.png", "-d", "reference", "--out", drawn)
+        line = one_line(run(*arguments, *more), 1)
+        assert "only a detection, segmentation or pose can be drawn" in line
+    assert not drawn.exists()
+
+
 def test_an_unknown_signature_is_wrong_usage(run: Run, model: Path) -> None:
     assert "'other'" in one_line(run("run", model, "random", "--signature", "other"), 2)
 

@@ -379,6 +379,30 @@ class TestGpuOptions:
             opened(graphs.chain("RELU", "RELU"), delegate).close()
             assert (lab.compiles, lab.loads) == (1, loads)
 
+    def test_a_directory_that_keeps_nothing_is_told(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from penstock.testing.doubles import LabDevice
+
+        (tmp_path / "file").write_bytes(b"in the way")
+        flags = Flags.ENABLE_QUANT | Flags.ENABLE_SERIALIZATION
+        with pytest.raises(InputError, match="serialization_dir must be a directory"):
+            GpuDelegate(
+                experimental_flags=flags,
+                serialization_dir=tmp_path / "file",
+                device=gpu(),
+            )
+        place = tmp_path / "file" / "below"
+        delegate = GpuDelegate(
+            experimental_flags=flags,
+            serialization_dir=place,
+            device=SimulatedDevice(LabDevice(), "lab-gpu", GPU, (), {"float32": 0.5}),
+        )
+        with caplog.at_level(logging.WARNING, "penstock"):
+            opened(graphs.chain("RELU", "RELU"), delegate).close()
+        (told,) = [r.getMessage() for r in caplog.records if r.name == "penstock.delegates.kept"]
+        assert told.startswith(f"serialization_dir {place} keeps nothing: Unreadable: ")
+
     @pytest.mark.parametrize(
         ("options", "words"),
         [

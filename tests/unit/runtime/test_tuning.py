@@ -311,6 +311,25 @@ def test_what_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
     assert only.tuned.reason == "there is no other placement"
 
 
+def test_the_receipt_says_that_nothing_was_measured() -> None:
+    net = ModelBuilder()
+    x = net.input(DType.FLOAT32, (None, 3), "x")
+    model = net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, (None, 3))])))
+    devices = [NumpyDevice("one"), NumpyDevice("two")]
+    with penstock.compile(model, devices, cache=None, tune=True) as compiled:
+        reason = "the shape of input 'x' is not known: give shapes"
+        assert compiled.receipt.notes == (f"tune: nothing was measured: {reason}",)
+        assert f"  note: tune: nothing was measured: {reason}" in compiled.receipt.show()
+        array = np.zeros((2, 3), np.float32)
+        (note,) = compiled(array).receipt.notes
+        assert note.startswith("tune: nothing was measured for these shapes")
+        assert compiled(array).receipt.notes == ()
+    with penstock.compile(model, devices, cache=None) as compiled:
+        assert compiled.receipt.notes == compiled(array).receipt.notes == ()
+    with penstock.compile(model, devices, cache=None, tune=True, shapes={"x": (2, 3)}) as compiled:
+        assert compiled.receipt.notes == ()
+
+
 def test_a_cancelled_compile_measures_no_further() -> None:
     token = CancelToken()
     token.set()

@@ -68,7 +68,8 @@ def prewarm(
         [row for one in warmed for row in one.rows()],
         whole=("device", "time", "outcome"),
     )
-    output.problems(problems)
+    if len(problems) > 1:
+        output.problems(problems)
     notes = [note for one in warmed for note in one.notes]
     output.notes(notes)
     output.json(
@@ -76,7 +77,9 @@ def prewarm(
     )
     if problems:
         code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
-        raise Unfinished("; ".join(problems), code)
+        # Each is told once: one by the line that ends the command, several above it.
+        told = problems[0] if len(problems) == 1 else f"{len(problems)} problems, named above"
+        raise Unfinished("; ".join(problems) if output.as_json else told, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Warmed:
 
     def rows(self) -> list[tuple[str, ...]]:
         if self.error is not None:
-            return [(self.model, "", "", "", "failed", message(self.error))]
+            return [(self.model, "", "", "", "failed", "")]
         return [
             (self.model, str(index), step.device, milliseconds(step.wall_ns), *outcome(step))
             for index, step in enumerate(self.steps)
