@@ -118,7 +118,9 @@ class Entry(Struct, frozen=True):
             return error
         with files:
             try:
-                prepared = call_driver_from_cache(self.device, with_files(self.config, files))
+                prepared = call_driver_from_cache(
+                    self.device, with_files(self.config, files), self.step
+                )
             except DriverError as error:
                 return error
         if not self.directory.touch(self.key.token):

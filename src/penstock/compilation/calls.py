@@ -52,12 +52,18 @@ def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:
     return replace(config, options=tuple(dict.fromkeys((*config.options, *step.options))))
 
 
-def call_driver_from_cache(device: Device, config: PrepareConfig) -> PreparedModel:
-    """`prepare_model_from_cache`, likewise."""
+def call_driver_from_cache(
+    device: Device, config: PrepareConfig, step: ExecutionStep
+) -> PreparedModel:
+    """`prepare_model_from_cache`, likewise. What may have to be prepared again is given the model of *step* to `retain`."""
     check_interrupts(config)
-    return _checked(
+    prepared = _checked(
         device, "prepare_model_from_cache", lambda: device.prepare_model_from_cache(config)
     )
+    if getattr(device, "isolated", False) is True:
+        retain: Callable[[Any], None] = getattr(prepared, "retain", lambda _: None)
+        retain(step.model)
+    return prepared
 
 
 def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedModel:

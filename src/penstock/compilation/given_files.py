@@ -35,7 +35,7 @@ def obtain_in_given_files(
     )
     try:
         with recorder.time("cache", f"load step {step.index}", device.name):
-            prepared = call_driver_from_cache(device, config)
+            prepared = call_driver_from_cache(device, config, step)
     except DriverError as error:
         made = compiled(device, step, config, CacheOutcome("miss", named(error)), recorder)
     else:

@@ -18,6 +18,7 @@ from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import Failure, Span, StepReceipt
 from penstock.compilation.repeating import NOT_CACHED, able_devices
 from penstock.errors import Cancelled, DriverError, MissedDeadline
+from penstock.execution.carried import note_carried
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.transfer import Ports, execute, ports_of
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
@@ -72,6 +73,7 @@ class Fallbacks:
                 continue
             failures, trace.failures = trace.failures, ()
             ended = time.perf_counter_ns()
+            note_carried(prepared, result, trace)
             trace.steps.append(StepTrace(prepared, began, ended, result, failures))
             return True
         return False

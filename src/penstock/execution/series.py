@@ -20,6 +20,7 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlineTransient,
 )
+from penstock.execution.carried import note_carried
 from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
@@ -219,6 +220,7 @@ class Direct:
                 if type(result) is not ExecutionResult or result.output_shapes:
                     given = [argument.array for argument in call.writable]
                     check_result(result, call.operands, given)
+                    note_carried(call.runner.prepared, result, trace)
             except (MissedDeadline, Cancelled):
                 raise
             except Exception as error:  # noqa: BLE001  # a driver may raise anything

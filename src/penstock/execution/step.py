@@ -122,6 +122,10 @@ class StepRunner:
         except DriverError as error:
             self.failed(error, values, config, trace, began, bound)
             return
+        if type(result) is not ExecutionResult:
+            from penstock.execution.carried import note_carried
+
+            note_carried(self.prepared, result, trace)
         trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
 
     def failed(

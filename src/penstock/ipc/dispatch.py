@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, WireError
-from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Request, TokenArgument
+from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, TokenArgument
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 
@@ -33,6 +35,7 @@ class _Object(NamedTuple):
     value: Any
     lease: Lease | None = None
     token: int = 0
+    tokens: tuple[int, ...] = ()
 
     def close(self) -> None:
         try:
@@ -52,6 +55,8 @@ class Dispatcher:
     def __init__(self, device: Device, *, owns_device: bool = True) -> None:
         self._device, self._owns_device = device, owns_device
         self._tokens: set[int] = set()
+        self._used: Counter[int] = Counter()
+        self._late: dict[int, _Object] = {}
         self._objects: dict[wire.ObjectId, _Object] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -133,27 +138,39 @@ class Dispatcher:
         match call:
             case wire.Execute(target=target, request=None, config=config):
                 execution = self._find(target, "reusable execution")
-                return wire.Executed(execution.execute(take.execution_config(config)))
+                with self.using(self._objects[target].tokens):
+                    return wire.Executed(execution.execute(take.execution_config(config)))
             case wire.Execute(target=target, request=wire.RequestForm() as request, config=config):
                 runner = self._find(target, "prepared model", "burst")
-                result = runner.execute(self._request(request, take), take.execution_config(config))
+                with self.using(tokens_of(request)):
+                    result = runner.execute(take.request(request), take.execution_config(config))
                 return wire.Executed(result)
             case wire.ExecuteFenced():
-                fence = self._find(call.prepared, "prepared model").execute_fenced(
-                    self._request(call.request, take),
-                    [take.fence(f) for f in call.wait_for],
-                    take.execution_config(call.config),
-                    call.timeout_after_fence_ns,
-                )
+                prepared = self._find(call.prepared, "prepared model")
+                with ExitStack() as used:
+                    used.enter_context(self.using(tokens := tokens_of(call.request)))
+                    fence = prepared.execute_fenced(
+                        take.request(call.request),
+                        [take.fence(f) for f in call.wait_for],
+                        take.execution_config(call.config),
+                        call.timeout_after_fence_ns,
+                    )
+                    if tokens and not fence.wait(0):
+                        held = used.pop_all()
+                        threading.Thread(
+                            target=lambda: (fence.wait(), held.close()), daemon=True
+                        ).start()
                 return wire.Fenced(pack.handle(fence))
             case wire.ConfigureBurst(prepared=target):
                 return self._keep("burst", self._find(target, "prepared model").configure_burst())
             case wire.CreateReusableExecution(prepared=target, request=request):
                 prepared = self._find(target, "prepared model")
-                execution = prepared.create_reusable_execution(self._request(request, take))
+                tokens = tokens_of(request)
+                with self.using(tokens):
+                    execution = prepared.create_reusable_execution(take.request(request))
                 if lease is not None:
                     lease.kept = True
-                return self._keep("reusable execution", execution, lease)
+                return self._keep("reusable execution", execution, lease, tokens=tokens)
             case wire.OpenRing():
                 return self._keep("ring", self._ring(call, take))
             case wire.LendPool(memory=memory):
@@ -188,7 +205,9 @@ class Dispatcher:
         )
         burst = self._find(call.prepared, "prepared model").configure_burst()
         try:
-            return RingServer(burst, self._pool, memory, to_device, to_client, layout)
+            return RingServer(
+                burst, self._pool, memory, to_device, to_client, layout, using=self.using
+            )
         except BaseException:
             burst.close()
             raise
@@ -197,9 +216,14 @@ class Dispatcher:
         return self._find(number, "lent pool")
 
     def _keep(
-        self, kind: Kind, value: Any, lease: Lease | None = None, token: int = 0
+        self,
+        kind: Kind,
+        value: Any,
+        lease: Lease | None = None,
+        token: int = 0,
+        tokens: tuple[int, ...] = (),
     ) -> wire.Made:
-        made = _Object(kind, value, lease, token)
+        made = _Object(kind, value, lease, token, tokens)
         with self._lock:
             if len(self._objects) < MAX_OBJECTS:
                 number = next(self._numbers)
@@ -217,11 +241,30 @@ class Dispatcher:
             raise InvalidArgument(f"object {number} is no {' or '.join(kinds)} of this client")
         return found.value
 
-    def _request(self, form: wire.RequestForm, take: Unpacker) -> Request:
-        for argument in (*form.inputs, *form.outputs):
-            if isinstance(argument, TokenArgument) and argument.token not in self._tokens:
-                raise InvalidArgument(f"{argument.token} is no token of a buffer of this client")
-        return take.request(form)
+    @contextmanager
+    def using(self, tokens: Sequence[int]) -> Iterator[None]:
+        """While the block runs the buffers of *tokens*, which must be this client's, are not closed: a driver may give the
+        token of a closed one to another client.
+        """
+        if not tokens:
+            yield
+            return
+        with self._lock:
+            for token in tokens:
+                if token not in self._tokens:
+                    raise InvalidArgument(f"{token} is no token of a buffer of this client")
+            for token in tokens:
+                self._used[token] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for token in tokens:
+                    self._used[token] -= 1
+                free = [t for t in set(tokens) if t in self._late and not self._used[t]]
+                unused = [self._late.pop(t) for t in free]
+            for each in unused:
+                each.close()
 
     def _role(self, form: wire.RoleForm) -> BufferRole:
         prepared = self._find(form.prepared, "prepared model")
@@ -235,11 +278,20 @@ class Dispatcher:
             return wire.Done()
         with self._lock:
             found = self._objects.pop(number, None)
-            if found is not None:
+            if found is not None and found.token:
                 self._tokens.discard(found.token)
+                if self._used[found.token]:
+                    self._late[found.token] = found
+                    return wire.Done()
         if found is not None:
             found.close()
         return wire.Done()
+
+
+def tokens_of(form: wire.RequestForm) -> tuple[int, ...]:
+    """The buffers that a request names."""
+    every = (*form.inputs, *form.outputs)
+    return tuple(a.token for a in every if isinstance(a, TokenArgument))
 
 
 def refusal(error: Exception) -> Frame:

@@ -28,8 +28,8 @@ SUFFIX: Final = ".crash.json"
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A call that was under way: what it did (*call*), on which device and version, and with which model: its digest in
-    hexadecimal, and its operations, `number (TYPE, name)`.
+    """A call that was under way: what it did (*call*), on which device and version, and with which model: its digests of
+    structure and constants in hexadecimal, and its operations, `number (TYPE, name)`.
     """
 
     call: str
@@ -57,7 +57,7 @@ class Underway(NamedTuple):
             for at, operation in enumerate(entry.operations[:MOST_OPERATIONS])
         )
         digest = self.model.digest
-        told = digest.hex() if isinstance(digest, bytes) else str(digest)
+        told = (digest.structure + digest.constants).hex()
         return Evidence(self.call, self.device, self.version, told, operations)
 
 

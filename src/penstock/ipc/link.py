@@ -105,7 +105,13 @@ class Link:
 
     def _release(self) -> None:
         started = self._started
-        if started.child and self._wait_for_end(END_SECONDS):
+        if started.child:
+            beats = self._pulse.read()
+            if not self._wait_for_end(END_SECONDS) and self._pulse.read() == beats:
+                # Nobody else's either: one that has other clients beats on.
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+                self._wait_for_end(END_SECONDS)
             self._reap()
         self._drain(last=True)
         self.session.close()

@@ -36,13 +36,13 @@ from penstock.ipc.channel import DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
 from penstock.ipc.link import Link
-from penstock.ipc.supervision import Supervisor
+from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
 from penstock.ir import Model
 
 T = TypeVar("T")
 
 MOST_DEATHS_OF_A_MODEL: Final = 3
-"""Deaths in a row during runs of one prepared model, after which it is not run any more."""
+"""Deaths in a row during runs of one prepared model, after which it is not run there for `QUARANTINE_SECONDS`."""
 
 
 class IsolatedDevice:
@@ -220,6 +220,7 @@ class IsolatedPreparedModel:
         )
         self._lock = threading.Lock()
         self._deaths = 0
+        self._barred_until = 0.0
         self._closed = False
 
     @property
@@ -306,7 +307,7 @@ class IsolatedPreparedModel:
                     raise
             else:
                 return result, ""
-        if self._deaths >= MOST_DEATHS_OF_A_MODEL:
+        if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(
                 f"the process of device {self.device.name} died {self._deaths} times in a row while it ran "
                 "this model, which is not run there any more"
@@ -316,10 +317,15 @@ class IsolatedPreparedModel:
         try:
             with self.device.noted(name, self._model):
                 result = call(remote)
-        except DeadObject:
-            if session_of(remote).gone:
-                self._deaths += 1
-            raise
+        except DeadObject as error:
+            if not session_of(remote).gone:
+                raise
+            self.device.buried()
+            self._mourn()
+            raise DeadObject(
+                f"the process of device {self.device.name} {self.device.supervisor.last_end}, "
+                "the one that was started in its place too"
+            ) from error
         self._deaths = 0
         return result, f"its driver's process {ended}; it was started again, and the run repeated"
 
@@ -329,10 +335,14 @@ class IsolatedPreparedModel:
         """
         if not session.gone:
             return False
-        self._deaths += 1
+        self._mourn()
         self.device.buried()
         arguments = (*request.inputs, *request.outputs)
         return not any(isinstance(a, TokenArgument) for a in arguments)
+
+    def _mourn(self) -> None:
+        self._deaths += 1
+        self._barred_until = time.monotonic() + QUARANTINE_SECONDS
 
     def living(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
@@ -23,6 +24,7 @@ from penstock.hal import (
     PoolArgument,
     ProvenRequest,
     Request,
+    TokenArgument,
 )
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode, failure_of
@@ -79,6 +81,9 @@ class LentPool:
 
 FindPool: TypeAlias = Callable[[wire.ObjectId], LentPool]
 
+UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
+"""Keeps buffers open for the length of a run; raises `InvalidArgument` for those of others."""
+
 Bound: TypeAlias = tuple[Request, tuple[LentPool, ...]]
 """A bound request, and the pools that it keeps open."""
 
@@ -124,8 +129,9 @@ class RingServer:
         to_client_fd: int,
         layout: Layout,
         spin_ns: int | None = None,
+        using: UseTokens | None = None,
     ) -> None:
-        self._burst, self._find = burst, find
+        self._burst, self._find, self._using = burst, find, using
         self._region = Region(memory_fd, layout)
         self._heard = Doorbell(os.dup(to_device_fd), -1)
         self._stop = Doorbell.create()
@@ -134,6 +140,7 @@ class RingServer:
         listener = Listener(self._heard, self._stop.listen_fd)
         self._watch = Watch(self._region, ring.REQUESTED, ring.SERVER_WAITS, listener, budget)
         self._bound: dict[int, Bound] = {}
+        self._tokens: dict[int, tuple[int, ...]] = {}
         self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
         self._closed = False
         self._ending = threading.Lock()
@@ -205,11 +212,18 @@ class RingServer:
                 request, pools = self._bound[bound] = self._decoded(bound, payload)
             elif kind == ring.UNBIND:
                 self._bound.pop(bound, None)
+                self._tokens.pop(bound, None)
                 ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, 0, -1, -1, 0)
                 return
             else:
                 raise _RulesBroken(f"a request of kind {kind}")
-            result = self._burst.execute(request, self._config(number, deadline_ns, loop_ns, flags))
+            config = self._config(number, deadline_ns, loop_ns, flags)
+            tokens = self._tokens.get(bound)
+            if tokens and self._using is not None:
+                with self._using(tokens):
+                    result = self._burst.execute(request, config)
+            else:
+                result = self._burst.execute(request, config)
             if type(request) is Request:
                 # The same arguments, which nobody else can change, have been looked at now.
                 proven = ProvenRequest(request.inputs, request.outputs, request.pools)
@@ -271,6 +285,8 @@ class RingServer:
             outputs = tuple([_argument(a, borrow, writeable=True) for a in form.outputs])
         except (msgspec.MsgspecError, WireError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"a request to bind that makes no sense: {error}") from error
+        every = (*inputs, *outputs)
+        self._tokens[bound] = tuple(a.token for a in every if isinstance(a, TokenArgument))
         named = any(isinstance(a, PoolArgument) for a in (*inputs, *outputs))
         memories = tuple([p.memory for p in pools]) if named else ()
         return Request(inputs, outputs, memories), tuple(pools)

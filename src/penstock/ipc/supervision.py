@@ -112,11 +112,16 @@ class Supervisor:
 
     @contextmanager
     def noted(self, call: Underway) -> Iterator[None]:
-        """While the block runs, the death of the process has *call* in its record."""
+        """While the block runs, the death of the process has *call* in its record, which is complete when the block ends."""
         key = id(call)
         self.underway[key] = call
         try:
             yield
+        except DeadObject:
+            link = self._link
+            if link is not None and link.session.gone:
+                link.settle()
+            raise
         finally:
             self.underway.pop(key, None)
 

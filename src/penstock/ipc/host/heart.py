@@ -10,6 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock import knobs
+
 BEAT_SECONDS: Final = 1.0
 PAGE: Final = 4096
 
@@ -42,10 +44,12 @@ class Heart:
 
     def _beat(self) -> None:
         pause = threading.Event()
+        # Several beats for the shortest silence that clients take for death.
+        interval = min(BEAT_SECONDS, knobs.driver_timeout_ms() / 5000)
         while True:
             self._beats[0] += 1
             trim_output()
-            pause.wait(BEAT_SECONDS)
+            pause.wait(interval)
 
 
 def trim_output() -> None:

@@ -1,0 +1,32 @@
+"""What runs on devices in other processes leave in a receipt: copies between the processes, and what happened to them."""
+
+from __future__ import annotations
+
+from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.receipt import CopyReceipt
+from penstock.execution.trace import Trace
+from penstock.hal import CarriedResult, ExecutionResult
+
+
+def note_carried(prepared: PreparedStep, result: ExecutionResult, trace: Trace) -> None:
+    """Adds to *trace* what *result* says of the way to its device, if it does."""
+    if not isinstance(result, CarriedResult):
+        return
+    step, device = prepared.step, prepared.device.name
+    reason = f"device {device} lives in another process"
+    for copy in result.copies:
+        operands = step.outputs if copy.out else step.inputs
+        places = (device, "host") if copy.out else ("host", device)
+        operand = operands[copy.argument] if copy.argument < len(operands) else None
+        trace.copies.append(
+            CopyReceipt(
+                copy.nbytes,
+                *places,
+                reason,
+                step.index,
+                operand,
+                copy.start_ns,
+                copy.wall_ns,
+            )
+        )
+    trace.notes += tuple(f"device {device}: {incident}" for incident in result.incidents)

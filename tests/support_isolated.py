@@ -1,0 +1,104 @@
+"""A driver that does to its own process what its input says, and the models that tests ask it to run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from penstock.drivers.reference import create as create_reference
+from penstock.hal import HostMemory, Request
+from penstock.ir import DType, Model, ModelBuilder, NDArray
+from penstock.sealed.places import sealed_directory
+from penstock.testing.doubles import InterceptingDevice
+
+T = TypeVar("T")
+
+ENTRY: Final = "tests.support_isolated:create"
+SHAPE: Final = (4, 4)
+
+KILL, STOP, ABORT, HANG, EXIT, SEGFAULT, SPEAK, ONCE, LIE = range(-1, -10, -1)
+
+
+class Misbehaving(InterceptingDevice):
+    """The reference device, until the first element of an input tells otherwise."""
+
+    @property
+    def version(self) -> str:
+        changed = Path(sealed_directory()) / "version"
+        return changed.read_text() if changed.exists() else self.device.version
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        for argument in arguments:
+            if method.endswith("execute") and isinstance(argument, Request):
+                _obey(_code(argument))
+        return proceed()
+
+
+def create() -> Misbehaving:
+    """The driver's device."""
+    return Misbehaving(create_reference(), "misbehaving")
+
+
+def add_one() -> Model:
+    """input + 1."""
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, SHAPE, "x")
+    one = b.constant(np.ones(SHAPE, np.float32), "one")
+    return b.build(b.operation("ADD", [x, one], [(DType.FLOAT32, SHAPE)]))
+
+
+def order(code: int) -> NDArray:
+    """The input that has the driver do that."""
+    return np.full(SHAPE, code, np.float32)
+
+
+def _code(request: Request) -> int:
+    first = request.inputs[0] if request.inputs else None
+    return int(first.array.flat[0]) if isinstance(first, HostMemory) else 0
+
+
+def _obey(code: int) -> None:
+    match code:
+        case -1:
+            _signal(signal.SIGKILL)
+        case -2:
+            _signal(signal.SIGSTOP)
+        case -3:
+            os.abort()
+        case -4:
+            time.sleep(3600)
+        case -5:
+            os._exit(3)
+        case -6:
+            os.write(2, b"last words of a driver\n")
+            signal.raise_signal(signal.SIGSEGV)
+        case -7:
+            print("said on stdout", flush=True)  # noqa: T201  # the point
+            sys.stderr.write("said on stderr\n")
+            sys.stderr.flush()
+        case -8:
+            marker = Path(sealed_directory()) / "once"
+            if not marker.exists():
+                marker.touch()
+                _signal(signal.SIGKILL)
+        case -9:
+            # To the client, in the middle of its stream.
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                try:
+                    if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                        os.write(fd, b"\xff" * 64)
+                except OSError:
+                    continue
+
+
+def _signal(number: int) -> None:
+    os.kill(os.getpid(), number)
+    # Another thread may be the one to get it.
+    time.sleep(0.1)

@@ -1,0 +1,319 @@
+"""Drivers in processes of their own that die, hang, talk and lie, as their callers see it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import CompiledModel, Policy
+from penstock.errors import (
+    Cancelled,
+    DeadObject,
+    GeneralFailure,
+    MissedDeadline,
+    NotAvailable,
+    PlacementError,
+    StateError,
+)
+from penstock.hal import CancelToken
+from penstock.ipc import supervision
+from penstock.ipc.evidence import last_crash
+from penstock.memory import MemoryPool
+from penstock.runtime import isolation
+from penstock.runtime.discovery import Manager
+from penstock.runtime.entries import Entry
+from penstock.testing.resources import Resources
+from tests import support_isolated as support
+
+MODEL = support.add_one()
+X = np.full(support.SHAPE, 3, np.float32)
+ALONE = Policy(allow_fallback=False)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory of one's own, so a host too, which is gone after the test."""
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
+    entries = (
+        Entry("misbehaving", support.ENTRY, "penstock"),
+        Entry("reference", "penstock.drivers.reference:create", "penstock"),
+    )
+    manager = Manager(lambda: entries)
+    monkeypatch.setattr("penstock.runtime.session.manager", manager)
+    yield tmp_path / "state"
+    isolation.close_hosts()
+
+
+def compiled(policy: Policy | None = None) -> CompiledModel:
+    return penstock.compile(
+        MODEL, devices=["misbehaving"], isolate=True, cache=False, policy=policy or Policy()
+    )
+
+
+def host() -> int:
+    """The process of the one driver that is isolated."""
+    (supervisor,) = isolation.supervisors()
+    link = supervisor.link()
+    return link.pid
+
+
+def check(outputs: penstock.Outputs) -> None:
+    np.testing.assert_array_equal(outputs[0], X + 1)
+
+
+def test_a_process_killed_between_calls_is_not_noticed_but_in_the_receipt() -> None:
+    with compiled(ALONE) as model:
+        check(model(X))
+        os.kill(host(), signal.SIGKILL)
+        outputs = model(X)
+        check(outputs)
+        (note,) = outputs.receipt.notes
+        assert "SIGKILL" in note
+        assert "started again" in note
+        assert model(X).receipt.notes == ()
+
+
+@pytest.mark.parametrize("code", [support.KILL, support.ABORT, support.EXIT, support.SEGFAULT])
+def test_a_driver_that_dies_in_each_run_falls_back(code: int) -> None:
+    with compiled() as model:
+        outputs = model(support.order(code))
+        np.testing.assert_array_equal(outputs[0], support.order(code) + 1)
+        (step,) = outputs.receipt.steps
+        assert step.device == "reference"
+        assert step.fallback_from == "misbehaving"
+        assert step.error is not None
+        assert step.error.startswith("DeadObject")
+        check(model(X))
+
+
+def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
+    with compiled(ALONE) as model:
+        with pytest.raises(DeadObject, match="was ended by SIGKILL"):
+            model(support.order(support.KILL))
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                check(model(X))
+                return
+            except DeadObject:
+                time.sleep(0.05)
+        pytest.fail("the driver did not come back")
+
+
+def test_a_driver_that_dies_once_answers_in_the_same_call() -> None:
+    with compiled(ALONE) as model:
+        outputs = model(support.order(support.ONCE))
+        np.testing.assert_array_equal(outputs[0], support.order(support.ONCE) + 1)
+        assert "run repeated" in outputs.receipt.notes[0]
+
+
+def test_a_stopped_process_is_hung_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "3000")
+    with compiled() as model:
+        check(model(X))
+        os.kill(host(), signal.SIGSTOP)
+        began = time.monotonic()
+        outputs = model(X)
+        check(outputs)
+        assert time.monotonic() - began < 10
+        assert "no sign of life" in outputs.receipt.notes[0]
+
+
+def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline() -> None:
+    with compiled() as model:
+        check(model(X))
+        pid = host()
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(MissedDeadline):
+            model.run([X], timeout=0.3)
+        assert time.monotonic() - began < 1.5
+        os.kill(pid, signal.SIGKILL)
+        check(model(X))
+
+
+def test_a_thread_that_hangs_is_left_at_the_deadline_and_at_a_cancellation() -> None:
+    with compiled() as model:
+        with pytest.raises(MissedDeadline):
+            model.run([support.order(support.HANG)], timeout=0.3)
+        token = CancelToken()
+        threading.Timer(0.2, token.set).start()
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            model.run([support.order(support.HANG)], cancel=token)
+        assert time.monotonic() - began < 5
+        check(model(X))
+
+
+def test_garbage_in_the_stream_ends_the_process_and_not_the_call() -> None:
+    with compiled() as model:
+        outputs = model(support.order(support.LIE))
+        np.testing.assert_array_equal(outputs[0], support.order(support.LIE) + 1)
+        check(model(X))
+
+
+def test_what_a_driver_writes_enters_the_log(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "penstock.ipc"), compiled() as model:
+        model(support.order(support.SPEAK))
+        isolation.close_hosts()
+    assert "said on stdout" in caplog.text
+    assert "said on stderr" in caplog.text
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_crash_is_kept_with_its_circumstances(state: Path) -> None:
+    with compiled() as model:
+        model(support.order(support.SEGFAULT))
+    crash = last_crash()
+    assert crash is not None
+    assert crash.driver == "misbehaving"
+    assert crash.how == "was ended by SIGSEGV"
+    assert "last words of a driver" in crash.output
+    (call,) = crash.underway
+    assert (call.call, call.device) == ("execute", "misbehaving")
+    assert call.model == (MODEL.digest.structure + MODEL.digest.constants).hex()
+    assert call.operations == ("0 (ADD, 'ADD_0')",)
+    assert list((state / "crashes").iterdir())
+
+
+def test_a_driver_that_keeps_dying_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.0)
+    with compiled(ALONE) as first, compiled(ALONE) as second, compiled(ALONE) as third:
+        (supervisor,) = isolation.supervisors()
+        for model in (first, first, second, second, second):
+            with pytest.raises(DeadObject):
+                model(support.order(support.KILL))
+        assert "quarantined" in supervisor.quarantined
+        with pytest.raises(DeadObject, match="quarantined"):
+            third(X)
+    crash = last_crash()
+    assert crash is not None
+    assert crash.quarantined
+
+
+def test_a_device_that_comes_back_as_another_is_of_no_use(state: Path) -> None:
+    with compiled(ALONE) as model:
+        check(model(X))
+        (state / "sealed" / "version").write_text("another")
+        os.kill(host(), signal.SIGKILL)
+        with pytest.raises(GeneralFailure, match="not what it was"):
+            model(X)
+
+
+def test_fifty_rounds_of_killing_and_calling() -> None:
+    with compiled() as model:
+        check(model(X))
+        with Resources.unchanged("fifty rounds"):
+            for _ in range(50):
+                os.kill(host(), signal.SIGKILL)
+                check(model(X))
+
+
+def test_killing_in_the_middle_of_calls() -> None:
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.15):
+            for supervisor in isolation.supervisors():
+                if (link := supervisor.running) is not None:
+                    os.kill(link.pid, signal.SIGKILL)
+
+    with compiled() as model:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                check(model.run([X], timeout=20))
+        finally:
+            stop.set()
+            killer.join()
+        check(model(X))
+
+
+def test_arrays_in_pools_are_not_copied() -> None:
+    with compiled(ALONE) as model, MemoryPool.anonymous(2 * X.nbytes) as pool:
+        x = pool.view(np.float32, support.SHAPE)
+        out = pool.view(np.float32, support.SHAPE, X.nbytes)
+        x[...] = X
+        outputs = model.run([x], out=[out])
+        np.testing.assert_array_equal(out, X + 1)
+        assert outputs.receipt.copies == ()
+        assert len(model(X).receipt.copies) == 2
+        del x, out, outputs
+
+
+def test_nothing_is_left_when_hosts_are_closed() -> None:
+    with compiled() as model:
+        check(model(X))
+        pid = host()
+    isolation.close_hosts()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_two_models_share_one_process() -> None:
+    with compiled() as first, compiled() as second:
+        check(first(X))
+        check(second(X))
+        (supervisor,) = isolation.supervisors()
+        assert supervisor.starts == 1
+
+
+def test_a_child_process_cannot_use_its_parents_connection() -> None:
+    with compiled() as model:
+        check(model(X))
+        device = model._base.compilation.steps[0].device
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                model(X)
+            except StateError:
+                try:
+                    device.check()
+                except StateError:
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        check(model(X))
+
+
+def test_an_object_cannot_be_isolated() -> None:
+    with pytest.raises(PlacementError, match="cannot be isolated"):
+        penstock.compile(MODEL, devices=[support.create()], isolate=True)
+
+
+def test_a_system_that_cannot_isolate_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ipc.starting.unavailable", lambda: "it lacks everything")
+    with pytest.raises(NotAvailable, match="it lacks everything"):
+        compiled()
+
+
+def test_third_party_drivers_are_isolated_by_themselves() -> None:
+    own, other = Entry("a", "m:f", "penstock"), Entry("b", "m:f", "somebody-elses")
+    assert [isolation.is_isolated(e, None) for e in (own, other)] == [False, True]
+    assert [isolation.is_isolated(e, False) for e in (own, other)] == [False, False]
+    assert [isolation.is_isolated(e, True) for e in (own, other)] == [True, True]
+
+
+def test_the_setting_decides_for_each_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ISOLATE", "a, b=no")
+    own, other = Entry("a", "m:f", "penstock"), Entry("b", "m:f", "somebody-elses")
+    assert [isolation.is_isolated(e, None) for e in (own, other)] == [True, False]
+    monkeypatch.setenv("PENSTOCK_ISOLATE", "a=perhaps")
+    with pytest.raises(penstock.errors.InputError, match="a=perhaps"):
+        isolation.is_isolated(own, None)
