@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -90,12 +91,10 @@ def _obey(code: int) -> None:
                 _signal(signal.SIGKILL)
         case -9:
             # To the client, in the middle of its stream.
-            for fd in map(int, os.listdir("/proc/self/fd")):
-                try:
-                    if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-                        os.write(fd, b"\xff" * 64)
-                except OSError:
-                    continue
+            for link in Path("/proc/self/fd").iterdir():
+                with suppress(OSError):
+                    if str(link.readlink()).startswith("socket:"):
+                        os.write(int(link.name), b"\xff" * 64)
 
 
 def _signal(number: int) -> None:

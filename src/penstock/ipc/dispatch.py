@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, WireError
-from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, TokenArgument
+from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Fence, TokenArgument
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 
@@ -158,7 +158,7 @@ class Dispatcher:
                     if tokens and not fence.wait(0):
                         held = used.pop_all()
                         threading.Thread(
-                            target=lambda: (fence.wait(), held.close()), daemon=True
+                            target=_release_after, args=(fence, held), daemon=True
                         ).start()
                 return wire.Fenced(pack.handle(fence))
             case wire.ConfigureBurst(prepared=target):
@@ -286,6 +286,11 @@ class Dispatcher:
         if found is not None:
             found.close()
         return wire.Done()
+
+
+def _release_after(fence: Fence, held: ExitStack) -> None:
+    fence.wait()
+    held.close()
 
 
 def tokens_of(form: wire.RequestForm) -> tuple[int, ...]:

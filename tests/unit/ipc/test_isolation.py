@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -102,11 +103,10 @@ def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
             model(support.order(support.KILL))
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            try:
+            with suppress(DeadObject):
                 check(model(X))
                 return
-            except DeadObject:
-                time.sleep(0.05)
+            time.sleep(0.05)
         pytest.fail("the driver did not come back")
 
 
