@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from penstock.hal.descriptors import DescriptorFence, FenceSignal, fence_pair
-from penstock.hal.fence import FenceStatus
+from penstock.hal.descriptors import DescriptorFence, as_descriptor
+from penstock.hal.fence import EventFence, Fence, FenceStatus
 from penstock.nnapi import arguments
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import (
@@ -51,6 +51,12 @@ class Event:
         failure = self.outcome(None)
         if failure is not None:
             raise failure
+
+    @property
+    def fence(self) -> Fence:
+        """The fence that it ends with, for runs that wait for it."""
+        self._check_open()
+        return self._ending.fence
 
     def outcome(self, timeout_ns: int | None) -> NnapiError | None:
         """What `wait` raises; `TimeoutError` where the event has not ended within *timeout_ns*."""
@@ -96,6 +102,11 @@ class Ending:
     failure: NnapiError | None = None
     """What it ended with; None before it has, and where it went well."""
 
+    @property
+    def fence(self) -> Fence:
+        """What other runs wait for."""
+        raise NotImplementedError
+
     def wait(self, timeout_ns: int | None) -> bool:
         """Whether it ended within *timeout_ns*, None for any time."""
         raise NotImplementedError
@@ -113,6 +124,10 @@ class ForeignFence(Ending):
 
     def __init__(self, fd: int) -> None:
         self._fence = DescriptorFence(fd)
+
+    @property
+    def fence(self) -> Fence:
+        return self._fence
 
     def wait(self, timeout_ns: int | None) -> bool:
         if self._fence.status(timeout_ns) is FenceStatus.ACTIVE:
@@ -133,35 +148,29 @@ class Started(Ending):
 
     def __init__(self, work: Callable[[], object], *, fenced: bool) -> None:
         self._work, self._fenced = work, fenced
-        self._done = threading.Event()
-        self._lock = threading.Lock()
-        self._fence: tuple[FenceSignal, DescriptorFence] | None = None
+        self._done = EventFence()
         # A fence that nobody signals must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-nnapi", daemon=True)
         self._thread.start()
 
+    @property
+    def fence(self) -> Fence:
+        return self._done
+
     def wait(self, timeout_ns: int | None) -> bool:
-        return self._done.wait(None if timeout_ns is None else timeout_ns / 1e9)
+        return self._done.wait(timeout_ns)
 
     def fence_fd(self) -> int:
         if not self._fenced:
             return super().fence_fd()
-        with self._lock:
-            if self._fence is None:
-                self._fence = fence_pair()
-                if self._done.is_set():
-                    self._signal(self._fence[0])
-            return os.dup(self._fence[1].fileno())
+        shared = as_descriptor(self._done)
+        try:
+            return os.dup(shared.fileno())
+        finally:
+            shared.close()
 
     def close(self) -> None:
         self._thread.join()
-        with self._lock:
-            if self._fence is not None:
-                self._fence[1].close()
-
-    def _signal(self, signal: FenceSignal) -> None:
-        failure = self.failure
-        signal.signal(None if failure is None else driver_error(failure))
 
     def _run(self) -> None:
         try:
@@ -172,10 +181,8 @@ class Started(Ending):
             self.failure = NnapiError(ResultCode.OP_FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
-            with self._lock:
-                self._done.set()
-                if self._fence is not None:
-                    self._signal(self._fence[0])
+            failure = self.failure
+            self._done.signal(None if failure is None else driver_error(failure))
 
 
 def check_events(events: object) -> list[Event]:

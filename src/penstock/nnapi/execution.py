@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.compilation.receipt import Receipt
-from penstock.errors import MissedDeadlineTransient
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.outputs import Outputs
 from penstock.hal import DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS
@@ -22,10 +21,10 @@ from penstock.nnapi.burst import Burst, usable_burst
 from penstock.nnapi.codes import DurationCode, ResultCode
 from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
 from penstock.nnapi.event import Event, Started, check_events
-from penstock.nnapi.failures import NnapiError, bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.failures import NnapiError, bad_data, bad_state, unexpected_null
 from penstock.nnapi.ports import Kind, OperandDesc
 from penstock.nnapi.rules import Metadata
-from penstock.nnapi.running import Answer, carry_out
+from penstock.nnapi.running import Answer, Waiting, carry_out
 
 if TYPE_CHECKING:
     from penstock.execution.burst import Burst as CompiledBurst
@@ -206,7 +205,8 @@ class Execution:
         if after_ns:
             self._check_single("a duration")
         self._begin(fenced=True)
-        work = partial(self._after, events, self._deadline_ns(), after_ns)
+        waiting = Waiting(tuple(event.fence for event in events), after_ns)
+        work = partial(self._carry_out, self._deadline_ns(), None, waiting)
         return Event(Started(work, fenced=True))
 
     def burst_compute(self, burst: Burst) -> None:
@@ -347,14 +347,20 @@ class Execution:
                     binding.memory.rules.check_read(binding.shape)
             self._state, self._answer = State.COMPUTATION, None
 
-    def _carry_out(self, deadline_ns: int | None, burst: CompiledBurst | None) -> None:
+    def _carry_out(
+        self,
+        deadline_ns: int | None,
+        burst: CompiledBurst | None,
+        waiting: Waiting | None = None,
+    ) -> None:
         """The run that `_begin` began."""
         inputs, outputs = self._bound(self._inputs), self._bound(self._outputs)
         answer: Answer | None = None
         try:
             omitted = frozenset(b.port.index for b in inputs if b.is_omitted)
             compiled = self._compilation.compiled_without(omitted)
-            run = partial(self._run, compiled, deadline_ns, None if omitted else burst)
+            made_for = None if omitted else burst
+            run = partial(self._run, compiled, deadline_ns, made_for, waiting)
             answer = carry_out(inputs, outputs, compiled.outputs, run)
             if not all(answer.sufficient):
                 place = answer.sufficient.index(False)
@@ -373,16 +379,19 @@ class Execution:
         compiled: CompiledModel,
         deadline_ns: int | None,
         burst: CompiledBurst | None,
+        waiting: Waiting | None,
         values: list[Any],
         out: list[Any] | None,
     ) -> Outputs:
-        timeout = None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9
-        # No time at all is the shortest there is.
-        loop_timeout = max(self._loop_timeout_ns, 1) / 1e9
-        runner = compiled if burst is None else burst
-        return runner.run(
-            values, out=out, timeout=timeout, measure=self._measure, loop_timeout=loop_timeout
-        )
+        settings: dict[str, Any] = {
+            "timeout": None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9,
+            "measure": self._measure,
+            # No time at all is the shortest there is.
+            "loop_timeout": max(self._loop_timeout_ns, 1) / 1e9,
+        }
+        if waiting is not None:
+            return waiting.run(compiled, values, out, settings)
+        return (compiled if burst is None else burst).run(values, out=out, **settings)
 
     def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:
         """What memories made from descriptors hold after a run that gave *answer*, or failed."""
@@ -394,34 +403,6 @@ class Execution:
             if answer is not None and succeeded:
                 memory.rules.take(Metadata(shape=answer.shapes[place]))
             memory.rules.initialized = succeeded
-
-    def _after(self, events: Sequence[Event], deadline_ns: int | None, after_ns: int) -> None:
-        """The run that `_begin` began, once *events* have ended."""
-        try:
-            for event in events:
-                self._await(event, deadline_ns)
-        except BaseException:
-            self._note(self._bound(self._outputs), None)
-            with self._changed:
-                self._state = State.COMPLETED
-                self._changed.notify_all()
-            raise
-        if after_ns:
-            latest = time.monotonic_ns() + after_ns
-            deadline_ns = latest if deadline_ns is None else min(latest, deadline_ns)
-        self._carry_out(deadline_ns, None)
-
-    def _await(self, event: Event, deadline_ns: int | None) -> None:
-        left = None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns())
-        try:
-            failure = event.outcome(left)
-        except TimeoutError:
-            with translated():
-                raise MissedDeadlineTransient(
-                    "an execution it depends on did not end before the deadline"
-                ) from None
-        if failure is not None:
-            raise NnapiError(ResultCode.OP_FAILED, f"an execution it depends on failed: {failure}")
 
     def _deadline_ns(self) -> int | None:
         device = self._compilation.single_device

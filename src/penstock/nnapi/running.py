@@ -5,21 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.compilation.receipt import CopyReceipt, Receipt
+from penstock.execution.compiled import CompiledModel
 from penstock.execution.outputs import Outputs
+from penstock.execution.variant import deadline_of
+from penstock.hal import ExecutionConfig, Fence
+from penstock.hal.fence import remaining_ns
 from penstock.ir import NDArray, Operand
-from penstock.ir.types import static_shape
+from penstock.ir.types import is_static, static_shape
+from penstock.memory import DeviceBuffer
 from penstock.nnapi.bindings import Binding
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, translated
 
 Run: TypeAlias = "Callable[[list[Any], list[Any] | None], Outputs]"
 """Runs a compiled model on inputs in order, with places for its outputs, or None for each or all of them."""
+
+
+LEFT_OUT: Final = "memory of a device serves the model with all of its inputs, and one is left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +39,49 @@ class Answer:
     receipt: Receipt
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a run begins behind: *fences*; and nanoseconds that it may take from then on, 0 for any."""
+
+    fences: tuple[Fence, ...]
+    after_ns: int
+
+    def run(
+        self,
+        compiled: CompiledModel,
+        values: list[Any],
+        out: list[Any] | None,
+        settings: dict[str, Any],
+    ) -> Outputs:
+        """Runs *compiled*, by its drivers' own waiting where shapes are known (`CompiledModel.run` has the *settings*)."""
+        from penstock.execution.fenced import await_fences, run_fenced
+
+        after = self.after_ns / 1e9 or None
+        if all(is_static(operand.shape) for operand in compiled.model.outputs):
+            return run_fenced(
+                compiled, values, self.fences, out=out, timeout_after_fence=after, **settings
+            )
+        deadline_ns = deadline_of(settings["timeout"], time.monotonic_ns())
+        await_fences(self.fences, ExecutionConfig(deadline_ns=deadline_ns))
+        times = [remaining_ns(deadline_ns), self.after_ns or None]
+        left = min((t / 1e9 for t in times if t is not None), default=None)
+        return compiled.run(values, out=out, **{**settings, "timeout": left})
+
+
 def carry_out(
     inputs: Sequence[Binding], outputs: Sequence[Binding], operands: Sequence[Operand], run: Run
 ) -> Answer:
     """Runs on *inputs*, those left out apart, and writes *outputs*, which *operands* describe as they were compiled.
 
+    With an input left out, memory of a device is copied: it was made for the model with all of its inputs.
+
     An output without enough room is not written. Raises `NnapiError`: OP_FAILED where an output has another shape than
     its argument says, or what the run answers.
     """
     copies: list[CopyReceipt] = []
-    values = [_value(binding, copies) for binding in inputs if not binding.is_omitted]
-    targets = [_target(b, o) for b, o in zip(outputs, operands, strict=True)]
+    direct = not any(binding.is_omitted for binding in inputs)
+    values = [_value(b, copies, direct) for b in inputs if not b.is_omitted]
+    targets = [_target(b, o, direct) for b, o in zip(outputs, operands, strict=True)]
     given = None if all(t is None for t in targets) else targets
     with translated():
         results = run(values, given)
@@ -56,9 +96,14 @@ def carry_out(
     return Answer(shapes, sufficient, receipt)
 
 
-def _value(binding: Binding, copies: list[CopyReceipt]) -> Any:
-    if (place := binding.place()) is not None:
+def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
+    place = binding.place()
+    if place is not None and (direct or not isinstance(place, DeviceBuffer)):
         return place
+    if place is not None:
+        fetched = place.numpy()
+        copies.append(CopyReceipt(fetched.nbytes, place.device or "pool", "host", LEFT_OUT))
+        return fetched
     if (array := binding.array()) is not None:
         return array
     began = time.perf_counter_ns()
@@ -71,12 +116,12 @@ def _value(binding: Binding, copies: list[CopyReceipt]) -> Any:
     return array
 
 
-def _target(binding: Binding, operand: Operand) -> Any:
+def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
     """Where a run writes an output at once; None where its shape is not known, or its place is odd or too small."""
     if binding.is_omitted:
         return None
     if (place := binding.place()) is not None:
-        return place
+        return place if direct or not isinstance(place, DeviceBuffer) else None
     compiled = static_shape(operand.shape)
     if compiled is None:
         return None
@@ -91,6 +136,10 @@ def _target(binding: Binding, operand: Operand) -> Any:
 
 def _deliver(binding: Binding, result: NDArray, copies: list[CopyReceipt]) -> bool:
     """Copies *result* to where it belongs; whether there was room."""
+    if (place := binding.place()) is not None:
+        place.copy_from(np.ascontiguousarray(result))
+        copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))
+        return True
     room = binding.bytes()
     asked = static_shape(binding.shape)
     if asked is not None and asked != result.shape:

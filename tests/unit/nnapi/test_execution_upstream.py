@@ -16,12 +16,14 @@ import pytest
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import ErrorStatus
 from penstock.hal import ExecutionResult, Timing
+from penstock.hal.descriptors import fence_pair
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi import (
     UNKNOWN_DURATION,
     Burst,
     Compilation,
     DurationCode,
+    Event,
     Execution,
     Memory,
     MemoryDesc,
@@ -195,17 +197,25 @@ class TestDeadlines:
             execution.compute()
 
     def test_a_duration_after_the_fences(self) -> None:
-        slow = SlowDevice(ReferenceDevice(), dict.fromkeys(EXECUTES, 30.0), "slow")
-        with compiled(finished(), [slow]) as compilation:
+        signal, fence = fence_pair()
+        with (
+            compiled(endless(), ["reference"]) as compilation,
+            Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
+        ):
             execution = Execution(compilation)
-            execution.set_input(0, X)
-            execution.set_input(1, X)
-            execution.set_output(0, np.empty_like(X))
-            with (
-                execution.start_compute_with_dependencies([], 30_000_000) as event,
-                answers(ResultCode.MISSED_DEADLINE_TRANSIENT),
-            ):
-                event.wait()
+            execution.set_loop_timeout(get_maximum_loop_timeout())
+            execution.set_input(0, np.zeros(1, np.float32))
+            execution.set_output(0, np.zeros(1, np.float32))
+            with execution.start_compute_with_dependencies([dependency], 40_000_000) as event:
+                # What passes before the fences have signalled does not count.
+                with pytest.raises(TimeoutError):
+                    event.outcome(80_000_000)
+                began = time.monotonic()
+                signal.signal()
+                with answers(ResultCode.MISSED_DEADLINE_TRANSIENT):
+                    event.wait()
+                assert 0.03 < time.monotonic() - began < 10
+        fence.close()
 
 
 @pytest.mark.usefixtures("nothing_left_open")

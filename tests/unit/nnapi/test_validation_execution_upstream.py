@@ -22,11 +22,12 @@ from penstock.nnapi import (
     Event,
     Execution,
     Memory,
+    NnapiError,
     OperandDesc,
     OperandType,
     ResultCode,
 )
-from penstock.testing.doubles import InterceptingDevice
+from penstock.testing.doubles import InterceptingDevice, RecordingDevice
 from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, finished, unary
 
 BAD_DATA, BAD_STATE, UNEXPECTED_NULL, OP_FAILED = (
@@ -518,9 +519,9 @@ class TestValidationTestEvent:
             execution.set_output(0, np.zeros((2, 3), np.float32))
             with execution.start_compute_with_dependencies([]) as event:
                 fd = event.get_sync_fence_fd()
-                with pytest.raises(Exception, match="shape"):
+                with pytest.raises(NnapiError, match="shape") as caught:
                     event.wait()
-                with Event.create_from_sync_fence_fd(fd) as other, pytest.raises(Exception):  # noqa: B017  # whichever code
+                with Event.create_from_sync_fence_fd(fd) as other, answers(caught.value.code):
                     other.wait()
                 os.close(fd)
 
@@ -561,7 +562,7 @@ class TestFencedExecution:
         with (
             Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
             execution.start_compute_with_dependencies([dependency]) as event,
-            answers(OP_FAILED, "depends on"),
+            answers(OP_FAILED, "waits for"),
         ):
             event.wait()
         fence.close()
@@ -586,6 +587,36 @@ class TestFencedExecution:
             with answers(BAD_DATA, "unknown shape"):
                 execution.start_compute_with_dependencies([])
             execution.compute()
+
+    def test_shapes_that_only_the_execution_tells(self) -> None:
+        signal, fence = fence_pair()
+        out = np.zeros_like(X)
+        with (
+            compiled(unary(dimensions=(0, 3))) as compilation,
+            Event.create_from_sync_fence_fd(fence.fileno()) as dependency,
+        ):
+            execution = Execution(compilation)
+            execution.set_input(0, X, type=LOOSE)
+            execution.set_output(0, out, type=LOOSE)
+            with execution.start_compute_with_dependencies([dependency]) as event:
+                with pytest.raises(TimeoutError):
+                    event.outcome(20_000_000)
+                signal.signal()
+                event.wait()
+        assert out.tolist() == X.tolist()
+        fence.close()
+
+    def test_drivers_get_the_fences(self) -> None:
+        """One with fenced execution of its own waits by itself."""
+        device = RecordingDevice(ReferenceDevice(), "recording")
+        with (
+            compiled(finished(), [device]) as compilation,
+            ready(compilation).start_compute_with_dependencies([]) as first,
+            ready(compilation).start_compute_with_dependencies([first]) as second,
+        ):
+            second.wait()
+        calls = [c.arguments for c in device.calls if c.method == "execute_fenced"]
+        assert sorted(len(arguments[1]) for arguments in calls) == [0, 1]
 
     def test_a_deadline_while_it_waits(self, alone: Compilation) -> None:
         signal, fence = fence_pair()
