@@ -29,7 +29,7 @@ from penstock.execution.ready import ready_inputs
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize, Variants
-from penstock.hal import CancelToken, ExecutionConfig, Fence, Priority
+from penstock.hal import CancelToken, ExecutionConfig, Priority
 from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
 from penstock.partitioning.plan import ExecutionPlan
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
-    from penstock.hal import MemoryPreference
+    from penstock.hal import Fence, MemoryPreference
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
     from penstock.memory.buffer import DeviceBuffer
