@@ -18,8 +18,8 @@ def devices(context: typer.Context) -> None:
     output = output_of(context)
     found = penstock.devices()
     output.table(
-        ("device", "type", "version", "driver", "usable"),
-        [(d.name, d.type, shortened(d.version), d.driver, usable(d)) for d in found],
+        ("device", "type", "version", "driver", "runs in", "usable"),
+        [(d.name, d.type, shortened(d.version), d.driver, runs_in(d), usable(d)) for d in found],
     )
     output.json({"devices": [describe(d) for d in found]})
 
@@ -30,6 +30,11 @@ def usable(device: DeviceInfo) -> str:
         return f"no: {device.reason}"
     named = "when named" if device.only_when_named else "yes"
     return f"{named} (simulated)" if device.capabilities.simulated else named
+
+
+def runs_in(device: DeviceInfo) -> str:
+    """Which process the device's driver runs in."""
+    return "a process of its own" if device.isolated else "this process"
 
 
 def describe(device: DeviceInfo) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def describe(device: DeviceInfo) -> dict[str, Any]:
         "reason": device.reason,
         "only_when_named": device.only_when_named,
         "driver": device.driver,
+        "isolated": device.isolated,
         "feature_level": device.feature_level,
         "capabilities": msgspec.to_builtins(device.capabilities),
     }

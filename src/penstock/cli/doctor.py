@@ -13,8 +13,8 @@ import typer
 
 import penstock
 from penstock import knobs
-from penstock.cli import capsules, options
-from penstock.cli.devices import describe, usable
+from penstock.cli import capsules, crashes, options
+from penstock.cli.devices import describe, runs_in, usable
 from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.knobs import (
     describe as describe_knob,
@@ -26,7 +26,7 @@ from penstock.cli.knobs import (
 )
 from penstock.cli.output import output_of, shortened, size
 from penstock.cli.places import places
-from penstock.errors import InputError, NotAvailable
+from penstock.errors import InputError
 from penstock.ipc import sandbox
 
 PACKAGES: Final = (
@@ -49,7 +49,7 @@ ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx
 def doctor(
     context: typer.Context,
     last_crash: Annotated[
-        bool, typer.Option("--last-crash", help="The last crash (not available yet).")
+        bool, typer.Option("--last-crash", help="How the process of an isolated driver died last.")
     ] = False,
     capsule: Annotated[
         str | None,
@@ -85,9 +85,10 @@ def doctor(
     ] = None,
 ) -> None:
     """Say what is installed, which drivers work and why others do not, and which limits hold."""
-    if last_crash:
-        raise NotAvailable("'doctor --last-crash' is not available yet")
     output = output_of(context)
+    if last_crash:
+        crashes.show_last_crash(output)
+        return
     if forget is not None:
         capsules.forget(output, forget)
         return
@@ -113,8 +114,11 @@ def doctor(
     )
     found = penstock.devices()
     output.table(
-        ("device", "type", "version", "feature level", "usable"),
-        [(d.name, d.type, shortened(d.version), d.feature_level, usable(d)) for d in found],
+        ("device", "type", "version", "feature level", "runs in", "usable"),
+        [
+            (d.name, d.type, shortened(d.version), d.feature_level, runs_in(d), usable(d))
+            for d in found
+        ],
     )
     output.table(
         ("delegate", "device", "fits", "why"),
@@ -154,6 +158,8 @@ def doctor(
         ],
     )
     output.table(("isolated drivers are held by", "here"), list(data["sandbox"].items()))
+    if (crash := crashes.last_in_words()) is not None:
+        output.line(crash)
     capsules.show_verdicts(output, found_wrong)
     if data["knobs"]:
         rows = [(k["name"], shown(k), k["default"], place(k["source"])) for k in data["knobs"]]

@@ -167,16 +167,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(run: Run, arguments: list[str])
     one_line(run(*arguments), 2)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["doctor", "--last-crash"],
-    ],
-)
-def test_what_is_not_there_yet_says_so(run: Run, arguments: list[str]) -> None:
-    assert "not available yet" in one_line(run(*arguments), 2)
-
-
 @pytest.mark.parametrize("command", ["run", "inspect", "plan", "bench"])
 def test_a_missing_model_is_a_bad_file(run: Run, tmp_path: Path, command: str) -> None:
     assert "missing.tflite: No such file" in one_line(run(command, tmp_path / "missing.tflite"), 3)

@@ -1,0 +1,71 @@
+"""`penstock doctor --last-crash`, and what `devices` and `doctor` say of isolated drivers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock.ipc.evidence import MOST_KEPT, Crash, Underway, crash_directory, last_crash
+from penstock.ipc.starting import Place
+from tests.support_isolated import add_one
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def crash(pid: int = 7) -> Crash:
+    call = Underway("execute", "npu", "3.1", add_one())
+    place = Place("mine", "mine:create")
+    told = "was ended by SIGSEGV"
+    return Crash.of(place, pid, told, 2, [call], "first\nlast words\n", quarantined=False)
+
+
+def test_no_crash_is_said() -> None:
+    result = RUNNER.invoke(app, ["doctor", "--last-crash"])
+    assert result.exit_code == 0
+    assert "no process of an isolated driver has died" in result.stdout
+
+
+def test_the_newest_crash_is_shown() -> None:
+    crash(6).keep()
+    crash(7).keep()
+    text = RUNNER.invoke(app, ["doctor", "--last-crash"]).stdout
+    for words in ("mine:create", "7 was ended by SIGSEGV", "execute on npu, version 3.1", "ADD"):
+        assert words in text
+    assert "  last words" in text
+    told = json.loads(RUNNER.invoke(app, ["doctor", "--last-crash", "--json"]).stdout)["crash"]
+    assert (told["driver"], told["deaths"], told["pid"]) == ("mine", 2, 7)
+
+
+def test_a_damaged_record_is_passed_over(state: Path) -> None:
+    crash(6).keep()
+    (state / "crashes" / "9999999999999-1.crash.json").write_bytes(b"\xff{")
+    found = last_crash()
+    assert found is not None
+    assert found.pid == 6
+
+
+def test_few_records_are_kept() -> None:
+    for pid in range(MOST_KEPT + 5):
+        crash(pid).keep()
+    assert len(list(Path(crash_directory()).iterdir())) == MOST_KEPT
+
+
+def test_devices_say_which_process_they_run_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ISOLATE", "null")
+    from penstock.runtime.discovery import Manager
+
+    manager = Manager()
+    infos = {info.name: info for info in manager.infos()}
+    assert infos["null"].isolated
+    assert infos["null"].usable
+    assert not infos["reference"].isolated
