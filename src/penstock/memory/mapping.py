@@ -99,15 +99,14 @@ def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
         raise GeneralFailure(f"this device maps no {memory.name} memory")
     if memory.size < 0:
         raise GeneralFailure(f"a memory of {memory.size} bytes cannot be mapped")
-    both = PROT_READ | PROT_WRITE
     match memory.name, memory.handle:
         case "ashmem", int(fd):
-            return Mapping(_region(memory, fd, 0, both, fall_back=True))
+            return Mapping(region_of(memory, fd))
         case "mmap_fd", (int(fd), int(offset), int(protection)):
             return Mapping(_region(memory, fd, offset, protection, fall_back=False))
         case "hardware_buffer_blob", (int(fd), _):
             _check_blob(memory)
-            mapping = Mapping(_region(memory, fd, 0, both, fall_back=True))
+            mapping = Mapping(region_of(memory, fd))
             mapping.ended = announce(mapping, fd)
             return mapping
     if memory.name in {ASHMEM, MMAP_FD, HARDWARE_BUFFER_BLOB}:
@@ -172,6 +171,11 @@ def _check_blob(memory: Memory) -> None:
         raise GeneralFailure(
             f"a hardware_buffer_blob of {memory.size} bytes cannot have the description {description}"
         )
+
+
+def region_of(memory: Memory, fd: int) -> NDArray:
+    """All bytes of *memory*, which begin where *fd* does, writable where that can be; raises `GeneralFailure`."""
+    return _region(memory, fd, 0, PROT_READ | PROT_WRITE, fall_back=True)
 
 
 def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back: bool) -> NDArray:

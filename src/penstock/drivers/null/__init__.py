@@ -8,6 +8,7 @@ from penstock import hal
 from penstock.errors import InvalidArgument
 from penstock.ir import Model
 from penstock.ir.types import is_static
+from penstock.memory import map_memory
 
 __all__ = ["NullDevice", "create"]
 
@@ -43,6 +44,8 @@ class NullPreparedModel(hal.PreparedModelBase):
             isinstance(a, hal.TokenArgument) for a in (*request.inputs, *request.outputs)
         ):
             raise InvalidArgument("the null device has no buffers; a token means nothing to it")
+        for pool in request.pools:
+            map_memory(pool).close()
         for output in request.outputs:
             if isinstance(output, hal.HostMemory):
                 output.array.fill(0)

@@ -57,9 +57,15 @@ def check_capabilities(device: Device) -> None:
 
 
 def check_memory_kinds(device: Device) -> None:
-    """Every driver maps `ashmem` and `mmap_fd`."""
-    missing = {"ashmem", "mmap_fd"} - set(device.capabilities.memory_kinds)
+    """Every driver maps `ashmem` and `mmap_fd`, from feature level 4 on also `hardware_buffer_blob`; below level 3 none
+    says that it maps a hardware buffer.
+    """
+    level, kinds = device.feature_level, set(device.capabilities.memory_kinds)
+    needed = {"ashmem", "mmap_fd"} | ({"hardware_buffer_blob"} if level >= 4 else set())
+    missing = needed - kinds
     require(not missing, f"memory kinds do not have {', '.join(sorted(missing))}")
+    early = [kind for kind in sorted(kinds) if kind.startswith("hardware_buffer") and level < 3]
+    require(not early, f"memory kinds have {', '.join(early)} at feature level {level}")
 
 
 def check_check_gives_a_reason(device: Device) -> None:

@@ -1,0 +1,238 @@
+"""Memory of every kind, for constants, inputs and outputs: mapped where a device claims it, refused where not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.errors import GeneralFailure, InvalidArgument
+from penstock.hal import (
+    Device,
+    Memory,
+    PoolArgument,
+    PrepareConfig,
+    Request,
+    mappable_kinds,
+    preferred_memory,
+)
+from penstock.ir import ConstantPool, DataLocation, DType, Lifetime, Model, NDArray
+from penstock.memory import (
+    MEMORY_KINDS,
+    HardwareBuffer,
+    HardwareBufferDescription,
+    HardwareBufferFormat,
+    HardwareBufferHandle,
+    MemoryPool,
+)
+from penstock.memory.arena import lay_out
+from penstock.memory.images import PIXELS, map_image
+from penstock.testing.contract.cases import Case, one_case, static_cases
+from penstock.testing.contract.pools import memory_kinds, pool_of
+from penstock.testing.contract.promise import Check, NotCovered, needs_values, refused
+from penstock.testing.contract.trial import PLAIN, Trial, compare, prepare
+
+IMAGE: Final = "hardware_buffer"
+UNKNOWN: Final = "no_such_memory"
+
+
+@needs_values
+def check_every_kind_serves_inputs_and_outputs(device: Device) -> None:
+    """Pools of each kind that the device claims hold its inputs and take its outputs."""
+    for case in static_cases(device)[:6]:
+        with closing(prepare(device, case)) as prepared:
+            for kind in memory_kinds(device):
+                with Trial(case, memory=kind) as trial:
+                    found = trial.run(prepared)
+                compare(device, case, found, case.outputs, f"of {kind} memory")
+
+
+def check_other_kinds_fail_the_execution(device: Device) -> None:
+    """Memory that the device does not map is `GeneralFailure`, and no output is written."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        for kind in (*_others(device), UNKNOWN):
+            with Trial(case) as trial:
+                given = trial.request
+                strange = _strange(kind, given.pools[0])
+                request = Request(_at(given.inputs, kind), given.outputs, (strange, *given.pools))
+                outputs = tuple(_next_pool(a) for a in request.outputs)
+                with refused(f"an input in {kind} memory", GeneralFailure):
+                    prepared.execute(replace(request, outputs=outputs), PLAIN)
+                trial.check_unwritten(f"by a run whose input lies in {kind} memory")
+                written = Request(given.inputs, _at(given.outputs, kind), (strange,))
+                inputs = tuple(_next_pool(a) for a in written.inputs)
+                pools = (strange, *given.pools)
+                with refused(f"an output in {kind} memory", GeneralFailure):
+                    prepared.execute(replace(written, inputs=inputs, pools=pools), PLAIN)
+
+
+@needs_values
+def check_every_kind_serves_constants(device: Device) -> None:
+    """Constants lie in pools of each kind that the device claims."""
+    case = _with_constants(device)
+    for kind in memory_kinds(device):
+        with _constants_in(case.model, kind) as model:
+            moved = Case(case.name, model, case.inputs, case.outputs)
+            with closing(prepare(device, moved)) as prepared, Trial(moved) as trial:
+                found = trial.run(prepared)
+        compare(device, case, found, case.outputs, f"with constants in {kind} memory")
+
+
+def check_constants_of_other_kinds_fail_the_preparation(device: Device) -> None:
+    """Constants in memory that the device does not map, or in an image, are `GeneralFailure` when it prepares."""
+    case = _with_constants(device)
+    for kind in dict.fromkeys((*_others(device), IMAGE, UNKNOWN)):
+        pools = tuple(ConstantPool(p.view, p.owner, kind) for p in case.model.pools)
+        with refused(f"a constant in {kind} memory", GeneralFailure):
+            device.prepare_model(replace(case.model, pools=pools), PrepareConfig())
+
+
+def check_memory_at_odds_with_its_name(device: Device) -> None:
+    """A handle that is not what the name says, or a description that is not the name's, is `GeneralFailure`."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+        size = trial.request.pools[0].size
+        with HardwareBuffer.allocate(size) as buffer:
+            fd = buffer.memory.handle.fd
+            blob, pixels = HardwareBufferFormat.BLOB, HardwareBufferFormat.R8_UNORM
+            for what, memory in (
+                ("a blob without a description", Memory("hardware_buffer_blob", fd, size)),
+                ("a blob that is an image", _described("hardware_buffer_blob", fd, pixels, size)),
+                ("a blob that is too small", _described("hardware_buffer_blob", fd, blob, size, 1)),
+                ("a file that is a blob", Memory("mmap_fd", buffer.memory.handle, size)),
+                ("a descriptor that is none", Memory("ashmem", -1, size)),
+            ):
+                request = Request(trial.request.inputs, trial.request.outputs, (memory,))
+                with refused(what, GeneralFailure):
+                    prepared.execute(request, PLAIN)
+
+
+@needs_values
+def check_padding_is_accepted(device: Device) -> None:
+    """Arguments may lie as the device prefers, with room behind them that it may overwrite (NNAPI section 6.8)."""
+    case = one_case(device)
+    preference = preferred_memory(device)
+    arrays = [*case.inputs, *case.outputs]
+    places, size = lay_out([a.nbytes for a in arrays], preference)
+    arguments = [
+        PoolArgument(DataLocation(0, offset, array.nbytes), array.shape, padding)
+        for array, (offset, padding) in zip(arrays, places, strict=True)
+    ]
+    count = len(case.inputs)
+    with closing(prepare(device, case)) as prepared, MemoryPool.anonymous(max(size, 1)) as pool:
+        views = [pool.view(a.dtype, a.shape, at) for a, (at, _) in zip(arrays, places, strict=True)]
+        for view, value in zip(views, case.inputs, strict=False):
+            view[...] = value
+        request = Request(tuple(arguments[:count]), tuple(arguments[count:]), (pool.memory,))
+        prepared.execute(request, PLAIN)
+        found = [np.array(view) for view in views[count:]]
+    compare(device, case, found, case.outputs, "of padded arguments")
+
+
+@needs_values
+def check_images_serve_inputs_and_outputs(device: Device) -> None:
+    """A device that claims `hardware_buffer` reads and writes images, whose rows may lie apart."""
+    if IMAGE not in mappable_kinds(device):
+        raise NotCovered("it takes no images")
+    case = _picture(device)
+    with closing(prepare(device, case)) as prepared:
+        buffers = [_image_of(a) for a in (*case.inputs, *case.outputs)]
+        for buffer, value in zip(buffers, case.inputs, strict=False):
+            with map_image(buffer.memory) as mapping:
+                mapping.array[...] = value.reshape(mapping.array.shape)
+        arguments = [PoolArgument(DataLocation(i, 0, 0)) for i in range(len(buffers))]
+        count = len(case.inputs)
+        request = Request(
+            tuple(arguments[:count]), tuple(arguments[count:]), tuple(b.memory for b in buffers)
+        )
+        prepared.execute(request, PLAIN)
+        found = []
+        for buffer, value in zip(buffers[count:], case.outputs, strict=True):
+            with map_image(buffer.memory) as mapping:
+                found.append(np.array(mapping.array).reshape(value.shape))
+        compare(device, case, found, case.outputs, "of images")
+        for place in (DataLocation(0, 4, 0), DataLocation(0, 0, 4)):
+            wrong = replace(request, inputs=(PoolArgument(place), *request.inputs[1:]))
+            with refused("a part of an image", InvalidArgument):
+                prepared.execute(wrong, PLAIN)
+        for buffer in buffers:
+            buffer.close()
+
+
+def _others(device: Device) -> tuple[str, ...]:
+    return tuple(kind for kind in MEMORY_KINDS if kind not in mappable_kinds(device))
+
+
+def _strange(kind: str, like: Memory) -> Memory:
+    """Memory of that kind, and of the size of *like*."""
+    if kind == IMAGE:
+        return HardwareBuffer.allocate(like.size, format=HardwareBufferFormat.R8_UNORM).memory
+    if kind in MEMORY_KINDS:
+        return pool_of(kind, like.size).memory
+    return Memory(kind, None, like.size)
+
+
+def _at(arguments: Sequence[Any], kind: str) -> tuple[Any, ...]:
+    """*arguments* in pool 0, the first one as memory of that kind is pointed into; the others in pool 1."""
+    whole = DataLocation(0, 0, 0)
+    first = replace(arguments[0], location=whole, padding=0) if kind == IMAGE else arguments[0]
+    return (first, *(_next_pool(a) for a in arguments[1:]))
+
+
+def _next_pool(argument: Any) -> Any:
+    return replace(argument, location=replace(argument.location, pool=1))
+
+
+def _described(name: str, fd: int, kind: int, size: int, width: int | None = None) -> Memory:
+    description = HardwareBufferDescription(kind, width or size, stride=width or size)
+    return Memory(name, HardwareBufferHandle(fd, description), size)
+
+
+def _with_constants(device: Device) -> Case:
+    for case in static_cases(device):
+        if any(o.lifetime is Lifetime.CONSTANT_POOL for o in case.model.operands):
+            return case
+    raise NotCovered("it supports no model of this suite with a constant in a pool")
+
+
+@contextmanager
+def _constants_in(model: Model, kind: str) -> Iterator[Model]:
+    """*model* with its one pool of constants in memory of that kind."""
+    (own,) = model.pools
+    with pool_of(kind, len(own)) as pool:
+        pool.view(np.uint8, len(own))[:] = np.frombuffer(own.view, np.uint8)
+        yield replace(model, pools=(pool.constants(),))
+
+
+def _picture(device: Device) -> Case:
+    """A case whose inputs and outputs are float32 of rank 2: pictures of one number a pixel."""
+    for case in static_cases(device):
+        operands = [
+            case.model.operands[i] for i in (*case.model.entry.inputs, *case.model.entry.outputs)
+        ]
+        if all(o.dtype is DType.FLOAT32 and len(o.shape or ()) == 2 for o in operands):
+            return case
+    raise NotCovered("it supports no model of this suite on pictures")
+
+
+def _image_of(array: NDArray) -> HardwareBuffer:
+    height, width = array.shape
+    kind = HardwareBufferFormat.D32_FLOAT
+    assert math.prod(array.shape) * np.dtype(PIXELS[kind][0]).itemsize == array.nbytes
+    return HardwareBuffer.allocate(width, height, format=kind)
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_every_kind_serves_inputs_and_outputs,
+    check_other_kinds_fail_the_execution,
+    check_every_kind_serves_constants,
+    check_constants_of_other_kinds_fail_the_preparation,
+    check_memory_at_odds_with_its_name,
+    check_padding_is_accepted,
+    check_images_serve_inputs_and_outputs,
+)
