@@ -28,6 +28,7 @@ DRIVERS: Final[dict[str, Callable[[], Device]]] = {
     "reference": lambda: only("reference"),
     "domains": lambda: DomainDevice(only("sample"), "domains"),
     "lab": lambda: only("lab"),
+    "lab, tiles": lambda: LabDevice(layout="tiles"),
     "lab, first run": lambda: LabDevice(mode="first_run"),
     "lab, staged": lambda: LabDevice(mode="staged", uses=2),
     "lab, data files only": lambda: LabDevice(files=(0, 3)),
@@ -36,6 +37,7 @@ DRIVERS: Final[dict[str, Callable[[], Device]]] = {
 COMPUTES_NOTHING: Final = ("null",)
 CACHING: Final = ("caching", "caching_security", "lifetime")
 SOME_SUITES: Final = {
+    "lab, tiles": ("memory", "memory_domains", "execute"),
     "lab, first run": CACHING,
     "lab, staged": CACHING,
     "lab, data files only": CACHING,
@@ -49,6 +51,7 @@ ISOLATED: Final = {
     "reference": "penstock.drivers.reference:create",
     "domains": "penstock.testing.isolation:domains",
     "lab": "penstock.testing.lab:create",
+    "lab, tiles": "penstock.testing.isolation:lab_tiles",
     "lab, first run": "penstock.testing.isolation:lab_first_run",
     "lab, staged": "penstock.testing.isolation:lab_staged",
     "lab, data files only": "penstock.testing.isolation:lab_data_files",

@@ -30,6 +30,11 @@ def domains() -> Device:
     return DomainDevice(device, "domains")
 
 
+def lab_tiles() -> Device:
+    """A device with a layout of its own."""
+    return LabDevice(layout="tiles")
+
+
 def lab_first_run() -> Device:
     """A device that compiles when it is first run."""
     return LabDevice(mode="first_run")

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import Cancelled, GeneralFailure, InputError, InvalidArgument
 from penstock.hal import CacheReport, CancelToken, PrepareConfig, ProgressEvent
-from penstock.ir import DType, ModelBuilder
+from penstock.ir import DType, ModelBuilder, Quantization
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.entries import Entry
 from penstock.testing.devices import find_devices
@@ -228,18 +228,18 @@ def refusal(kind: str, shapes: list[Any], output: Any, **attributes: Any) -> str
 def test_refusals_have_reasons() -> None:
     assert refusal("DIV", [(2,), (2,)], (2,)) == "the lab device has no DIV"
     assert "is int8, not float32" in refusal("RELU", [(DType.INT8, (2,))], (DType.INT8, (2,)))
-    assert "is not known" in refusal("RELU", [(None, 2)], (None, 2))
+    assert "are not known" in refusal("SOFTMAX", [(None, 2)], (None, 2), beta=1.0)
     assert "do not give (3,)" in refusal("ADD", [(2,), (2,)], (3,))
     assert "weights must be constant" in refusal("FULLY_CONNECTED", [(1, 4), (3, 4), None], (1, 3))
     assert "'TANH'" in refusal("ADD", [(2,), (2,)], (2,), fused_activation_function="TANH")
     assert "bytes" in refusal("RELU", [(1 << 28, 2)], (1 << 28, 2))
 
 
-def test_what_passes_through_unseen_must_be_known() -> None:
+def test_what_passes_through_unseen_is_not_quantised() -> None:
     b = ModelBuilder()
-    x, y = b.input(F32, (2,)), b.input(F32, (None,), "y")
+    x, y = b.input(F32, (2,)), b.input(DType.INT8, (2,), "y", Quantization((0.5,), (0,)))
     (z,) = b.operation("RELU", [x], [(F32, (2,))])
-    with pytest.raises(GeneralFailure, match="y is float32 of shape"):
+    with pytest.raises(GeneralFailure, match="y is int8 of shape"):
         LabDevice().prepare_model(b.build([z, y]), PLAIN)
 
 

@@ -128,7 +128,7 @@ def test_any_payloads_are_a_program_or_malformed(model: list[bytes], data: list[
 def test_sizes_are_bounded_before_anything_is_made() -> None:
     header = struct.pack("<4sBBHHHHQ", b"PLAB", 2, 0, 1, 1, 1, 0, 0)
     io = struct.pack("<HH", 0, 0)
-    for dimensions in ((1 << 31,), (65536, 65536), (4294967295,) * 32):
+    for dimensions in ((1 << 31,), (65536, 65536), (4294967294,) * 32):
         slot = struct.pack(f"<BBB{len(dimensions)}I", 0, len(dimensions), 0, *dimensions)
         with pytest.raises(MalformedProgram, match="a value of"):
             decode(header + slot + io, b"")

@@ -167,13 +167,13 @@ def _conflict(device: Device, what: str, model: Model, index: int = 1) -> None:
 
 
 def check_allocate_empty_role(device: Device) -> None:
-    """MemoryDomainAllocateTest.EmptyRole"""
+    """MemoryDomainAllocateTest.EmptyRole."""
     with bench(device) as on:
         _refuses("no roles", on, [])
 
 
 def check_allocate_nullptr_prepared_model(device: Device) -> None:
-    """MemoryDomainAllocateTest.NullptrPreparedModel"""
+    """MemoryDomainAllocateTest.NullptrPreparedModel."""
     with bench(device) as on:
         with refused("a buffer for no model", InvalidArgument):
             device.allocate(BufferDesc(), [BufferRole(None, "input", 0)])  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def check_allocate_invalid_model_index(device: Device) -> None:
 
 
 def check_allocate_invalid_io_index(device: Device) -> None:
-    """MemoryDomainAllocateTest.InvalidIOIndex"""
+    """MemoryDomainAllocateTest.InvalidIOIndex."""
     with bench(device) as on:
         _refuses("input 2 of 2", on, [on.input(2)])
         _refuses("output 1 of 1", on, [(on.prepared, "output", 1)])
@@ -207,7 +207,7 @@ def check_allocate_invalid_io_index(device: Device) -> None:
 
 
 def check_allocate_invalid_probability(device: Device) -> None:
-    """MemoryDomainAllocateTest.InvalidProbability"""
+    """MemoryDomainAllocateTest.InvalidProbability."""
     with bench(device) as on:
         for frequency in (10.0, 0.0, -0.5, float("nan")):
             for kind in ("input", "output"):
@@ -217,24 +217,24 @@ def check_allocate_invalid_probability(device: Device) -> None:
 
 
 def check_allocate_same_role_specified_twice(device: Device) -> None:
-    """MemoryDomainAllocateTest.SameRoleSpecifiedTwice"""
+    """MemoryDomainAllocateTest.SameRoleSpecifiedTwice."""
     with bench(device) as on:
         _refuses("an input twice", on, [on.input(), on.input()])
         _refuses("an output twice", on, [on.output, on.input(), on.output])
 
 
 def check_allocate_conflict_operand_type(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictOperandType"""
+    """MemoryDomainAllocateTest.ConflictOperandType."""
     _conflict(device, "two element types", carrying(DType.INT32, None, SHAPE))
 
 
 def check_allocate_conflict_scale(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictScale"""
+    """MemoryDomainAllocateTest.ConflictScale."""
     _conflicting_quantization(device, Quantization((0.5,), (0,)))
 
 
 def check_allocate_conflict_zero_point(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictZeroPoint"""
+    """MemoryDomainAllocateTest.ConflictZeroPoint."""
     _conflicting_quantization(device, Quantization((1.0,), (7,)))
 
 
@@ -249,50 +249,50 @@ def _conflicting_quantization(device: Device, other: Quantization) -> None:
 
 
 def check_allocate_conflict_rank_between_roles(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictRankBetweenRoles"""
+    """MemoryDomainAllocateTest.ConflictRankBetweenRoles."""
     _conflict(device, "two ranks", adding(*KINDS[0], SHAPE[1:]), 0)
 
 
 def check_allocate_conflict_dimensions_between_roles(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictDimensionsBetweenRoles"""
+    """MemoryDomainAllocateTest.ConflictDimensionsBetweenRoles."""
     _conflict(device, "other dimensions", adding(*KINDS[0], (1, 32, 32, 4)), 0)
 
 
 def check_allocate_conflict_rank_between_role_and_desc(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictRankBetweenRoleAndDesc"""
+    """MemoryDomainAllocateTest.ConflictRankBetweenRoleAndDesc."""
     with bench(device) as on:
         _refuses("a rank of its own", on, [on.input()], SHAPE[1:])
         _refuses("a rank of its own", on, [on.output], (1, *SHAPE))
 
 
 def check_allocate_conflict_dimensions_between_role_and_desc(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictDimensionsBetweenRoleAndDesc"""
+    """MemoryDomainAllocateTest.ConflictDimensionsBetweenRoleAndDesc."""
     with bench(device) as on:
         _refuses("dimensions of its own", on, [on.input()], (1, 32, 32, 4))
         _refuses("dimensions of its own", on, [on.output], (2, 32, 32, 8))
 
 
 def check_allocate_conflict_rank_with_scalar_role(device: Device) -> None:
-    """MemoryDomainAllocateTest.ConflictRankWithScalarRole"""
+    """MemoryDomainAllocateTest.ConflictRankWithScalarRole."""
     with bench(device) as on, closing(_prepared(device, adding(*KINDS[0], ()))) as scalars:
         _refuses("a rank for a scalar", on, [(scalars, "input", 0)], (1,))
         _refuses("a scalar and a tensor", on, [(scalars, "input", 0), on.input()])
 
 
 def check_copy_from_invalid_memory_size(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize"""
+    """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize."""
     with bench(device) as on:
         _copies_refuse_sizes(on, on.allocate([on.input()])[1], "copy_from")
 
 
 def check_copy_from_invalid_memory_size_dynamic_shape(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize_DynamicShape"""
+    """MemoryDomainCopyTest.CopyFrom_InvalidMemorySize_DynamicShape."""
     with bench(device, shape=(None, 32, 32, 8)) as on:
         _copies_refuse_sizes(on, on.allocate([on.input()])[1], "copy_from")
 
 
 def check_copy_from_invalid_dimensions(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyFrom_InvalidDimensions"""
+    """MemoryDomainCopyTest.CopyFrom_InvalidDimensions."""
     with bench(device) as on:
         _, buffer = on.allocate([on.input()])
         with MemoryPool.anonymous(on.values().nbytes) as pool:
@@ -306,7 +306,7 @@ def check_copy_from_invalid_dimensions(device: Device) -> None:
 
 
 def check_copy_from_invalid_dimensions_dynamic_shape(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyFrom_InvalidDimensions_DynamicShape"""
+    """MemoryDomainCopyTest.CopyFrom_InvalidDimensions_DynamicShape."""
     with bench(device, shape=(None, 32, 32, 8)) as on:
         _, buffer = on.allocate([on.input()])
         with MemoryPool.anonymous(on.values().nbytes) as pool:
@@ -316,7 +316,7 @@ def check_copy_from_invalid_dimensions_dynamic_shape(device: Device) -> None:
 
 
 def check_copy_to_uninitialized_memory(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyTo_UninitializedMemory"""
+    """MemoryDomainCopyTest.CopyTo_UninitializedMemory."""
     with bench(device) as on:
         _, buffer = on.allocate([on.input()])
         with (
@@ -327,7 +327,7 @@ def check_copy_to_uninitialized_memory(device: Device) -> None:
 
 
 def check_copy_to_invalid_memory_size(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyTo_InvalidMemorySize"""
+    """MemoryDomainCopyTest.CopyTo_InvalidMemorySize."""
     with bench(device) as on:
         _, buffer = on.allocate([on.input()])
         on.write(buffer, on.values())
@@ -335,7 +335,7 @@ def check_copy_to_invalid_memory_size(device: Device) -> None:
 
 
 def check_copy_to_invalid_memory_size_dynamic_shape(device: Device) -> None:
-    """MemoryDomainCopyTest.CopyTo_InvalidMemorySize_DynamicShape"""
+    """MemoryDomainCopyTest.CopyTo_InvalidMemorySize_DynamicShape."""
     with bench(device, shape=(None, 32, 32, 8)) as on:
         _, buffer = on.allocate([on.input()])
         on.write(buffer, on.values())
@@ -462,7 +462,7 @@ def _execution_check(name: str, mode: Mode) -> Check:
     upstream = "".join(word.capitalize() for word in name.split("_")).replace("Io", "IO")
     check.__name__ = check.__qualname__ = f"check_execution_{name}_{mode}"
     check.__doc__ = (
-        f"MemoryDomainExecutionTest.{upstream} ({mode}), in every element type that it supports"
+        f"MemoryDomainExecutionTest.{upstream} ({mode}), in every element type that it supports."
     )
     return check
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from penstock.errors import GeneralFailure
 from penstock.hal import SUPPORTED, Support
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Operation
-from penstock.ir.types import static_shape
+from penstock.ir.types import is_static, static_shape
 from penstock.testing.lab.kernels import ACTIVATIONS, OPCODES
 from penstock.testing.lab.program import (
     ALIGNMENT,
@@ -23,6 +24,8 @@ from penstock.testing.lab.program import (
     Program,
     Slot,
 )
+
+MOST_OF_A_DIMENSION: Final = (1 << 32) - 1
 
 INTERFACE: str = "penstock.lab"
 """The custom code of the operation that stands for a program in `interface`."""
@@ -51,6 +54,11 @@ def support(model: Model, operation: Operation) -> Support:
         return _no("its weights must be constant")
     if len(read) > 255:
         return _no(f"{len(read)} inputs; 255 are possible")
+    used = (*read, operation.outputs[0])
+    if not all(is_static(model.operands[i].shape) for i in used):
+        if OPCODES[operation.type].arity == len(read):
+            return SUPPORTED
+        return _no(f"{operation.type} of values whose shapes are not known")
     shapes = [static_shape(model.operands[i].shape) or () for i in read]
     output = static_shape(model.operands[operation.outputs[0]].shape) or ()
     if not OPCODES[operation.type].fits(_instruction(model, operation), shapes, output):
@@ -64,15 +72,13 @@ def _no(reason: str) -> Support:
 
 def _odd(operand: Operand, index: int) -> str:
     name = operand.name or f"operand {index}"
-    shape = static_shape(operand.shape)
     if not operand.has_value:
         return "an input is left out"
     if operand.dtype is not DType.FLOAT32:
         return f"{name} is {operand.dtype.value}, not float32"
-    if shape is None:
-        return f"the shape of {name} is not known"
-    if len(shape) > MOST_RANK or max(shape, default=0) >= 1 << 32:
-        return f"{name} has shape {shape}"
+    shape = [d or 0 for d in operand.shape or ()]
+    if len(shape) > MOST_RANK or max(shape, default=0) >= MOST_OF_A_DIMENSION:
+        return f"{name} has shape {operand.shape}"
     if (size := 4 * math.prod(shape)) > MOST_BYTES:
         return f"{name} has {size} bytes"
     return ""
@@ -137,8 +143,9 @@ def compile_model(model: Model, progress: Progress) -> Program:
 
 def _slot(model: Model, index: int, weights: _Weights) -> Slot:
     operand = model.operands[index]
-    shape = static_shape(operand.shape)
-    if shape is None or operand.dtype not in DTYPES or max(shape, default=0) >= 1 << 32:
+    shape = operand.shape
+    large = max((d or 0 for d in shape or ()), default=0) >= MOST_OF_A_DIMENSION
+    if large or operand.dtype not in DTYPES or operand.quantization is not None:
         raise GeneralFailure(
             f"{operand.name or f'operand {index}'} is {operand.dtype.value} of shape {operand.shape}, "
             f"which passes through no program of the lab device"

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from penstock.errors import CacheError, GeneralFailure, InputError
 from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
     CacheHandle,
     CacheReport,
     Capabilities,
@@ -28,6 +31,7 @@ from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
 from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
 from penstock.testing.lab.compiler import compile_model, optimise, support
+from penstock.testing.lab.machine import LabDomain, Machine
 from penstock.testing.lab.prepared import LabPreparedModel, said
 from penstock.testing.lab.program import Bytes, Program, decode, encode, join, split
 
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["now", "first_run", "staged"]
 
+Layout: TypeAlias = Literal["rows", "tiles"]
+
+LAYOUTS: Final[tuple[Layout, ...]] = ("rows", "tiles")
 MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
 
 
@@ -62,6 +69,10 @@ class LabDevice(DeviceBase):
     path or a cache, is where it keeps compiled programs on its own, whatever the runtime caches; see
     `free_artefacts`.
 
+    Its buffers (memory domains) may be of unknown size, and have *memory* bytes together, None for any number. *layout*
+    "tiles" keeps values in them, and computes on them, in tiles of 8 x 8; `conversions` counts how often a value
+    was brought from one layout to the other.
+
     *registry*, *keys* and *file_system* are those of its `penstock.sealed.Seal`. Thread-safe.
     """
 
@@ -69,7 +80,6 @@ class LabDevice(DeviceBase):
     capabilities = Capabilities(
         performance={"float32": PerformanceInfo(execution_time=1.2, power_usage=1.2)},
         default_performance=None,
-        dynamic_outputs=False,
         only_when_named=True,
     )
 
@@ -81,6 +91,8 @@ class LabDevice(DeviceBase):
         feature_level: int = 8,
         mode: Mode = "now",
         uses: int = 3,
+        layout: Layout = "rows",
+        memory: int | None = None,
         files: tuple[int, int] = (2, 1),
         registry: Registry | None = None,
         keys: KeyStore | None = None,
@@ -88,10 +100,15 @@ class LabDevice(DeviceBase):
         blobs: PersistentBlobCache | str | os.PathLike[str] | None = None,
         on_engine: Callable[[str], None] | None = None,
     ) -> None:
+        if layout not in LAYOUTS:
+            raise InputError(f"no lab device has the layout {layout!r}")
         if mode not in MODES or feature_level not in FEATURE_LEVELS or uses < 1:
             raise InputError(f"no lab device has mode {mode!r}, level {feature_level}, {uses} uses")
         self.name, self.version, self.feature_level = name, version, feature_level
         self.mode, self.uses = mode, uses
+        self.machine = Machine(tiled=layout == "tiles", count=self.count)
+        self.domain: LabDomain | None = None
+        self._memory = memory
         self._needed, self._trust = files, (registry, keys, file_system)
         self._artefacts: Artefacts | None = None
         if blobs is not None:
@@ -117,6 +134,11 @@ class LabDevice(DeviceBase):
     def saves(self) -> int:
         """How often an entry was written to cache files, at once or late."""
         return self._counts["saves"]
+
+    @property
+    def conversions(self) -> int:
+        """How often a value was brought from rows to tiles, or back."""
+        return self._counts["conversions"]
 
     @property
     def engine_calls(self) -> dict[str, int]:
@@ -189,6 +211,17 @@ class LabDevice(DeviceBase):
         writer = self.seal.late_writer(config, expected=loaded.entry) if improving else None
         report = CacheReport(later=writer is not None, artefact=program.artefact)
         return LabPreparedModel(self, report, program=program, writer=writer, improving=improving)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        with self._lock:
+            if self.domain is None:
+                self.domain = LabDomain(self.machine, self._interface_of, self._memory)
+        return self.domain.allocate(desc, roles)
+
+    def _interface_of(self, prepared: object) -> Model | None:
+        if isinstance(prepared, LabPreparedModel) and prepared.device is self:
+            return prepared.model
+        return None
 
     def free_artefacts(self) -> int:
         """Frees every program in its own blob cache; how many there were."""

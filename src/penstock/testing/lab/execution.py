@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from penstock.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
+    OutputInsufficientSize,
     ResourceExhaustedTransient,
 )
 from penstock.hal import (
@@ -27,22 +30,37 @@ from penstock.hal import (
     Request,
     RequestArgument,
     Timing,
+    TokenArgument,
 )
 from penstock.ir import NDArray
+from penstock.ir.types import is_static
 from penstock.memory import map_memory
-from penstock.testing.lab.kernels import OPCODES, activate
+from penstock.testing.lab.machine import ROWS, LaidOut, Machine
 from penstock.testing.lab.program import Program, Slot
+from penstock.testing.lab.tiles import Tiled, Value
+
+if TYPE_CHECKING:
+    from penstock.memory.domain import Claim
 
 
-def execute(program: Program, request: Request, config: ExecutionConfig) -> ExecutionResult:
-    """Runs *program* on a request that was checked against its interface."""
+def execute(
+    program: Program,
+    request: Request,
+    config: ExecutionConfig,
+    machine: Machine,
+    laid_out: LaidOut,
+    claim: Claim | None = None,
+) -> ExecutionResult:
+    """Runs *program* on a request that was checked against its interface; *claim* has the buffers that it names."""
     begun = time.perf_counter_ns()
     with ExitStack() as mapped:
         pools = [mapped.enter_context(map_memory(memory)).array for memory in request.pools]
         slots = program.slots
-        given = [
-            _input(slots[n], argument, pools)
-            for n, argument in zip(program.inputs, request.inputs, strict=True)
+        given: list[Value] = [
+            claim.inputs[at].content
+            if claim is not None and at in claim.inputs
+            else _input(slots[program.inputs[at]], argument, pools)
+            for at, argument in enumerate(request.inputs)
         ]
         places = [
             _output(slots[n], argument, pools)
@@ -50,12 +68,21 @@ def execute(program: Program, request: Request, config: ExecutionConfig) -> Exec
         ]
         try:
             clock: list[int] | None = [] if config.measure else None
-            results = run(program, given, config, clock)
+            results = run(program, given, config, clock, machine, laid_out)
+            _check_room(places, results, slots, program)
+            for at, argument in enumerate(request.outputs):
+                if isinstance(argument, TokenArgument):
+                    if claim is None:
+                        raise InvalidArgument(
+                            f"no buffer of this device has token {argument.token}"
+                        )
+                    result = results[at]
+                    claim.put(at, _own(result, machine), result.shape)
         except MemoryError as error:
             raise ResourceExhaustedTransient("no memory for a value") from error
         for place, result in zip(places, results, strict=True):
             if place is not None:
-                np.copyto(place, result)
+                _write(place, machine.rows(result))
     spent = time.perf_counter_ns() - begun
     timing = NO_TIMING if clock is None else Timing(spent, spent, _timed(program, clock, begun))
     return ExecutionResult(tuple(OutputShape(r.shape) for r in results), timing)
@@ -70,14 +97,17 @@ def _timed(program: Program, clock: Sequence[int], begun: int) -> tuple[Operatio
 
 def run(
     program: Program,
-    given: Sequence[NDArray],
+    given: Sequence[Value],
     config: ExecutionConfig,
     clock: list[int] | None = None,
-) -> list[NDArray]:
-    """The outputs for inputs of the program's types and shapes. *clock* is given the time at which each instruction
-    begins and the last one ends.
+    machine: Machine = ROWS,
+    laid_out: LaidOut | None = None,
+) -> list[Value]:
+    """The outputs for inputs of the program's types and shapes, as *machine* computes them. *clock* is given the time at
+    which each instruction begins and the last one ends; *laid_out* keeps the program's constants in tiles.
     """
-    values = {
+    laid_out = laid_out or LaidOut()
+    values: dict[int, Value] = {
         n: program.constant(slot) for n, slot in enumerate(program.slots) if slot.offset is not None
     }
     values.update(zip(program.inputs, given, strict=True))
@@ -90,11 +120,41 @@ def run(
             if clock is not None:
                 clock.append(time.perf_counter_ns())
             inputs = [values[n] for n in one.inputs]
-            result = OPCODES[one.opcode].run(one, inputs, program.slots[one.output].shape)
-            values[one.output] = activate(one.activation, result)
+            values[one.output] = machine.compute(one, inputs, program, laid_out)
     if clock is not None:
         clock.append(time.perf_counter_ns())
     return [values[n] for n in program.outputs]
+
+
+def _own(result: Value, machine: Machine) -> Value:
+    """*result* as a buffer keeps it; a value in tiles is never changed, so that a buffer may have the very same."""
+    if isinstance(result, Tiled) and machine.tiled:
+        return result
+    return machine.kept(result)
+
+
+def _check_room(
+    places: Sequence[NDArray | None],
+    results: Sequence[Value],
+    slots: Sequence[Slot],
+    program: Program,
+) -> None:
+    """Raises `OutputInsufficientSize`, before anything is written, where a result of unknown size does not fit."""
+    enough = []
+    for number, place, result in zip(program.outputs, places, results, strict=True):
+        nbytes = math.prod(result.shape) * slots[number].dtype.numpy.itemsize
+        enough.append(place is None or nbytes <= place.nbytes)
+    if not all(enough):
+        shapes = [(r.shape, fits) for r, fits in zip(results, enough, strict=True)]
+        raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
+
+
+def _write(place: NDArray, result: NDArray) -> None:
+    if place.shape == result.shape and place.dtype == result.dtype:
+        np.copyto(place, result)
+        return
+    content = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
+    place.reshape(-1).view(np.uint8)[: content.nbytes] = content
 
 
 def _input(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray:
@@ -102,27 +162,31 @@ def _input(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> N
         case HostMemory(array=array):
             return array
         case PoolArgument():
-            return _view(slot, argument, pools)
+            shape = argument.dimensions or slot.shape
+            if shape is None or not is_static(shape):
+                raise InvalidArgument("an input has no complete shape")
+            view = _region(argument, pools).view(slot.dtype.numpy)
+            return view.reshape([d or 0 for d in shape])
     raise InvalidArgument(f"the lab device takes no {type(argument).__name__} for an input")
 
 
 def _output(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
-    """Where a result goes; None for one that nobody wants."""
+    """Where a result goes; None for one that nobody wants, or that a buffer takes."""
     match argument:
         case HostMemory(array=array):
             return array
-        case NoValue():
+        case NoValue() | TokenArgument():
             return None
         case PoolArgument():
-            place = _view(slot, argument, pools)
+            place = _region(argument, pools)
+            if slot.is_static:
+                place = place[: slot.nbytes].view(slot.dtype.numpy).reshape(slot.known_shape)
             if not place.flags.writeable:
                 raise GeneralFailure("an output lies in a pool that cannot be written")
             return place
     raise InvalidArgument(f"the lab device takes no {type(argument).__name__} for an output")
 
 
-def _view(slot: Slot, argument: PoolArgument, pools: Sequence[NDArray]) -> NDArray:
+def _region(argument: PoolArgument, pools: Sequence[NDArray]) -> NDArray:
     place = argument.location
-    content = pools[place.pool][place.offset : place.offset + slot.nbytes]
-    view: NDArray = content.view(slot.dtype.numpy).reshape(slot.shape)
-    return view
+    return pools[place.pool][place.offset : place.offset + place.length]

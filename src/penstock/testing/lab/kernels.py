@@ -23,10 +23,13 @@ class Arguments(Protocol):
 
 
 class Opcode(NamedTuple):
-    """*fits* says whether inputs of these shapes give an output of that shape; *run* is asked only then."""
+    """*fits* says whether inputs of these shapes give an output of that shape; *run* is asked only then. *arity* is the
+    number of inputs of one whose shapes may be known only in a run; 0 where they must be known before.
+    """
 
     fits: Callable[[Arguments, Sequence[Dimensions], Dimensions], bool]
     run: Callable[[Arguments, Sequence[NDArray], Dimensions], NDArray]
+    arity: int = 0
 
 
 BOUNDS: Final = {
@@ -135,12 +138,12 @@ def _softmax(arguments: Arguments, inputs: Sequence[NDArray], _: Dimensions) -> 
 
 
 OPCODES: Final[dict[str, Opcode]] = {
-    "ADD": Opcode(_broadcast, lambda _, x, __: np.add(*x)),
-    "SUB": Opcode(_broadcast, lambda _, x, __: np.subtract(*x)),
-    "MUL": Opcode(_broadcast, lambda _, x, __: np.multiply(*x)),
-    "RELU": Opcode(_same, lambda _, x, __: np.maximum(x[0], np.float32(0))),
-    "TANH": Opcode(_same, lambda _, x, __: np.tanh(x[0])),
-    "LOGISTIC": Opcode(_same, _logistic),
+    "ADD": Opcode(_broadcast, lambda _, x, __: np.add(*x), 2),
+    "SUB": Opcode(_broadcast, lambda _, x, __: np.subtract(*x), 2),
+    "MUL": Opcode(_broadcast, lambda _, x, __: np.multiply(*x), 2),
+    "RELU": Opcode(_same, lambda _, x, __: np.maximum(x[0], np.float32(0)), 1),
+    "TANH": Opcode(_same, lambda _, x, __: np.tanh(x[0]), 1),
+    "LOGISTIC": Opcode(_same, _logistic, 1),
     "SOFTMAX": Opcode(_rows, _softmax),
     "RESHAPE": Opcode(_as_many, lambda _, x, shape: x[0].reshape(shape)),
     "CONCATENATION": Opcode(_joined, lambda a, x, _: np.concatenate(x, a.axis)),

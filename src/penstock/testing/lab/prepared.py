@@ -15,9 +15,11 @@ from penstock.hal import (
     validate_request,
 )
 from penstock.ir import Model
+from penstock.memory.domain import has_tokens
 from penstock.sealed import SaveReport
 from penstock.testing.lab.compiler import interface
 from penstock.testing.lab.execution import execute
+from penstock.testing.lab.machine import LaidOut
 from penstock.testing.lab.program import Program
 
 if TYPE_CHECKING:
@@ -50,15 +52,31 @@ class LabPreparedModel(PreparedModelBase):
         self._program, self._writer = program, writer
         self._uses_left = device.uses if improving else 0
         self._changing = threading.Lock()
+        self._laid_out: tuple[Program | None, LaidOut] = None, LaidOut()
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         validate_request(self.model, request, config)
         program = self._program or self._first()
         self._device.engine("execute")
-        result = execute(program, request, config)
+        result = self._run(program, request, config)
         if self._uses_left:
             self._count_use()
         return result
+
+    @property
+    def device(self) -> LabDevice:
+        """Whose it is."""
+        return self._device
+
+    def _run(self, program: Program, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        laid_out = self._laid_out
+        if laid_out[0] is not program:
+            laid_out = self._laid_out = program, LaidOut()
+        machine, domain = self._device.machine, self._device.domain
+        if domain is None or not has_tokens(request):
+            return execute(program, request, config, machine, laid_out[1])
+        with domain.claim(self, request) as claim:
+            return execute(program, request, config, machine, laid_out[1], claim)
 
     def close(self) -> None:
         with self._changing:

@@ -5,6 +5,7 @@ stream is little-endian:
 
     "PLAB"  u8 format  u8 artefact  u16 slots  u16 inputs  u16 outputs  u16 instructions  u64 bytes of weights
     slot         u8 element type  u8 rank  u8 is constant  u32 dimension...  [u64 offset in the weights]
+                 (rank 255 is not known; dimension 2**32 - 1 is not known)
     input        u16 slot
     output       u16 slot
     instruction  u8 opcode  u8 activation  u8 inputs  i8 axis  f32 beta  u16 output  u16 input...
@@ -24,7 +25,8 @@ import msgspec
 import numpy as np
 
 from penstock.errors import GeneralFailure
-from penstock.ir import DType, NDArray
+from penstock.ir import DType, NDArray, Shape
+from penstock.ir.types import is_static, static_shape
 from penstock.testing.lab.kernels import ACTIVATIONS, OPCODES
 
 Bytes: TypeAlias = bytes | memoryview
@@ -46,6 +48,8 @@ ALIGNMENT: Final = 16
 
 _MAGIC: Final = b"PLAB"
 _FORMAT: Final = 2
+_ANY: Final = (1 << 32) - 1
+_ANY_RANK: Final = 255
 _HEADER: Final = struct.Struct("<4sBBHHHHQ")
 _SLOT: Final = struct.Struct("<BBB")
 _INSTRUCTION: Final = struct.Struct("<BBBbfH")
@@ -62,12 +66,30 @@ class Slot(msgspec.Struct, frozen=True):
     """A value: a constant at *offset* of the weights, else an input or the result of an instruction."""
 
     dtype: DType
-    shape: tuple[int, ...]
+    shape: Shape
     offset: int | None = None
 
     @property
+    def is_static(self) -> bool:
+        """Whether its size is known before a run."""
+        return is_static(self.shape)
+
+    @property
+    def known_shape(self) -> tuple[int, ...]:
+        """Its shape, where that is known."""
+        return static_shape(self.shape) or ()
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.numpy.itemsize
+        """Bytes of a value of known size."""
+        return math.prod(self.known_shape) * self.dtype.numpy.itemsize
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a value may have this shape."""
+        return self.shape is None or (
+            len(self.shape) == len(shape)
+            and all(d is None or d == g for d, g in zip(self.shape, shape, strict=True))
+        )
 
 
 class Instruction(msgspec.Struct, frozen=True):
@@ -98,7 +120,7 @@ class Program(msgspec.Struct, frozen=True):
         """The read-only value of a constant slot: a view of the weights."""
         begin = slot.offset or 0
         content = self.weights[begin : begin + slot.nbytes].toreadonly()
-        array: NDArray = np.frombuffer(content, slot.dtype.numpy).reshape(slot.shape)
+        array: NDArray = np.frombuffer(content, slot.dtype.numpy).reshape(slot.known_shape)
         return array
 
 
@@ -117,8 +139,10 @@ def encode(program: Program) -> tuple[memoryview, memoryview]:
         )
     )
     for slot in program.slots:
-        out += _SLOT.pack(DTYPES.index(slot.dtype), len(slot.shape), slot.offset is not None)
-        out += struct.pack(f"<{len(slot.shape)}I", *slot.shape)
+        dimensions = [_ANY if d is None else d for d in slot.shape or ()]
+        rank = _ANY_RANK if slot.shape is None else len(dimensions)
+        out += _SLOT.pack(DTYPES.index(slot.dtype), rank, slot.offset is not None)
+        out += struct.pack(f"<{len(dimensions)}I", *dimensions)
         if slot.offset is not None:
             out += _OFFSET.pack(slot.offset)
     for number in (*program.inputs, *program.outputs):
@@ -217,11 +241,15 @@ class _Reader:
 
 def _slot(reader: _Reader, weights: int) -> Slot:
     kind, rank, constant = reader.take(_SLOT)
-    if kind >= len(DTYPES) or rank > MOST_RANK or constant > 1:
+    if kind >= len(DTYPES) or (rank > MOST_RANK and rank != _ANY_RANK) or constant > 1:
         raise MalformedProgram(f"no slot has type {kind} and rank {rank}")
-    shape = reader.numbers(rank, "I")
+    shape: Shape = None
+    if rank != _ANY_RANK:
+        shape = tuple(None if d == _ANY else d for d in reader.numbers(rank, "I"))
     (offset,) = reader.take(_OFFSET) if constant else (None,)
     slot = Slot(DTYPES[kind], shape, offset)
+    if constant and not slot.is_static:
+        raise MalformedProgram(f"a constant of shape {shape}")
     if slot.nbytes > MOST_BYTES:
         raise MalformedProgram(f"a value of {slot.nbytes} bytes")
     if offset is not None and (offset % ALIGNMENT or offset + slot.nbytes > weights):
@@ -263,10 +291,14 @@ def _check(program: Program) -> None:
     for place, one in enumerate(program.instructions):
         if not known.issuperset(one.inputs) or one.output in known:
             raise MalformedProgram(f"instruction {place} reads or writes out of order")
-        shapes = [slots[n].shape for n in one.inputs]
         if not all(slots[n].dtype is DType.FLOAT32 for n in (*one.inputs, one.output)):
             raise MalformedProgram(f"instruction {place} is not in float32")
-        if not OPCODES[one.opcode].fits(one, shapes, slots[one.output].shape):
+        if not all(slots[n].is_static for n in (*one.inputs, one.output)):
+            fits = OPCODES[one.opcode].arity == len(one.inputs)
+        else:
+            shapes = [slots[n].known_shape for n in one.inputs]
+            fits = OPCODES[one.opcode].fits(one, shapes, slots[one.output].known_shape)
+        if not fits:
             raise MalformedProgram(f"instruction {place} ({one.opcode}) does not fit its values")
         known.add(one.output)
     if not known.issuperset(program.outputs):

@@ -1,0 +1,137 @@
+"""What a lab device computes with: the layout of its values, and the count of conversions between layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.errors import GeneralFailure, ResourceExhaustedPersistent
+from penstock.hal.roles import InterfaceOf
+from penstock.ir import NDArray
+from penstock.memory.domain import MemoryDomain
+from penstock.testing.lab.kernels import OPCODES, activate
+from penstock.testing.lab.program import MOST_BYTES, Instruction, Program, Slot
+from penstock.testing.lab.tiles import (
+    LAYERS,
+    TILEWISE,
+    Tiled,
+    Value,
+    compute,
+    from_tiles,
+    to_tiles,
+)
+
+
+class Machine:
+    """Runs instructions on arrays, or on tiles where it is *tiled*; *count* is told of each "conversions"."""
+
+    def __init__(self, *, tiled: bool, count: Callable[[str], None]) -> None:
+        self.tiled, self._count = tiled, count
+
+    def rows(self, value: Value) -> NDArray:
+        """*value* as an array."""
+        if not isinstance(value, Tiled):
+            return value
+        self._count("conversions")
+        return from_tiles(value)
+
+    def tiles(self, value: Value) -> Tiled:
+        """*value* in tiles."""
+        if isinstance(value, Tiled):
+            return value
+        self._count("conversions")
+        return to_tiles(value)
+
+    def kept(self, value: Value) -> Value:
+        """*value* as a buffer has it, in memory of its own."""
+        if self.tiled:
+            return self.tiles(value)
+        return np.array(self.rows(value), order="C")
+
+    def compute(
+        self, one: Instruction, inputs: Sequence[Value], program: Program, laid_out: LaidOut
+    ) -> Value:
+        """The result of one instruction. Raises `GeneralFailure` where shapes known only now do not fit."""
+        slot = program.slots[one.output]
+        if self.tiled and one.opcode in TILEWISE and any(isinstance(v, Tiled) for v in inputs):
+            found = self._on_tiles(one, inputs, program, laid_out)
+            if found is not None:
+                return found
+        arrays = [self.rows(value) for value in inputs]
+        if not slot.is_static:
+            _check_shapes(one, arrays, slot)
+        result = OPCODES[one.opcode].run(one, arrays, tuple(d or 0 for d in slot.shape or ()))
+        return activate(one.activation, result)
+
+    def _on_tiles(
+        self, one: Instruction, inputs: Sequence[Value], program: Program, laid_out: LaidOut
+    ) -> Tiled | None:
+        """None where the instruction would have to leave the tiles."""
+        slots = [program.slots[n] for n in one.inputs]
+        shape = inputs[0].shape
+        if one.opcode in LAYERS:
+            output = program.slots[one.output].shape
+            if len(shape) != 2 or output is None or len(output) != 2 or slots[1].offset is None:
+                return None
+            shape = tuple(d or 0 for d in output)
+        given: list[Tiled] = []
+        for place, (value, slot) in enumerate(zip(inputs, slots, strict=True)):
+            layer_input = one.opcode in LAYERS and place < 2
+            if slot.offset is not None:
+                given.append(laid_out(one.inputs[place], value, None if layer_input else shape))
+            elif layer_input or value.shape == shape:
+                given.append(self.tiles(value))
+            else:
+                return None
+        result = compute(one.opcode, given, shape)
+        return Tiled(activate(one.activation, result.tiles), result.shape)
+
+
+def _unheard(_: str) -> None:
+    """Nobody counts."""
+
+
+ROWS: Final = Machine(tiled=False, count=_unheard)
+"""Computes on arrays."""
+
+
+class LaidOut:
+    """Constants of one program in tiles, each made once, when it is first needed there."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, tuple[int, ...] | None], Tiled] = {}
+
+    def __call__(self, slot: int, value: Value, shape: tuple[int, ...] | None) -> Tiled:
+        """*value* of constant *slot*, broadcast to *shape*, in tiles."""
+        key = slot, shape
+        if key not in self._known and not isinstance(value, Tiled):
+            whole = value if shape is None else np.broadcast_to(value, shape)
+            self._known[key] = to_tiles(whole)
+        return self._known[key]
+
+
+class LabDomain(MemoryDomain):
+    """Buffers in the layout of *machine*."""
+
+    def __init__(self, machine: Machine, interface_of: InterfaceOf, capacity: int | None) -> None:
+        super().__init__(interface_of, capacity=capacity)
+        self._machine = machine
+
+    def encode(self, array: NDArray) -> Any:
+        return self._machine.kept(array)
+
+    def decode(self, content: Any) -> NDArray:
+        return self._machine.rows(content)
+
+
+def _check_shapes(one: Instruction, inputs: Sequence[NDArray], slot: Slot) -> None:
+    try:
+        shape = np.broadcast_shapes(*(i.shape for i in inputs))
+    except ValueError as error:
+        raise GeneralFailure(f"{one.opcode}: {error}") from None
+    if not slot.fits(shape):
+        raise GeneralFailure(f"{one.opcode} gives shape {shape}, {slot.shape} is due")
+    if int(np.prod(shape, dtype=object)) * slot.dtype.numpy.itemsize > MOST_BYTES:
+        raise ResourceExhaustedPersistent(f"{one.opcode} gives a value of shape {shape}")
