@@ -19,7 +19,8 @@ def main() -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="only these: reference, networks, operations, import, load, overhead, sealed, cache, engines",
+        help="only these: reference, networks, operations, import, load, overhead, sealed, cache, engines, "
+        "isolation",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
@@ -41,6 +42,7 @@ def run(names: list[str], *, quick: bool, target: Path | None) -> int:
         cache,
         engines,
         importing,
+        isolation,
         loading,
         networks,
         operations,
@@ -59,6 +61,7 @@ def run(names: list[str], *, quick: bool, target: Path | None) -> int:
         sealed,
         cache,
         engines,
+        isolation,
     )
     every = {m.NAME: m.rows for m in modules}
     if unknown := set(names) - set(every):

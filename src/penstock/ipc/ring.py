@@ -80,7 +80,9 @@ STOPPABLE: Final = 2
 """The client may write `CANCELLED`."""
 PRIORITY_SHIFT: Final = 2
 """Flags from this bit on are the index of the priority."""
-MAX_FLAGS: Final = 1 << 4
+LINGER: Final = 1 << 4
+"""The next request is likely soon: the device's side looks for it before it sleeps."""
+MAX_FLAGS: Final = 1 << 5
 
 TOTAL_STORE_ORDER: Final = platform.machine().lower() in {
     "x86_64",
@@ -91,7 +93,12 @@ TOTAL_STORE_ORDER: Final = platform.machine().lower() in {
 }
 
 LOOKS: Final = range(10)
-"""Looks at a word before the processor is offered to others: a pair on one processor needs that to get on."""
+"""Looks at a word between two at the clock."""
+
+LOOKING_NS: Final = 25_000
+"""How long one side looks before it offers the processor: a pair on one processor needs that to get on, and between two
+processors it gives away what others take for long.
+"""
 
 SLEEP_NS: Final = 500_000_000
 """A wait is never longer: whoever missed a doorbell looks again."""
@@ -201,7 +208,8 @@ class Watch:
         """
         words, index = self._words, self._index
         value: int
-        end = 0
+        began = monotonic_ns()
+        end, next_yield = began + budget_ns, began + LOOKING_NS
         while True:
             if self._together:
                 _yield()
@@ -214,15 +222,15 @@ class Watch:
                     self._together = False
                     return value
             now = monotonic_ns()
-            if not end:
-                end = now + budget_ns
-            elif now >= end:
+            if now >= end:
                 return seen
-            _yield()
-            value = words[index]
-            if value != seen:
-                self._together = True
-                return value
+            if now >= next_yield:
+                next_yield = now + LOOKING_NS
+                _yield()
+                value = words[index]
+                if value != seen:
+                    self._together = True
+                    return value
 
     def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
         """The word and what was heard, after at most *timeout_ns*; the word is *seen* where nothing came."""

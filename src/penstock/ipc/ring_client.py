@@ -35,6 +35,15 @@ STOP_GRACE_NS: Final = 100_000_000
 LONG_NS: Final = 1_000_000_000
 """Runs that take longer are as long as this to the next call's patience."""
 
+CHEAP_NS: Final = 10_000
+"""A way there and back that is not worth trying the other for."""
+
+MOST_WAY_NS: Final = 500_000
+"""Ways that take longer count as this: one turn missed decides nothing."""
+
+TRY_EVERY: Final = 16
+"""Calls of which one tries the way that has cost more."""
+
 MOST_FALSE_ALARMS: Final = 10_000
 """Times that one wait may be woken for nothing."""
 
@@ -58,7 +67,9 @@ class RingClient:
         listener = Listener(to_client, life_fd)
         self._watch = Watch(region, ring.ANSWERED, ring.CLIENT_WAITS, listener, budget)
         self._sent = self._answered = 0
-        self._usual_ns = 0
+        self._usual_ns = self._calls = 0
+        # What a call takes beside the device's own time, sleeping and looking.
+        self._way_ns = [0, 0]
         self.broken: str | None = None
 
     def call(
@@ -96,6 +107,10 @@ class RingClient:
                 flags |= ring.STOPPABLE
                 if deadline_ns is not None:
                     deadline_ns = max(1, deadline_ns)
+        looks = self._looks()
+        if looks or self._watch.spin_ns <= self._usual_ns:
+            # Who sleeps through a long run is soon back with the next.
+            flags |= ring.LINGER
         REQUEST.pack_into(
             region.data, at, number, kind, bound, deadline_ns or 0, loop_ns, flags, len(payload)
         )
@@ -104,14 +119,15 @@ class RingClient:
             region.data[start : start + len(payload)] = payload
         self._sent = number
         watch = self._watch
+        began = monotonic_ns()
         ring.publish(region, watch, ring.REQUESTED, number, ring.SERVER_WAITS, self._to_device)
         value = self._answered
-        if watch.spin_ns > self._usual_ns:
+        if looks:
             value = watch.spin(value, watch.spin_ns)
         if value != number:
             self._wait(number, value, deadline_ns, cancel)
         self._answered = number
-        return self._taken(number, at + layout.slot_bytes)
+        return self._taken(number, at + layout.slot_bytes, looks, monotonic_ns() - began)
 
     def close(self) -> None:
         self.broken = "this ring is closed"
@@ -154,13 +170,32 @@ class RingClient:
                 if alarms > MOST_FALSE_ALARMS:
                     raise self._break("the device rings without an answer")
 
-    def _taken(self, number: int, at: int) -> ExecutionResult:
+    def _looks(self) -> bool:
+        """Whether to look for the next answer rather than sleep: where runs are short, and it has cost less.
+
+        Among processes that keep every processor busy, a wake-up comes sooner than one's turn after giving way.
+        """
+        if self._watch.spin_ns <= self._usual_ns:
+            return False
+        sleeping, looking = self._way_ns
+        looks = looking <= sleeping or looking < CHEAP_NS
+        if (looking if looks else sleeping) < CHEAP_NS:
+            return looks
+        self._calls += 1
+        return looks if self._calls % TRY_EVERY else not looks
+
+    def _taken(self, number: int, at: int, looked: bool, passed_ns: int) -> ExecutionResult:
         region = self._region
         given, kind, took_ns, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
         if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
             raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
         # The time that it took there, not what waking took: one late answer must not keep the next from being looked for.
-        self._usual_ns += (min(took_ns, LONG_NS) - self._usual_ns) // 4
+        took_ns = min(took_ns, LONG_NS)
+        self._usual_ns += (took_ns - self._usual_ns) // 4
+        # Quick to believe that a way has become short, slow that it has become long.
+        way = self._way_ns
+        further = min(max(passed_ns - took_ns, 0), MOST_WAY_NS) - way[looked]
+        way[looked] += further // (8 if further > 0 else 2)
         if kind == ring.DONE:
             if device_ns < 0 and driver_ns < 0:
                 return DONE

@@ -142,6 +142,7 @@ class RingServer:
         self._bound: dict[int, Bound] = {}
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
+        self._linger = 0
         self._closed = False
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="penstock-ring", daemon=True)
@@ -176,7 +177,7 @@ class RingServer:
     def _await(self, served: int) -> int:
         """The word of requests, after a while or once it is not *served*."""
         watch = self._watch
-        if watch.spin_ns and _spinning.acquire(blocking=False):
+        if self._linger and watch.spin_ns and _spinning.acquire(blocking=False):
             try:
                 value = watch.spin(served, watch.spin_ns)
             finally:
@@ -198,6 +199,7 @@ class RingServer:
             raise _RulesBroken(
                 f"request {given} in the place of {number}, {nbytes} bytes, flags {flags}"
             )
+        self._linger = flags & ring.LINGER
         answer_at = at + slot_bytes
         if kind == ring.EMPTY:
             ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, 0, -1, -1, 0)
@@ -255,7 +257,7 @@ class RingServer:
 
     def _config(self, number: int, deadline_ns: int, loop_ns: int, flags: int) -> ExecutionConfig:
         if deadline_ns or flags & ring.STOPPABLE:
-            priority = flags >> ring.PRIORITY_SHIFT
+            priority = (flags & ~ring.LINGER) >> ring.PRIORITY_SHIFT
             return ExecutionConfig(
                 deadline_ns=deadline_ns or None,
                 loop_timeout_ns=loop_ns,
@@ -263,6 +265,7 @@ class RingServer:
                 priority=PRIORITIES[_priority(priority)],
                 cancel=RingCancel(self._region.words, number) if flags & ring.STOPPABLE else None,
             )
+        flags &= ~ring.LINGER
         key, config = self._config_of
         if key != (loop_ns, flags):
             config = ExecutionConfig(

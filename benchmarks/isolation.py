@@ -1,0 +1,305 @@
+"""What a driver in a process of its own costs: a burst's call on the null driver beside the way there and back alone, the
+bytes copied for an input in a pool, a network on XNNPACK beside itself in process, and what eight clients of one host
+share of its weights.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import penstock
+from benchmarks.measuring import ROOT, Row, corpus_model, interleaved, medians, seconds
+from benchmarks.overhead import one_step
+from penstock import hal
+from penstock.drivers.null import NullDevice
+from penstock.ipc.burst import RingBurst
+from penstock.ipc.resilient import IsolatedDevice
+from penstock.ipc.starting import unavailable
+from penstock.ir import DType, Model, ModelBuilder
+from penstock.memory import MemoryPool
+
+NAME = "isolation"
+CALL_LIMIT_US = 15.0
+OVER_LIMIT_US = 12.0
+NETWORK_LIMIT = 1.02
+INPUT_BYTES = 600_000
+CLIENTS = 8
+SHARED_LIMIT = 0.25
+NETWORK = "mobilenet_v2_1.0_224_uint8"
+PLAIN = hal.ExecutionConfig()
+
+
+def rows(*, quick: bool) -> list[Row]:
+    """Microseconds, shares and bytes; no rows for the network without the corpus, none at all where drivers cannot be
+    isolated.
+    """
+    if unavailable():
+        return []
+    with every_processor():
+        found = [*calls("", quick=quick), *copied(), *network(quick=quick), *weights()]
+    return [*found, *calls(", one processor", quick=quick)]
+
+
+@contextmanager
+def every_processor() -> Iterator[None]:
+    """Lets this process, and those that it starts, use what others may."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def isolated(name: str, value: str) -> Iterator[hal.Device]:
+    """The first device of a driver in a process that nobody else has."""
+    from penstock.ipc.starting import Place
+    from penstock.ipc.supervision import Supervisor
+
+    supervisor = Supervisor(Place(name, value))
+    try:
+        yield IsolatedDevice(supervisor, 0)
+    finally:
+        supervisor.close()
+
+
+def calls(where: str, *, quick: bool) -> list[Row]:
+    """A burst's call on the null driver, an empty message, and the call in process, by turns of a few hundred."""
+    model = one_step()
+    with (
+        isolated("null", "penstock.drivers.null:create") as device,
+        MemoryPool.anonymous(1 << 16) as pool,
+    ):
+        burst = device.prepare_model(model, hal.PrepareConfig()).configure_burst()
+        near = NullDevice().prepare_model(model, hal.PrepareConfig()).configure_burst()
+        x, y = pool.view(np.float32, (1, 16)), pool.view(np.float32, (1, 16), 4096)
+        request = hal.Request((hal.HostMemory(x),), (hal.HostMemory(y),))
+        burst.execute(request, PLAIN)
+        ring = ring_of(burst)
+        subjects: dict[str, Callable[[], object]] = {
+            "call": lambda: burst.execute(request, PLAIN),
+            "empty": ring.ping,
+            "near": lambda: near.execute(request, PLAIN),
+        }
+        for action in subjects.values():
+            microseconds(action, 2000)
+        values = interleaved(
+            {name: partial(microseconds, action, 300) for name, action in subjects.items()},
+            20 if quick else 100,
+        )
+        burst.close()
+    over = [c - e for c, e in zip(values["call"], values["empty"], strict=True)]
+    found = medians(values)
+    limited = not where
+    return [
+        Row(
+            NAME,
+            f"a burst's call on the isolated null driver{where}",
+            found["call"],
+            "us",
+            CALL_LIMIT_US if limited else None,
+        ),
+        Row(NAME, f"an empty message there and back{where}", found["empty"], "us"),
+        Row(
+            NAME,
+            f"the call above the empty message{where}",
+            statistics.median(over),
+            "us",
+            OVER_LIMIT_US if limited else None,
+        ),
+        Row(NAME, f"the call in process{where}", found["near"], "us"),
+    ]
+
+
+def copied() -> list[Row]:
+    """Bytes copied between the processes for an input that lies in a pool, and for one that does not."""
+    model = pictures()
+    with (
+        penstock.compile(model, devices=["null"], isolate=True, cache=False) as compiled,
+        MemoryPool.anonymous(2 * INPUT_BYTES) as pool,
+    ):
+        held = pool.view(np.float32, INPUT_BYTES // 4)
+        out = pool.view(np.float32, INPUT_BYTES // 4, INPUT_BYTES)
+        with compiled.burst() as burst:
+            receipts = [burst.run(held, out=[out]).receipt for _ in range(3)]
+        nbytes = sum(copy.nbytes for receipt in receipts for copy in receipt.copies)
+        run = compiled.run([held], out=[out]).receipt
+        nbytes += sum(copy.nbytes for copy in run.copies)
+    return [Row(NAME, "bytes copied for 600 kB in a pool", nbytes, "B", 0)]
+
+
+def network(*, quick: bool) -> list[Row]:
+    """MobileNetV2 on XNNPACK with one thread, isolated over in process."""
+    path = corpus_model(NETWORK)
+    if path is None:
+        return []
+    with ExitStack() as opened:
+        compiled = {
+            name: opened.enter_context(
+                penstock.compile(
+                    path,
+                    devices=["xnnpack"],
+                    isolate=name == "isolated",
+                    cache=False,
+                    num_threads=1,
+                )
+            )
+            for name in ("isolated", "in process")
+        }
+        bursts = {name: opened.enter_context(c.burst()) for name, c in compiled.items()}
+        operand = compiled["isolated"].plan.model.inputs[0]
+        shape = tuple(d or 1 for d in operand.shape or ())
+        image = np.random.default_rng(1).random(shape).astype(operand.dtype.numpy)
+        pool = opened.enter_context(MemoryPool.anonymous(image.nbytes))
+        held = pool.view(image.dtype, image.shape)
+        held[...] = image
+        values = interleaved(
+            {
+                name: partial(least_seconds, partial(burst.run, held), 5)
+                for name, burst in bursts.items()
+            },
+            8 if quick else 40,
+        )
+    ratios = [a / b for a, b in zip(values["isolated"], values["in process"], strict=True)]
+    return [
+        Row(NAME, f"{NETWORK}, isolated", statistics.median(values["isolated"]) * 1000, "ms"),
+        Row(NAME, f"{NETWORK}, in process", statistics.median(values["in process"]) * 1000, "ms"),
+        Row(
+            NAME,
+            f"{NETWORK}, isolated over in process",
+            statistics.median(ratios),
+            "",
+            NETWORK_LIMIT,
+        ),
+    ]
+
+
+def microseconds(action: Callable[[], object], count: int) -> float:
+    """The median of *count* calls."""
+    times = []
+    for _ in range(count):
+        began = time.perf_counter_ns()
+        action()
+        times.append(time.perf_counter_ns() - began)
+    return statistics.median(times) / 1000
+
+
+def least_seconds(action: Callable[[], object], count: int) -> float:
+    """The shortest of *count* calls."""
+    return min(seconds(action) for _ in range(count))
+
+
+def ring_of(burst: hal.Burst) -> RingBurst:
+    """The ring behind a burst that survives its process."""
+    inner = getattr(burst, "_burst", burst)
+    if not isinstance(inner, RingBurst):
+        raise TypeError(f"a {type(inner).__name__} goes through no ring")
+    return inner
+
+
+def pictures() -> Model:
+    """An activation over `INPUT_BYTES` bytes."""
+    b = ModelBuilder()
+    shape = (INPUT_BYTES // 4,)
+    x = b.input(DType.FLOAT32, shape, "x")
+    return b.build(b.operation("RELU", [x], [(DType.FLOAT32, shape)]))
+
+
+def weights() -> list[Row]:
+    """What each further client of a host costs in memory (PSS), beside the network's weights."""
+    path = corpus_model(NETWORK)
+    if path is None:
+        return []
+    clients: list[subprocess.Popen[str]] = []
+    pss: dict[int, float] = {}
+    try:
+        for number in range(1, CLIENTS + 1):
+            clients.append(client(path))
+            if number in {1, CLIENTS}:
+                host = int(say(clients[0], "host"))
+                pss[number] = pss_mib(host)
+    finally:
+        for one in clients:
+            one.communicate("end\n")
+    size = path.stat().st_size / 2**20
+    further = (pss[CLIENTS] - pss[1]) / (CLIENTS - 1)
+    return [
+        Row(NAME, f"the host of {NETWORK} with 1 client, PSS", pss[1], "MiB"),
+        Row(NAME, f"the host of {NETWORK} with {CLIENTS} clients, PSS", pss[CLIENTS], "MiB"),
+        Row(
+            NAME,
+            "each further client over the file's size",
+            further / size,
+            "",
+            SHARED_LIMIT,
+            f"{further:.1f} MiB of {size:.1f}",
+        ),
+    ]
+
+
+def client(path: Path) -> subprocess.Popen[str]:
+    """A process that runs the network on the host that all of them share, and answers questions."""
+    program = [sys.executable, "-m", "benchmarks.isolation", str(path)]
+    process = subprocess.Popen(
+        program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    say(process, "run")
+    return process
+
+
+def say(process: subprocess.Popen[str], word: str) -> str:
+    """The answer to *word*."""
+    if process.stdin is None or process.stdout is None:
+        raise OSError("a client without pipes")
+    process.stdin.write(word + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline().strip()
+    if not answer:
+        raise OSError(f"a client ended before it answered {word!r}")
+    return answer
+
+
+def pss_mib(pid: int) -> float:
+    """The share of memory of a process, what it shares with others divided among them."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"process {pid} does not tell its PSS")
+
+
+def serve_questions(path: str) -> None:
+    """A client: runs once, and then says what it is asked until its input ends."""
+    with penstock.compile(path, devices=["xnnpack"], isolate=True) as compiled:
+        operand = compiled.plan.model.inputs[0]
+        image = np.zeros(tuple(d or 1 for d in operand.shape or ()), operand.dtype.numpy)
+        for line in sys.stdin:
+            if line == "run\n":
+                compiled.run([image])
+                print("done", flush=True)
+            elif line == "host\n":
+                print(host_of(), flush=True)
+            else:
+                return
+
+
+def host_of() -> int:
+    """The process of the one driver that this process has isolated."""
+    from penstock.runtime.isolation import supervisors
+
+    (supervisor,) = supervisors()
+    return supervisor.link().pid
+
+
+if __name__ == "__main__":
+    serve_questions(sys.argv[1])
