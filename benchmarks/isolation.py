@@ -171,17 +171,11 @@ def network(*, quick: bool) -> list[Row]:
             },
             8 if quick else 40,
         )
-    ratios = [a / b for a, b in zip(values["isolated"], values["in process"], strict=True)]
+    far, near = min(values["isolated"]), min(values["in process"])
     return [
-        Row(NAME, f"{NETWORK}, isolated", statistics.median(values["isolated"]) * 1000, "ms"),
-        Row(NAME, f"{NETWORK}, in process", statistics.median(values["in process"]) * 1000, "ms"),
-        Row(
-            NAME,
-            f"{NETWORK}, isolated over in process",
-            statistics.median(ratios),
-            "",
-            NETWORK_LIMIT,
-        ),
+        Row(NAME, f"{NETWORK}, isolated, the best run", far * 1000, "ms"),
+        Row(NAME, f"{NETWORK}, in process, the best run", near * 1000, "ms"),
+        Row(NAME, f"{NETWORK}, isolated over in process", far / near, "", NETWORK_LIMIT),
     ]
 
 

@@ -35,6 +35,17 @@ STOP_GRACE_NS: Final = 100_000_000
 LONG_NS: Final = 1_000_000_000
 """Runs that take longer are as long as this to the next call's patience."""
 
+LONG_ENOUGH_NS: Final = 1_000_000
+"""From here on a run is slept through but for its end: waking an idle processor takes longer than looking is worth
+there, and costs less than it saves.
+"""
+
+NAP_SHARE: Final = 32
+"""The last part of the usual time that is not slept through."""
+
+NAP_MARGIN_NS: Final = 150_000
+"""What waking takes."""
+
 CHEAP_NS: Final = 10_000
 """A way there and back that is not worth trying the other for."""
 
@@ -142,6 +153,9 @@ class RingClient:
         stop_at: int | None = None
         alarms = 0
         watch = self._watch
+        nap_ns = 0
+        if watch.spin_ns and self._usual_ns >= LONG_ENOUGH_NS:
+            nap_ns = self._usual_ns - self._usual_ns // NAP_SHARE - NAP_MARGIN_NS
         while True:
             if value == number:
                 break
@@ -160,9 +174,13 @@ class RingClient:
                 CANCEL_LOOK_NS if cancel is not None and stop_at is None else None,
                 None if deadline_ns is None else deadline_ns - now,
                 None if stop_at is None else stop_at - now,
+                nap_ns or None,
             ]
             limit = min((x for x in limits if x is not None), default=None)
             value, heard = watch.sleep(value, limit)
+            if nap_ns and heard == "nothing" and limit == nap_ns:
+                value = watch.spin(value, 2 * self._usual_ns // NAP_SHARE + NAP_MARGIN_NS)
+            nap_ns = 0
             if heard == "dead" and value != number:
                 raise self._break("the device's process has ended")
             if heard == "rung" and value == self._answered:

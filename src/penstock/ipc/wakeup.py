@@ -18,6 +18,9 @@ HAS_EVENTFD: Final = sys.platform == "linux" and hasattr(os, "eventfd")
 
 NS_PER_MS: Final = 1_000_000
 
+FD_SETSIZE: Final = 1024
+"""Descriptors that `select` takes are below it."""
+
 Heard: TypeAlias = Literal["rung", "dead", "nothing"]
 
 
@@ -84,15 +87,23 @@ class Listener:
         self._bell, self._life_fd = bell, life_fd
         self._poll = select.poll()
         self._poll.register(bell.listen_fd, select.POLLIN)
+        fds = [bell.listen_fd]
         if life_fd is not None:
             self._poll.register(life_fd, select.POLLIN)
+            fds.append(life_fd)
+        self._fds = fds if max(fds) < FD_SETSIZE else []
 
     def wait(self, timeout_ns: int | None) -> Heard:
-        """What happens first; ringing is forgotten once it is heard. Rounds *timeout_ns* up to milliseconds."""
-        limit = None if timeout_ns is None else -(-max(0, timeout_ns) // NS_PER_MS)
-        found = self._poll.poll(limit)
+        """What happens first; ringing is forgotten once it is heard."""
+        if timeout_ns is None:
+            found = [fd for fd, _ in self._poll.poll()]
+        elif self._fds:
+            # To the microsecond, where `poll` rounds up to milliseconds.
+            found = select.select(self._fds, (), (), max(0, timeout_ns) / 1e9)[0]
+        else:
+            found = [fd for fd, _ in self._poll.poll(-(-max(0, timeout_ns) // NS_PER_MS))]
         heard: Heard = "nothing"
-        for fd, _ in found:
+        for fd in found:
             if fd == self._life_fd:
                 return "dead"
             heard = "rung"
