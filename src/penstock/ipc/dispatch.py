@@ -223,6 +223,8 @@ class Dispatcher:
         token: int = 0,
         tokens: tuple[int, ...] = (),
     ) -> wire.Made:
+        if value is None:
+            raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
         made = _Object(kind, value, lease, token, tokens)
         with self._lock:
             if len(self._objects) < MAX_OBJECTS:

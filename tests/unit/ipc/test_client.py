@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from penstock.drivers.sample import create
 from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
-from penstock.hal import ExecutionConfig, HostMemory, PrepareConfig, Request
+from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+)
 from penstock.ipc import wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, encode
 from penstock.ipc.dispatch import MAX_OBJECTS, Dispatcher
 from penstock.ir import Model
 from penstock.testing.contract.cases import every_case
+from penstock.testing.doubles import InterceptingDevice
+from penstock.testing.loopback import LoopbackDevice
 
 CASE = every_case()[0]
 
@@ -122,3 +134,22 @@ def test_an_answer_of_the_device_without_bytes_is_a_general_failure() -> None:
 
     with pytest.raises(GeneralFailure, match=r"answer is no message: .*bool"):
         LoopbackDevice(Odd(create())).supported_operations(CASE.model)
+
+
+@pytest.mark.parametrize("what", ["prepare_model", "allocate"])
+def test_nothing_where_something_was_to_be_made_is_a_general_failure(what: str) -> None:
+    class Empty(InterceptingDevice):
+        def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+            nothing: Any = None
+            return nothing if what == "prepare_model" else super().prepare_model(model, config)
+
+        def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+            nothing: Any = None
+            return 1, nothing
+
+    device = LoopbackDevice(Empty(create()))
+    model = next(iter(every_case())).model
+    with pytest.raises(GeneralFailure, match="there is no"):
+        device.allocate(
+            BufferDesc(), [BufferRole(device.prepare_model(model, PrepareConfig()), "input", 0)]
+        )

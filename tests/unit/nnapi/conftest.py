@@ -9,6 +9,7 @@ import pytest
 
 from penstock.hal import Device as HalDevice
 from penstock.runtime.discovery import Manager
+from tests.support_nnapi_drivers import hosted
 
 
 @pytest.fixture
@@ -40,3 +41,9 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             monkeypatch.setattr(f"penstock.{module}.manager", found)
 
     return replace
+
+
+@pytest.fixture(scope="module")
+def nnapi_host() -> Iterator[list[HalDevice]]:
+    """The devices of `support_nnapi_drivers.create`, in one process of their own."""
+    yield from hosted()

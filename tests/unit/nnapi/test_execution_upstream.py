@@ -15,7 +15,7 @@ import pytest
 
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import ErrorStatus
-from penstock.hal import ExecutionResult, Timing
+from penstock.hal import Device, ExecutionResult, Timing
 from penstock.hal.descriptors import fence_pair
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi import (
@@ -38,37 +38,40 @@ from penstock.nnapi import (
 from penstock.nnapi.failures import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice, SlowDevice
 from tests.support_devices import NumpyDevice
+from tests.support_nnapi_drivers import (
+    DOMAINS,
+    EXECUTES,
+    STATUS_LEVELS,
+    STATUSES,
+    StatusDriver,
+)
 from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, finished, fuse, unary
 
 BOTH: Final = PROT_READ | PROT_WRITE
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-EXECUTES: Final = ("execute", "execute_fenced", "burst_execute", "reusable_execute")
-
-
-class Levelled(FaultyDevice):
-    """The reference device at a feature level; each of its executions ends in *status*."""
-
-    def __init__(self, level: int, status: ErrorStatus) -> None:
-        meant = {} if status is ErrorStatus.NONE else dict.fromkeys(EXECUTES, "always")
-        error = ErrorStatus.GENERAL_FAILURE if status is ErrorStatus.NONE else status
-        super().__init__(ReferenceDevice(), meant, error, "levelled")  # type: ignore[arg-type]  # "always" is a When
-        self._level = level
-
-    @property
-    def feature_level(self) -> int:
-        return self._level
-
-
 @pytest.mark.parametrize("reusable", [False, True], ids=["once", "reusable"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("level", [1, 2, 3, 4])
+@pytest.mark.parametrize("level", STATUS_LEVELS)
+@pytest.mark.parametrize("door", ["in process", "isolated"])
 @pytest.mark.parametrize("status", ErrorStatus, ids=lambda s: s.name)
 class TestExecution:
-    def test_wait(self, status: ErrorStatus, level: int, mode: str, reusable: bool) -> None:
+    def test_wait(
+        self,
+        status: ErrorStatus,
+        level: int,
+        mode: str,
+        reusable: bool,
+        door: str,
+        request: pytest.FixtureRequest,
+    ) -> None:
         out = np.full_like(X, -1)
-        with compiled(finished(), [Levelled(level, status)]) as compilation:
+        device: Device = StatusDriver(level, status)
+        if door == "isolated":
+            hosted = request.getfixturevalue("nnapi_host")
+            device = hosted[len(DOMAINS) + STATUSES.index((level, status))]
+        with compiled(finished(), [device]) as compilation:
             execution = Execution(compilation)
             execution.set_reusable(reusable)
             execution.set_input(0, X)
@@ -156,7 +159,7 @@ class TestTiming:
                 assert found == expected
 
     def test_a_run_that_failed_has_none(self) -> None:
-        with compiled(finished(), [Levelled(8, ErrorStatus.GENERAL_FAILURE)]) as compilation:
+        with compiled(finished(), [StatusDriver(8, ErrorStatus.GENERAL_FAILURE)]) as compilation:
             execution = Execution(compilation)
             execution.set_measure_timing(True)
             execution.set_input(0, X)
@@ -188,7 +191,7 @@ class TestDeadlines:
                 assert time.monotonic() - began < 20
 
     def test_devices_below_level_4_know_none(self) -> None:
-        with compiled(finished(), [Levelled(3, ErrorStatus.NONE)]) as compilation:
+        with compiled(finished(), [StatusDriver(3, ErrorStatus.NONE)]) as compilation:
             execution = Execution(compilation)
             execution.set_input(0, X)
             execution.set_input(1, X)

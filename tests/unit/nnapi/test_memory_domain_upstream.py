@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from penstock.drivers.reference import ReferenceDevice
-from penstock.errors import GeneralFailure, ResourceExhaustedTransient
-from penstock.hal import Buffer, BufferDesc, BufferRole, Capabilities, PerformanceInfo, Support
-from penstock.ir import Model as IrModel
+from penstock.hal import Device
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi import (
     Compilation,
@@ -25,66 +23,19 @@ from penstock.nnapi import (
     ResultCode,
 )
 from penstock.nnapi.stores import PoolStore
-from penstock.testing.doubles import InterceptingDevice
+from tests.support_nnapi_drivers import (
+    DOMAINS,
+    LEVELS,
+    OUTCOMES,
+    DomainDriver,
+    Outcome,
+    domain_driver,
+)
 from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, fuse, unary
 
-Outcome = Literal["OK", "BAD_TOKEN", "BAD_IBUFFER", "BAD_STATUS", "NOT_SUPPORTED"]
-OUTCOMES: Final[tuple[Outcome, ...]] = (
-    "OK",
-    "BAD_TOKEN",
-    "BAD_IBUFFER",
-    "BAD_STATUS",
-    "NOT_SUPPORTED",
-)
 BOTH: Final = PROT_READ | PROT_WRITE
 X: Final = np.linspace(-3, 8, 12, dtype=np.float32).reshape(3, 4)
 NBYTES: Final = X.nbytes
-
-
-class Driver(InterceptingDevice):
-    """The reference device for some *operations*, at a feature level; `allocate` ends as told.
-
-    It notes the description and the roles of every buffer that it is asked for.
-    """
-
-    def __init__(
-        self, name: str, level: int, outcome: Outcome, operations: Collection[str]
-    ) -> None:
-        super().__init__(ReferenceDevice(), name)
-        self.level, self.outcome, self.operations = level, outcome, frozenset(operations)
-        self.asked: list[tuple[BufferDesc, Sequence[BufferRole]]] = []
-
-    @property
-    def feature_level(self) -> int:
-        return self.level
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            performance={"float32": PerformanceInfo(0.1, 0.1)},
-            memory_kinds=("ashmem", "mmap_fd", "hardware_buffer_blob"),
-        )
-
-    def supported_operations(self, model: IrModel) -> Sequence[Support]:
-        answers = self.device.supported_operations(model)
-        return [
-            answer if operation.type in self.operations else Support(False, "as told")
-            for operation, answer in zip(model.operations, answers, strict=True)
-        ]
-
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        self.asked.append((desc, roles))
-        if self.outcome == "NOT_SUPPORTED":
-            raise GeneralFailure("this device has no memory domains")
-        if self.outcome == "BAD_STATUS":
-            raise ResourceExhaustedTransient("no room, as told")
-        token, buffer = super().allocate(desc, roles)
-        if self.outcome == "BAD_TOKEN":
-            return 0, buffer
-        if self.outcome == "BAD_IBUFFER":
-            buffer.close()
-            return token, None  # type: ignore[return-value]  # that is what is tested
-        return token, buffer
 
 
 def two_parts() -> Model:
@@ -100,37 +51,58 @@ def two_parts() -> Model:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("explicit", [False, True], ids=["any devices", "explicit device list"])
-@pytest.mark.parametrize("level", [3, 8], ids=["V1_2", "latest"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("door", ["in process", "isolated"])
 class TestMemoryDomain:
     """Whether memory is a device's, shared memory, or none at all."""
 
     @pytest.fixture(autouse=True)
     def chosen(
         self,
-        nothing_left_open: None,
         only: Callable[..., None],
-        level: int,
+        door: str,
+        level: str,
         explicit: bool,
         outcome: Outcome,
+        request: pytest.FixtureRequest,
     ) -> Iterator[None]:
         self.level, self.explicit, self.outcome = level, explicit, outcome
         self.only = only
+        self.hosted: list[Device] | None = None
+        if door == "isolated":
+            # Its client keeps memory for the next call.
+            self.hosted = request.getfixturevalue("nnapi_host")
+        else:
+            request.getfixturevalue("nothing_left_open")
         with ExitStack() as self.made:
             yield
 
-    def compile(self, model: Model, *drivers: Driver) -> Compilation:
+    def compile(self, model: Model, *drivers: Device) -> Compilation:
         if self.explicit:
             return self.made.enter_context(compiled(model, drivers))
         self.only(*drivers, ReferenceDevice())
         return self.made.enter_context(compiled(model))
 
-    def driver(self, name: str, *operations: str) -> Driver:
-        return Driver(name, self.level, self.outcome, operations)
+    def driver(self, part: str) -> Device:
+        if self.hosted is not None:
+            return self.hosted[DOMAINS.index((part, self.level, self.outcome))]
+        return domain_driver(part, self.level, self.outcome)
+
+    @property
+    def knows_domains(self) -> bool:
+        """Whether the drivers are of a level that has memory of their own."""
+        return LEVELS[self.level] >= 4
+
+    def check_asked(self, *drivers: Device, times: int) -> None:
+        """How often each was asked for memory, where that can be seen."""
+        for driver in drivers:
+            if isinstance(driver, DomainDriver):
+                assert len(driver.asked) == times
 
     @property
     def allocates(self) -> bool:
         """Whether the driver is asked for memory, and gives it."""
-        return self.outcome == "OK" and self.level >= 4
+        return self.outcome == "OK" and self.knows_domains
 
     def allocated(
         self,
@@ -160,7 +132,7 @@ class TestMemoryDomain:
         assert memory.is_in_device == self.allocates
         assert memory.size == NBYTES
         if not self.allocates:
-            self.check_fallback(memory, blob=self.level >= 4)
+            self.check_fallback(memory, blob=self.knows_domains)
         return memory
 
     def check_fallback(self, memory: Memory, *, blob: bool) -> None:
@@ -170,11 +142,11 @@ class TestMemoryDomain:
         assert memory.store.pool.memory.name == expected
 
     def test_single_partition(self) -> None:
-        driver = self.driver("single", "ADD", "MUL")
+        driver = self.driver("whole")
         compilation = self.compile(two_parts(), driver)
         memory = self.check(compilation, [0], [1])
-        assert bool(driver.asked) == (self.level >= 4)
-        if driver.asked:
+        self.check_asked(driver, times=int(self.knows_domains))
+        if isinstance(driver, DomainDriver) and driver.asked:
             ((_, roles),) = driver.asked
             assert [(r.kind, r.index, r.frequency) for r in roles] == [
                 ("input", 0, 1.0),
@@ -199,15 +171,13 @@ class TestMemoryDomain:
             assert h.tolist() == ((X + X) * X + X).tolist()
 
     def test_multiple_partitions(self) -> None:
-        first, second = self.driver("first", "ADD"), self.driver("second", "MUL")
+        first, second = self.driver("first"), self.driver("second")
         compilation = self.compile(two_parts(), first, second)
-        assert [s.device for s in compilation.receipt.steps] == ["first", "second"]
+        assert [s.device for s in compilation.receipt.steps] == [first.name, second.name]
         # The first part alone uses x, the second alone writes z.
         self.check(compilation, [0], [])
         self.check(compilation, [], [1])
-        assert bool(first.asked) == bool(second.asked) == (self.level >= 4)
-        first.asked.clear()
-        second.asked.clear()
+        self.check_asked(first, second, times=int(self.knows_domains))
         # Both read y, and what the one writes the other reads.
         for inputs, outputs in (([1], []), ([], [0]), ([0], [1])):
             if self.explicit:
@@ -216,13 +186,12 @@ class TestMemoryDomain:
             else:
                 memory = self.allocated(compilation, inputs, outputs)
                 assert not memory.is_in_device
-                self.check_fallback(memory, blob=self.level >= 4)
-        assert not first.asked
-        assert not second.asked
+                self.check_fallback(memory, blob=self.knows_domains)
+        self.check_asked(first, second, times=int(self.knows_domains))
 
     def test_dynamic_shape(self) -> None:
         """Nothing takes the place of memory whose size is not known."""
-        driver = self.driver("dynamic", "RELU")
+        driver = self.driver("whole")
         compilation = self.compile(unary(dimensions=(0, 4)), driver)
         if not self.allocates:
             with answers(ResultCode.OP_FAILED):
@@ -230,7 +199,7 @@ class TestMemoryDomain:
             if self.explicit:
                 return
             memory = self.allocated(compilation, [0], [0], (3, 4))
-            self.check_fallback(memory, blob=self.level >= 4)
+            self.check_fallback(memory, blob=self.knows_domains)
             return
         memory = self.allocated(compilation, [0], [0])
         assert memory.is_in_device
@@ -258,7 +227,7 @@ class TestMemoryDomain:
 
     def test_memory_copy(self) -> None:
         """Every pair of a device's memory, shared memory and a hardware buffer."""
-        compilation = self.compile(unary(dimensions=(3, 4)), self.driver("copying", "RELU"))
+        compilation = self.compile(unary(dimensions=(3, 4)), self.driver("whole"))
         if self.explicit and not self.allocates:
             with answers(ResultCode.OP_FAILED):
                 self.allocated(compilation, [0], [0])
@@ -288,7 +257,7 @@ class TestMemoryDomain:
                 assert good.is_initialized == (good in host)
 
     def test_memory_copy_of_a_dynamic_shape(self) -> None:
-        compilation = self.compile(unary(dimensions=(0, 4)), self.driver("copying", "RELU"))
+        compilation = self.compile(unary(dimensions=(0, 4)), self.driver("whole"))
         if not self.allocates:
             return
         known, unknown = (
