@@ -1,4 +1,4 @@
-"""What `CompiledModel.run` and an interpreter cost over the driver's own time: one step on the null driver, and
+"""What `CompiledModel.run`, a burst and an interpreter cost over the driver's own time: one step on the null driver, and
 what each further step adds, on devices that compute nothing.
 """
 
@@ -33,6 +33,7 @@ from penstock.ir import DType, Model, ModelBuilder
 
 NAME = "overhead"
 LIMIT_US = 10.0
+BURST_LIMIT_US = 6.0
 BOUNDARY_LIMIT_US = 5.0
 STEPS = (1, 2, 5, 20)
 KINDS = ("RELU", "LOGISTIC")
@@ -77,6 +78,7 @@ def rows(*, quick: bool) -> list[Row]:
                 compiled.run(inputs)
                 whole.append(time.perf_counter_ns() - began)
                 own.append(watch.spent_ns)
+        in_bursts = bursts(compiled, watch, quick=quick)
         profile = cProfile.Profile()
         profile.enable()
         for _ in range(2000 if quick else 10_000):
@@ -87,10 +89,30 @@ def rows(*, quick: bool) -> list[Row]:
         Row(NAME, "a run on the null driver", statistics.median(whole) / 1000, "us"),
         Row(NAME, "of it the driver's own time", statistics.median(own) / 1000, "us"),
         Row(NAME, "of it the runtime's", over, "us", LIMIT_US),
+        *in_bursts,
         *shares(profile, over),
         *boundaries(quick=quick),
         *interpreter.rows(one_step(), Stopwatch(), quick=quick),
     ]
+
+
+def bursts(compiled: penstock.CompiledModel, watch: Stopwatch, *, quick: bool) -> list[Row]:
+    """Microseconds that a run of a burst costs over its driver's: on the same arrays each time, and on others each time."""
+    images = [np.zeros((1, 16), np.float32) for _ in range(2)]
+    found = []
+    with compiled.burst() as burst:
+        for what, given in (("the same arrays", images[:1] * 2), ("other arrays", images)):
+            over: list[int] = []
+            for count in (2000, 3000 if quick else 30_000):
+                over = []
+                for turn in range(count):
+                    image = given[turn % 2]
+                    began = time.perf_counter_ns()
+                    burst.run(image)
+                    over.append(time.perf_counter_ns() - began - watch.spent_ns)
+            median = statistics.median(over) / 1000
+            found.append(Row(NAME, f"a burst's run on {what}", median, "us", BURST_LIMIT_US))
+    return found
 
 
 class Idle(DeviceBase):

@@ -20,7 +20,7 @@ from penstock.execution.compiled import NOTHING_ASKED
 from penstock.execution.holding import InBurst
 from penstock.execution.outputs import Outputs
 from penstock.execution.ready import ready_inputs
-from penstock.execution.series import Series
+from penstock.execution.series import Direct, Series
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.hal import CancelToken, ExecutionConfig, Priority
@@ -54,6 +54,8 @@ class Burst:
         self._variant: Variant | None = None
         self._series: Series | None = None
         self._ready = compiled._ready
+        # Where the last run may be repeated as it was.
+        self._direct: Direct | None = None
         # What the last run was given, and what was made of it.
         self._given: tuple[Any, ...] = ()
         self._arrays: list[NDArray] = []
@@ -100,17 +102,24 @@ class Burst:
             asked = (timeout, cancel, priority, loop_timeout)
             if asked != NOTHING_ASKED or measure is not False:
                 config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
-            given: Any = named or inputs
-            if named:
-                if inputs:
-                    raise InputError("give inputs by position or by keyword, not both")
-            elif (
-                len(inputs) == 1
-                and type(inputs[0]) is not np.ndarray
-                and isinstance(inputs[0], Mapping | list | tuple)
+            results = None
+            direct = self._direct
+            if (
+                direct is not None
+                and out is None
+                and state is None
+                and not (dequantize or named)
+                and len(inputs) == len(self._arrays)
             ):
-                given = inputs[0]
-            results = self._run(given, out, state, config, trace, dequantize)
+                for array, last in zip(inputs, self._arrays, strict=True):
+                    if array is not last:
+                        results = self._other(direct, inputs, config, trace)
+                        break
+                else:
+                    results = direct.again(config, trace)
+            if results is None:
+                given = _given(inputs, named)
+                results = self._run(given, out, state, config, trace, dequantize)
         finally:
             self._busy.release()
         return Outputs(results, self._names, partial(_receipt, trace, began, perf_counter_ns()))
@@ -154,6 +163,7 @@ class Burst:
         if compiled._feedback is not None:
             arrays = compiled._bind(given, real, trace.copies)
             return compiled._run(compiled._base, arrays, out, state, config, trace, real, False)
+        self._direct = None
         arrays = self._take(given, real, trace)
         series = self._series
         if compiled._dynamic or series is None:
@@ -163,6 +173,8 @@ class Burst:
         plain = self._arrays is arrays and (targets is None or self._checked is arrays)
         if plain and state is None and compiled._state is None:
             results = series.repeat(arrays, targets, config, trace)
+            if compiled._all_outputs:
+                self._direct = series.settled
         if results is None:
             apart, places = series.targets(arrays, targets, trace)
             plain = all(a is None or type(a) is np.ndarray for a in (*apart, *places))
@@ -172,6 +184,20 @@ class Burst:
         if compiled._all_outputs and not real:
             return results
         return compiled._deliver(results, real, trace.copies)
+
+    def _other(
+        self, direct: Direct, inputs: Sequence[Any], config: ExecutionConfig, trace: Trace
+    ) -> list[NDArray] | None:
+        """The last run with other arrays; None where they must be looked at more closely."""
+        ready = self._ready
+        arrays = None if ready is None else ready.arrays(inputs)
+        if arrays is None:
+            return None
+        self._given = inputs if type(inputs) is tuple else ()
+        self._arrays, self._direct = arrays, None
+        results = direct.run(arrays, None, config, trace)
+        self._direct = direct if direct.settled else None
+        return results
 
     def _take(self, given: Any, real: bool, trace: Trace) -> list[NDArray]:
         """The model's inputs in order; those of the last run where they are the same objects."""
@@ -238,7 +264,7 @@ class Burst:
         return series
 
     def _drop(self) -> None:
-        series, self._series = self._series, None
+        series, self._series, self._direct = self._series, None, None
         if series is not None:
             series.close()
         variant, self._variant = self._variant, None
@@ -246,6 +272,22 @@ class Burst:
             self._compiled._variants.give_back(variant)
         self._given, self._arrays = (), []
         self._out, self._targets, self._checked = (), [], None
+
+
+def _given(inputs: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
+    """What `CompiledModel.run` takes for inputs."""
+    if named:
+        if inputs:
+            raise InputError("give inputs by position or by keyword, not both")
+        return named
+    if (
+        len(inputs) == 1
+        and type(inputs[0]) is not np.ndarray
+        and isinstance(inputs[0], Mapping | list | tuple)
+    ):
+        given: Mapping[str, Any] | Sequence[Any] = inputs[0]
+        return given
+    return inputs
 
 
 def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:

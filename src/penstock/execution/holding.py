@@ -53,6 +53,11 @@ class InBurst(Holding):
         except Exception as error:  # noqa: BLE001  # a driver may raise anything
             log.info("no burst: %r", error)
 
+    @property
+    def executor(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
+        """`execute`, with nothing in between; until `close`."""
+        return self._execute
+
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return self._execute(request, config)
 

@@ -21,6 +21,7 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.execution.carried import note_carried
+from penstock.execution.holding import InBurst
 from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
@@ -111,6 +112,12 @@ class Series(Variant):
             direct = self._direct = Direct(self) if self._is_direct() else False
         return direct.run(inputs, out, config, trace) if direct else None
 
+    @property
+    def settled(self) -> Direct | None:
+        """What repeats the last run as it was, by `Direct.again`; None where that cannot be."""
+        direct = self._direct
+        return direct if direct and direct.settled and not self._pending else None
+
     def targets(
         self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, trace: Trace
     ) -> tuple[list[NDArray], list[NDArray | None]]:
@@ -135,6 +142,11 @@ class Series(Variant):
 
     def owns(self, array: NDArray) -> bool:
         """Whether *array* lies in an output of this series."""
+        base = array.base
+        if base is None or (type(base) is np.ndarray and base.base is None):
+            # Whoever has the memory itself is seen at once.
+            owner = array if base is None else base
+            return any(own is owner for own in self._own)
         return any(own is not None and np.may_share_memory(array, own) for own in self._own)
 
     def close(self) -> None:
@@ -165,7 +177,8 @@ class _Call:
 
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
-        self.execute = runner.prepared.prepared.execute
+        prepared = runner.prepared.prepared
+        self.execute = prepared.executor if isinstance(prepared, InBurst) else prepared.execute
         self.inputs, self.operands = runner._inputs, runner._outputs
         self.outputs = tuple(i for i, _ in runner._kinds)
         self.writable: tuple[HostMemory, ...] = ()
@@ -182,13 +195,14 @@ class Direct:
         self._series = series
         self._operands = series._inputs
         self._bound: list[NDArray | None] = [None] * len(series._inputs)
+        self._own = frozenset(map(id, series._own))
         self._out: Sequence[NDArray | None] | None = None
         self._values: dict[int, NDArray] = {}
         if series._slots:
             self._values.update(series._take_arena().values)
         self._readable = {i: _lent(array) for i, array in self._values.items()}
         self._calls = [_Call(r) for r in series._runners if isinstance(r, StepRunner)]
-        self._accepted, self._stale = False, True
+        self._accepted, self._stale, self._aliased = False, True, False
         self._results: list[NDArray] = []
         self._put(None)
 
@@ -209,6 +223,15 @@ class Direct:
                 if array is not bound:
                     self._take(inputs, trace)
                     break
+        return self.again(config, trace)
+
+    @property
+    def settled(self) -> bool:
+        """Whether `again` runs on the inputs of the last run, with outputs that are the series' own."""
+        return self._out is None and not self._aliased and self._accepted
+
+    def again(self, config: ExecutionConfig, trace: Trace) -> list[NDArray]:
+        """As `run` on what is bound."""
         interrupts = config.cancel is not None or config.deadline_ns is not None
         began = perf_counter_ns()
         steps = trace.steps
@@ -279,25 +302,31 @@ class Direct:
 
     def _take(self, inputs: Sequence[NDArray], trace: Trace) -> None:
         """Takes *inputs* in the place of those bound."""
-        bound, readable = self._bound, self._readable
-        whole, self._stale = self._stale, False
-        changed = set()
-        for k, (operand, array) in enumerate(zip(self._operands, inputs, strict=True)):
+        bound, readable, values = self._bound, self._readable, self._values
+        calls = self._calls
+        whole, self._stale = self._stale or len(calls) == 1, False
+        self._aliased = False
+        changed: list[int] = []
+        for k, operand in enumerate(self._operands):
+            array = inputs[k]
             if array is bound[k]:
                 continue
-            if self._series.owns(array):
+            if (array.base is not None or id(array) in self._own) and self._series.owns(array):
                 # It changes with every run, and is looked at anew.
                 bound[k] = None
+                self._aliased = True
                 kept = np.array(array)
                 trace.copies.append(CopyReceipt(array.nbytes, "caller", "input", ALIASED))
             else:
                 bound[k] = kept = array
-            self._values[operand] = kept
-            readable[operand] = _lent(kept)
-            changed.add(operand)
+            values[operand] = kept
+            view = kept.view()
+            view.setflags(write=False)
+            readable[operand] = HostMemory(view)
+            changed.append(operand)
         make = ProvenRequest if self._accepted else Request
-        for call in self._calls:
-            if whole or not changed.isdisjoint(call.inputs):
+        for call in calls:
+            if whole or any(i in changed for i in call.inputs):
                 call.request = make(tuple([readable[i] for i in call.inputs]), call.writable)
 
     def _accept(self) -> None:
