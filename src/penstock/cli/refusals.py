@@ -9,6 +9,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import SupportTable, collect_support
 from penstock.runtime import manager
+from penstock.runtime.planning import trusted
 
 
 def answers(
@@ -20,7 +21,9 @@ def answers(
     """For each operation the *devices* that may run it and the others' reasons, as `--json` prints it."""
     entered = model if signature is None else model.signature_model(signature)
     entered = infer_shapes(entered, {})
-    table = collect_support(entered, manager.choose(devices or None), policy or Policy())
+    held_to = policy or Policy()
+    chosen = trusted(manager.choose(devices or None), held_to)
+    table = collect_support(entered, chosen, held_to)
     return [_answer(table, index) for index in range(len(entered.operations))]
 
 

@@ -16,6 +16,7 @@ from penstock.ir.types import static_shape
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.planning import trusted
 from penstock.runtime.rules import check_rules
 from penstock.runtime.session import compile_model
 
@@ -104,7 +105,7 @@ class DriverDelegate(SimpleDelegate):
 
     def refusals(self, model: Model) -> list[str]:
         """For each operation of *model* why no device of this delegate takes it; empty where one does."""
-        table = collect_support(model, self.devices, self.policy)
+        table = collect_support(model, trusted(self.devices, self.policy), self.policy)
         return [
             ""
             if table.takers(at)

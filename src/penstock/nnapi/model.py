@@ -24,6 +24,7 @@ from penstock.nnapi.operands import FinishedSubgraph, OperandSlot
 from penstock.nnapi.values import constant_pool, value_bytes
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
+from penstock.runtime.planning import trusted
 
 
 class Model:
@@ -240,7 +241,8 @@ class Model:
         _, chosen = choose_devices(devices)
         with translated():
             model = infer_shapes(model)
-            table = collect_support(model, chosen, policy_of(self))
+            policy = policy_of(self)
+            table = collect_support(model, trusted(chosen, policy), policy)
         taken = [bool(table.takers(i)) for i in range(len(model.operations))]
         return [all(taken[i] for i in became) for became in self._became]
 

@@ -35,10 +35,7 @@ def plan_model(
     *measure* asks for it, a measurement on this machine, for which *named* maps names to devices that plans may
     fall back on too; else `place`. No device is given what shadow verification found it to compute wrongly. Raises what that raises, and `Cancelled` or `MissedDeadline*` while it measures.
     """
-    if _has_driver_verdicts():
-        from penstock.runtime.distrust import held_to_verdicts
-
-        devices = held_to_verdicts(devices, policy.accuracy)
+    devices = trusted(devices, policy)
     directory = None if info is None or info.trust_token else info.place
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
     if choice and (measure or _has_verdicts(directory)):
@@ -50,6 +47,15 @@ def plan_model(
         if measure:
             return tuned_plan(occasion)
     return place(model, devices, policy, config.preference)
+
+
+def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
+    """*devices* as plans see them: each refuses what shadow verification found it to compute wrongly, with the reason."""
+    if not _has_driver_verdicts():
+        return devices
+    from penstock.runtime.distrust import held_to_verdicts
+
+    return held_to_verdicts(devices, policy.accuracy)
 
 
 def _has_verdicts(directory: str | None) -> bool:

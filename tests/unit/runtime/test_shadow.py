@@ -448,3 +448,80 @@ def test_a_device_whose_other_operations_are_elsewhere_is_blamed_alone() -> None
         assert compiled.shadow.wait(60)
         (verdict,) = compiled.shadow.report().verdicts
     assert (verdict.device, verdict.types) == ("wrong", ("SUB",))
+
+
+def test_delegates_refuse_what_was_found_and_leave_it_to_the_interpreter() -> None:
+    from penstock import tflite
+    from penstock.delegates import DriverDelegate
+    from penstock.export.tflite import write
+
+    content = write(network())
+    found: list[NDArray] = []
+    reasons: dict[int, str] = {}
+    for shadow in (1.0, 0.0):
+        policy = Policy(shadow=shadow, allow_fallback=False)
+        delegate = DriverDelegate(wrong(), policy=policy, cache=False, max_delegated_partitions=9)
+        with_delegate = tflite.Interpreter(model_content=content, experimental_delegates=[delegate])
+        with_delegate.allocate_tensors()
+        with_delegate.set_tensor(with_delegate.get_input_details()[0]["index"], X)
+        with_delegate.invoke()
+        found.append(with_delegate.get_tensor(with_delegate.get_output_details()[0]["index"]))
+        reasons = delegate.reasons
+        with_delegate.close()
+    assert list(reasons) == [1]
+    assert "shadow verification found that ADD gives wrong results" in reasons[1]
+    with penstock.compile(network(), devices=["reference"], cache=None) as compiled:
+        expected = compiled(X)[0]
+    assert not np.allclose(found[0], expected, atol=0.1)
+    np.testing.assert_allclose(found[1], expected, rtol=1e-5)
+
+
+def test_an_interpreter_with_a_policy_is_verified() -> None:
+    from penstock import tflite
+    from penstock.export.tflite import write
+
+    interpreter = tflite.Interpreter(
+        model_content=write(network()), devices=[wrong()], policy=Policy(shadow=1.0), cache=False
+    )
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], X)
+    interpreter.invoke()
+    interpreter.close()
+    (verdict,) = DriverVerdicts().every()
+    assert verdict.types == ("ADD",)
+
+
+def test_bursts_and_fenced_runs_are_compared() -> None:
+    with (
+        penstock.compile(
+            network(), devices=[right()], cache=None, policy=Policy(shadow=1.0)
+        ) as compiled,
+        compiled.burst() as burst,
+    ):
+        assert compiled.shadow is not None
+        for fenced in (False, True):
+            outputs = compiled.start_fenced([X]).result(60) if fenced else burst.run([X])
+            (note,) = outputs.receipt.notes
+            assert compiled.shadow.wait(60)
+            assert note.startswith("shadow verification: ")
+        assert compiled.shadow.report().compared == 2
+
+
+def test_memory_that_is_not_the_hosts_is_not_compared() -> None:
+    from penstock.testing.doubles import LabDevice
+
+    b = ModelBuilder()
+    x = b.input(F32, (1, 4), "x")
+    h = b.input(F32, (1, 4), "h")
+    (out,) = b.operation("ADD", [x, h], [Operand(F32, (1, 4), name="h_out")])
+    x4 = np.ones((1, 4), np.float32)
+    with penstock.compile(
+        b.build([out]), devices=[LabDevice()], cache=None, policy=Policy(shadow=1.0)
+    ) as compiled:
+        compiled.bind_state({"h_out": "h"})
+        notes = [n for _ in range(3) for n in compiled.run({"x": x4}).receipt.notes]
+        assert compiled.shadow is not None
+        assert compiled.shadow.wait(60)
+        report = compiled.shadow.report()
+        assert (report.skipped, report.departed) == (3, 0)
+    assert sum("not all that it reads and writes is the host's memory" in n for n in notes) == 3

@@ -63,8 +63,8 @@ class ShadowedVariant(Variant):
         if not self._worker.has_room():
             self._drop(note)
             return super().run(inputs, out, state, config, trace, bound)
-        if not all(type(array) is np.ndarray for array in inputs):
-            self._skip(note, "an input does not lie in the host's memory")
+        if bound or not all(type(array) is np.ndarray for array in inputs):
+            self._skip(note, "not all that it reads and writes is the host's memory")
             return super().run(inputs, out, state, config, trace, bound)
         try:
             if state is None or not self._states:
@@ -99,7 +99,7 @@ class ShadowedVariant(Variant):
             self._skip(note, "the reference itself computed it")
             return results
         if not all(type(array) is np.ndarray for array in results):
-            self._skip(note, "an output does not lie in the host's memory")
+            self._skip(note, "not all that it reads and writes is the host's memory")
             return results
         after = None if state is None else state.copied()
         if before is not None:
