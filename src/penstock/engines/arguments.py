@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from penstock.hal import HostMemory, NoValue, PoolArgument, Request, RequestArgu
 from penstock.ir import NDArray, Operand, Subgraph
 from penstock.ir.types import static_shape
 from penstock.memory import map_memory
+
+if TYPE_CHECKING:
+    from penstock.memory.domain import Claim
 
 
 def lent(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
@@ -27,23 +31,32 @@ def lent(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
 
 @contextmanager
 def bound(
-    request: Request, entry: Subgraph
+    request: Request, entry: Subgraph, claim: Claim | None = None
 ) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
     """Inputs and outputs (None: nobody wants it) of a checked request, viewing pools that are mapped for the
-    time of the block.
+    time of the block. Buffers of *claim* are read and written where they lie; what is written has its value when the
+    block ends without an error.
     """
     mappings = [map_memory(pool) for pool in request.pools]
     try:
         pools = [mapping.array for mapping in mappings]
         inputs = [
-            _input(argument, entry.operands[index], pools)
-            for argument, index in zip(request.inputs, entry.inputs, strict=True)
+            claim.inputs[at].content
+            if claim is not None and at in claim.inputs
+            else _input(argument, entry.operands[index], pools)
+            for at, (argument, index) in enumerate(zip(request.inputs, entry.inputs, strict=True))
         ]
+        managed = () if claim is None else tuple(claim.outputs)
         outputs = [
-            _output(argument, entry.operands[index], pools)
-            for argument, index in zip(request.outputs, entry.outputs, strict=True)
+            claim.room(at, static_shape(entry.operands[index].shape) or ())
+            if claim is not None and at in managed
+            else _output(argument, entry.operands[index], pools)
+            for at, (argument, index) in enumerate(zip(request.outputs, entry.outputs, strict=True))
         ]
         yield inputs, outputs
+        for at in managed:
+            if claim is not None and (written := outputs[at]) is not None:
+                claim.put(at, written, written.shape)
     finally:
         for mapping in mappings:
             mapping.close()
@@ -84,4 +97,4 @@ def _region(argument: PoolArgument, operand: Operand, pools: Sequence[NDArray]) 
 
 def _unknown(argument: RequestArgument) -> InvalidArgument:
     kind = type(argument).__name__
-    return InvalidArgument(f"this device has no memory of its own; a {kind} means nothing to it")
+    return InvalidArgument(f"no buffer of this device is meant by a {kind}")

@@ -320,6 +320,11 @@ class Claim:
         self._written[position].check_fits(shape)
         self._results[position] = content, shape
 
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The positions of the outputs that buffers take."""
+        return tuple(self._written)
+
     def room(self, position: int, shape: tuple[int, ...]) -> NDArray:
         """Memory for output *position*, to be written and then `put`."""
         self._written[position].check_fits(shape)

@@ -17,10 +17,10 @@ import numpy as np
 
 from penstock.engines.site import QUANTIZED
 from penstock.errors import GeneralFailure
-from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Subgraph
+from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Quantization, Subgraph
 from penstock.ir.types import static_shape
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 SMALLEST_CONSTANT: Final = 1024
 """Bytes from which on a constant is kept in the data file."""
 
@@ -35,11 +35,12 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Port(msgspec.Struct, frozen=True, array_like=True):
-    """One input or output: its name, element type and shape."""
+    """One input or output: its name, element type, shape, and how it is quantised."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    quantization: Quantization | None = None
 
 
 class Interface(msgspec.Struct, frozen=True):
@@ -221,11 +222,12 @@ def _aligned(length: int) -> NDArray:
 
 
 def _port(operand: Operand) -> Port:
-    return Port(operand.name, operand.dtype.value, static_shape(operand.shape) or ())
+    shape = static_shape(operand.shape) or ()
+    return Port(operand.name, operand.dtype.value, shape, operand.quantization)
 
 
 def _operand(port: Port, lifetime: Lifetime) -> Operand:
     try:
-        return Operand(DType(port.dtype), port.shape, lifetime, port.name)
+        return Operand(DType(port.dtype), port.shape, lifetime, port.name, port.quantization)
     except ValueError:
         raise GeneralFailure(f"the artefact has a port of type {port.dtype!r}") from None

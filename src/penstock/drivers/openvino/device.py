@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.installation import Installation, Plugin
@@ -24,6 +24,11 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
+
+if TYPE_CHECKING:
+    from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
+    from penstock.hal import Buffer, BufferDesc, BufferRole
+    from penstock.memory.domain import MemoryDomain
 
 FILES: Final = (1, 1)
 """A model file with what OpenVINO exports, and a data file with the constants found in it."""
@@ -65,6 +70,7 @@ class OpenVinoDevice(DeviceBase):
             dispatch_ns=DISPATCH_NS,
             families=FAMILIES[plugin.name],
         )
+        self.domain: MemoryDomain | None = None
         self._lock = threading.Lock()
         self._compiles = self._imports = 0
 
@@ -111,14 +117,34 @@ class OpenVinoDevice(DeviceBase):
         validate_support(model, self.supported_operations(model))
         from penstock.drivers.openvino.preparation import prepare
 
-        return prepare(self, model, config)
+        return self._own(prepare(self, model, config))
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModelBase:
         validate_prepare_config(config)
         self._refuse_unusable()
         from penstock.drivers.openvino.preparation import load
 
-        return load(self, config)
+        return self._own(load(self, config))
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        """Memory of the host, aligned as OpenVINO likes it: what it computes goes there at once, and is read there."""
+        from penstock.memory.domain import MemoryDomain
+
+        with self._lock:
+            if self.domain is None:
+                self.domain = MemoryDomain(self._interface_of, dynamic=False)
+        return self.domain.allocate(desc, roles)
+
+    def _own(self, prepared: OpenVinoPreparedModel) -> OpenVinoPreparedModel:
+        prepared.device = self
+        return prepared
+
+    def _interface_of(self, prepared: object) -> Model | None:
+        from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
+
+        if isinstance(prepared, OpenVinoPreparedModel) and prepared.device is self:
+            return prepared.model
+        return None
 
     def _refuse_unusable(self) -> None:
         if (reason := self.check()) is not None:

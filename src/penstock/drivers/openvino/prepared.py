@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from penstock.drivers.openvino.artefact import Ports
@@ -23,6 +24,7 @@ from penstock.hal import (
 from penstock.ir import Model, NDArray
 
 if TYPE_CHECKING:
+    from penstock.drivers.openvino.device import OpenVinoDevice
     from penstock.drivers.openvino.profiling import MeasuredRun, Profiler
 
 
@@ -35,8 +37,10 @@ def _timing(executable: Executable | MeasuredRun, began_ns: int) -> Timing:
 class OpenVinoPreparedModel(PreparedModelBase):
     """*executable* with the inputs and outputs that *ports* say. *late* has the optimised form: from the first
     run on where there is no *executable* yet, else when the model has run often enough. *profilers* makes what
-    runs of an executable are measured by.
+    runs of an executable are measured by. *device* has the buffers that requests may name.
     """
+
+    device: OpenVinoDevice | None = None
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class OpenVinoPreparedModel(PreparedModelBase):
         if config.cancel is not None:
             config.cancel.check()
         executable = self._started(config, began)
-        with bound(request, self.model.entry) as (inputs, outputs):
+        with self._arguments(request) as (inputs, outputs):
             self._forward(inputs, outputs)
             executable.run(inputs, [outputs[k] for k in self._computed], config)
         timing = _timing(executable, began)
@@ -73,6 +77,20 @@ class OpenVinoPreparedModel(PreparedModelBase):
         self._closed, self._executable, self._profiler = True, None, None
         if (late := self._late) is not None:
             late.close()
+
+    @contextmanager
+    def _arguments(self, request: Request) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
+        """Where *request* has its inputs and outputs; buffers of the device as they lie."""
+        domain = None if self.device is None else self.device.domain
+        if domain is None:
+            with bound(request, self.model.entry) as arguments:
+                yield arguments
+            return
+        with (
+            domain.claim(self, request) as claim,
+            bound(request, self.model.entry, claim) as arguments,
+        ):
+            yield arguments
 
     def _forward(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray | None]) -> None:
         """Copies the inputs that are outputs, too: OpenVINO would give both the same memory."""
