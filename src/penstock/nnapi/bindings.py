@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
 from penstock.nnapi.memory import Memory, usable_memory
 from penstock.nnapi.ports import MAX_LENGTH, OperandDesc, Port, refined, size_of
+from penstock.nnapi.stores import PoolStore
 
 if TYPE_CHECKING:
     from penstock.nnapi.compilation import Compilation
@@ -40,6 +42,12 @@ class Binding:
     def place(self) -> Any:
         """What is not an array of the host: a device's buffer, an image. None where it is."""
         return None if self.memory is None else self.memory.store.place(self.port.kind)
+
+    def used(self) -> AbstractContextManager[None]:
+        """Tells the memory, for the time of the block, that the CPU reads or writes it."""
+        if self.memory is None or not isinstance(store := self.memory.store, PoolStore):
+            return nullcontext()
+        return store.used(write=self.port.kind == "output")
 
     def bytes(self) -> NDArray:
         """The bytes that the value lies in, with what pads them. UNMAPPABLE where there is no view of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -18,7 +19,7 @@ from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_static, static_shape
-from penstock.memory import DeviceBuffer
+from penstock.memory import DeviceBuffer, HardwareBuffer
 from penstock.nnapi.bindings import Binding
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, translated
@@ -80,12 +81,13 @@ def carry_out(
     """
     copies: list[CopyReceipt] = []
     direct = not any(binding.is_omitted for binding in inputs)
-    values = [_value(b, copies, direct) for b in inputs if not b.is_omitted]
-    targets = [_target(b, o, direct) for b, o in zip(outputs, operands, strict=True)]
-    given = None if all(t is None for t in targets) else targets
-    with translated():
-        results = run(values, given)
-        shapes = tuple(tuple(result.shape) for result in results)
+    with ExitStack() as stack, translated():
+        for binding in (*inputs, *outputs):
+            stack.enter_context(binding.used())
+        values = [_value(b, copies, direct) for b in inputs if not b.is_omitted]
+        targets = [_target(b, o, direct) for b, o in zip(outputs, operands, strict=True)]
+        results = run(values, None if all(t is None for t in targets) else targets)
+        shapes = tuple(map(_shape_of, results, operands))
         sufficient = tuple(
             target is not None or binding.is_omitted or _deliver(binding, result, copies)
             for binding, target, result in zip(outputs, targets, results, strict=True)
@@ -94,6 +96,13 @@ def carry_out(
     if copies:
         receipt = replace(receipt, copies=(*receipt.copies, *copies))
     return Answer(shapes, sufficient, receipt)
+
+
+def _shape_of(result: Any, operand: Operand) -> tuple[int, ...]:
+    """Of an output as a run gives it: an image has none of its own."""
+    if isinstance(result, HardwareBuffer):
+        return static_shape(operand.shape) or ()
+    return tuple(result.shape)
 
 
 def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from penstock.errors import InputError
 from penstock.ir import NDArray
-from penstock.memory import HardwareBuffer, MemoryPool
+from penstock.memory import HardwareBuffer, MemoryPool, dmabuf
+from penstock.memory.mapping import HARDWARE_BUFFER_BLOB
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, bad_data, translated
 
@@ -40,6 +43,18 @@ class PoolStore:
         if not found.flags.writeable:
             raise NnapiError(ResultCode.UNMAPPABLE, "the memory was made without PROT_WRITE")
         return found
+
+    @contextmanager
+    def used(self, *, write: bool) -> Iterator[None]:
+        """The CPU reads the bytes in this block, and perhaps writes them: a dma-buf is told so."""
+        fd = self.pool.memory.handle.fd if self.kind == HARDWARE_BUFFER_BLOB else -1
+        if fd < 0 or not dmabuf.begin(fd, write=write):
+            yield
+            return
+        try:
+            yield
+        finally:
+            dmabuf.end(fd, write=write)
 
     def place(self, kind: str) -> Any:
         """What a run takes in the place of an array; None where it takes an array over `content`."""
@@ -125,4 +140,5 @@ def copy_bytes(source: Store, destination: Store, shape: tuple[int, ...] | None)
             given, room = source.content(), destination.writable()
             if given.nbytes != room.nbytes:
                 raise bad_data(f"{given.nbytes} bytes for a memory of {room.nbytes}")
-            np.copyto(room, given)
+            with source.used(write=False), destination.used(write=True):
+                np.copyto(room, given)

@@ -9,8 +9,23 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, HardwareBufferFormat
+from penstock.drivers.reference import ReferenceDevice
+from penstock.hal import (
+    Capabilities,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    PoolArgument,
+    PrepareConfig,
+    PreparedModel,
+    PreparedModelBase,
+    Request,
+    RequestArgument,
+)
+from penstock.ir import Model as IrModel
+from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, HardwareBufferFormat, dmabuf
 from penstock.nnapi import (
     Compilation,
     Execution,
@@ -21,6 +36,7 @@ from penstock.nnapi import (
     OperandType,
     ResultCode,
 )
+from penstock.testing.doubles import InterceptingDevice
 from tests.unit.nnapi.building import FLOAT, answers, compiled, finished, unary
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -173,7 +189,36 @@ class TestValidationTestMemory:
                 with answers(BAD_DATA):
                     execution.set_input_from_memory(0, memory, offset, length)
             execution.set_input_from_memory(0, memory, 0, 0)
+            execution.set_output(0, np.empty_like(X))
+            with answers(OP_FAILED, "hardware_buffer"):
+                execution.compute()
             memory.close()
+
+    def test_images_of_a_device_that_takes_them(self) -> None:
+        """They are lent to it as a whole, and not copied."""
+        with (
+            HardwareBuffer.allocate(2, 3, format=HardwareBufferFormat.R8G8B8A8_UNORM) as buffer,
+            compiled(unary(), [ImageDevice()]) as compilation,
+        ):
+            with buffer.lock(write=True) as content:
+                content[:NBYTES].view(np.float32)[:] = 1.0
+                row = len(content) // 3
+            out = np.empty_like(X)
+            with Memory.create_from_hardware_buffer(buffer) as memory:
+                execution = Execution(compilation)
+                execution.set_input_from_memory(0, memory)
+                execution.set_output(0, out)
+                execution.compute()
+                assert (out == 1.0).all()
+                assert row >= 8
+                assert execution.receipt.copies == ()
+                execution = Execution(compilation)
+                execution.set_input(0, X)
+                execution.set_output_from_memory(0, memory)
+                execution.compute()
+                assert execution.get_output_operand_dimensions(0) == (2, 3)
+            with buffer.lock() as content:
+                assert content[:NBYTES].tobytes() == X.tobytes()
 
     def test_constants(self) -> None:
         for memory in (filled(shared(64), 2.0), filled(blob(64), 2.0)):
@@ -196,6 +241,31 @@ class TestValidationTestMemory:
                 execution.compute()
                 assert out.tolist() == (X + 2).tolist()
             memory.close()
+
+    def test_a_dma_buf_is_told_when_it_is_used(
+        self, relu: Compilation, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[tuple[str, bool]] = []
+
+        def begin(_: int, *, write: bool) -> bool:
+            told.append(("begin", write))
+            return True
+
+        def end(_: int, *, write: bool) -> None:
+            told.append(("end", write))
+
+        with blob(NBYTES) as one, blob(NBYTES) as other, shared(NBYTES) as plain:
+            monkeypatch.setattr(dmabuf, "begin", begin)
+            monkeypatch.setattr(dmabuf, "end", end)
+            execution = Execution(relu)
+            execution.set_input_from_memory(0, one, 0, NBYTES)
+            execution.set_output_from_memory(0, other, 0, NBYTES)
+            execution.compute()
+            assert told == [("begin", False), ("begin", True), ("end", True), ("end", False)]
+            told.clear()
+            plain.copy(other)
+            assert told == [("begin", True), ("end", True)]
+            execution.close()
 
     def test_closed(self, relu: Compilation) -> None:
         memory = shared(NBYTES)
@@ -532,6 +602,49 @@ class TestValidationTestExecutionDeviceMemory:
             with answers(BAD_DATA):
                 execution.compute()
             assert not memory.is_initialized
+
+
+class ImageDevice(InterceptingDevice):
+    """The reference device; it takes images for the bytes that they are."""
+
+    def __init__(self) -> None:
+        super().__init__(ReferenceDevice(), "images")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        known = self.device.capabilities
+        return replace(known, memory_kinds=(*known.memory_kinds, "hardware_buffer"))
+
+    def prepare_model(self, model: IrModel, config: PrepareConfig) -> PreparedModel:
+        return ImageModel(super().prepare_model(model, config), model)
+
+
+class ImageModel(PreparedModelBase):
+    def __init__(self, prepared: PreparedModel, model: IrModel) -> None:
+        self.prepared, self.model = prepared, model
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        (memory,) = request.pools
+        assert memory.name == "hardware_buffer"
+        with (
+            HardwareBuffer.wrap(*memory.handle) as buffer,
+            buffer.lock(write=True) as content,
+        ):
+            lent = HostMemory(content[:NBYTES].view(np.float32).reshape(2, 3))
+
+            def replaced(argument: RequestArgument) -> RequestArgument:
+                if not isinstance(argument, PoolArgument):
+                    return argument
+                assert (argument.location.offset, argument.location.length) == (0, 0)
+                return lent
+
+            inner = Request(
+                tuple(map(replaced, request.inputs)), tuple(map(replaced, request.outputs))
+            )
+            return self.prepared.execute(inner, config)
+
+    def close(self) -> None:
+        self.prepared.close()
 
 
 def per_channel(dimension: int, scales: tuple[float, float]) -> Model:
