@@ -65,12 +65,20 @@ class Places:
 
 
 class Arena(Places):
-    """One block of memory with its slots as arrays."""
+    """One block of memory with its slots as arrays; it lies in *raw*, *nbytes* and *alignment* long, where that is given."""
 
     __slots__ = ()
 
-    def __init__(self, slots: Sequence[Slot] = (), nbytes: int = 0, alignment: int = 1) -> None:
-        raw = np.empty(nbytes + alignment, np.uint8)
+    def __init__(
+        self,
+        slots: Sequence[Slot] = (),
+        nbytes: int = 0,
+        alignment: int = 1,
+        *,
+        raw: NDArray | None = None,
+    ) -> None:
+        if raw is None:
+            raw = np.empty(nbytes + alignment, np.uint8)
         block = raw[-raw.ctypes.data % alignment :] if alignment > 1 else raw
         values: dict[int, NDArray] = {
             s.operand: block[s.offset : s.offset + s.nbytes].view(s.dtype).reshape(s.shape)

@@ -27,6 +27,7 @@ from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.variant import Variant, check_time
 from penstock.hal import (
+    Device,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
@@ -38,6 +39,7 @@ from penstock.ir import NDArray
 from penstock.ir.types import static_shape
 
 if TYPE_CHECKING:
+    from penstock.execution.arena import Arena
     from penstock.execution.control import ControlRunner
     from penstock.execution.state import State
     from penstock.memory.bound import BoundMemory
@@ -55,18 +57,38 @@ class Series(Variant):
     def __init__(self, origin: Variant, hold: Callable[[PreparedModel], PreparedModel]) -> None:
         self._origin, self._hold = origin, hold
         self._held: list[PreparedModel] = []
+        # What a device in another process can reach need not be copied there and back.
+        self._elsewhere = any(is_isolated(step.device) for step in origin.compilation.steps)
         super().__init__(
             origin.compilation, origin._devices, origin._config, origin._allow_fallback
         )
-        operands = [self._operand(i) for i in self.outputs]
-        self._own = [
-            allocate(static_shape(o.shape) or (), o.dtype.numpy) if is_sized(o) else None
-            for o in operands
-        ]
+        self._own = self._outputs_of_its_own()
+        self._owners = frozenset(
+            id(own if own.base is None else own.base) for own in self._own if own is not None
+        )
         self._views = [None if a is None else read_only(a) for a in self._own]
         self._given: Sequence[NDArray | None] | None = None
         # None is not known, False not possible.
         self._direct: Direct | Literal[False] | None = None
+
+    def _outputs_of_its_own(self) -> list[NDArray | None]:
+        """An array for each output of known size."""
+        operands = [self._operand(i) for i in self.outputs]
+        if self._elsewhere:
+            from penstock.execution.shared import in_a_pool
+
+            return in_a_pool(operands)
+        return [
+            allocate(static_shape(o.shape) or (), o.dtype.numpy) if is_sized(o) else None
+            for o in operands
+        ]
+
+    def _take_arena(self) -> Arena:
+        if self._elsewhere and not self._arenas:
+            from penstock.execution.shared import arena_in_a_pool
+
+            return arena_in_a_pool(self._slots, self._arena_size, self._alignment)
+        return super()._take_arena()
 
     def _runner(self, step: PreparedStep) -> StepRunner | ControlRunner:
         if step.branches:
@@ -143,10 +165,10 @@ class Series(Variant):
     def owns(self, array: NDArray) -> bool:
         """Whether *array* lies in an output of this series."""
         base = array.base
-        if base is None or (type(base) is np.ndarray and base.base is None):
-            # Whoever has the memory itself is seen at once.
-            owner = array if base is None else base
-            return any(own is owner for own in self._own)
+        if id(array if base is None else base) not in self._owners and (
+            base is None or (type(base) is np.ndarray and base.base is None)
+        ):
+            return False
         return any(own is not None and np.may_share_memory(array, own) for own in self._own)
 
     def close(self) -> None:
@@ -358,6 +380,11 @@ class Direct:
                 raise
             return False
         return True
+
+
+def is_isolated(device: Device) -> bool:
+    """Whether *device* says that its driver lives in another process."""
+    return getattr(device, "isolated", False) is True
 
 
 def read_only(array: NDArray) -> NDArray:

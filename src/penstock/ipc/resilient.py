@@ -54,6 +54,8 @@ class IsolatedDevice:
 
     isolated: Final = True
 
+    """Its driver lives in another process: what it is given is copied there unless it lies in a pool."""
+
     def __init__(self, supervisor: Supervisor, index: int) -> None:
         self.supervisor, self._index = supervisor, index
         self._lock = threading.Lock()
