@@ -436,13 +436,13 @@ class TestLimits:
             np.testing.assert_array_equal(burst.run(X, Y)[0], RELU)
 
     def test_a_deadline_missed_midway(self) -> None:
-        device = NumpyDevice(before=lambda *_: time.sleep(0.03))
+        device = NumpyDevice(before=lambda *_: time.sleep(0.15))
         with (
             penstock.compile(add_relu(), devices=[device], cache=False) as compiled,
             compiled.burst() as burst,
             pytest.raises(MissedDeadlineTransient),
         ):
-            burst.run(X, Y, timeout=0.01)
+            burst.run(X, Y, timeout=0.1)
 
     def test_two_threads_at_once_are_refused(self) -> None:
         inside, go_on = threading.Event(), threading.Event()

@@ -319,24 +319,28 @@ class TestChains:
 
     def test_nothing_is_left_that_writes_to_the_callers_arrays(self) -> None:
         """A driver that heeds no deadline keeps the run until it has ended, where it writes to what is the caller's."""
-        go_on = threading.Event()
-        device = Native("both", ["ADD", "RELU"], [], before=lambda *_: _hold(go_on))
+        inside, go_on = threading.Event(), threading.Event()
+
+        def hold(request: Request, config: ExecutionConfig) -> None:
+            inside.set()
+            assert go_on.wait(PATIENCE_S)
+
+        device = Native("both", ["ADD", "RELU"], [], before=hold)
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
             target = np.full_like(X, 7)
-            run = compiled.start_fenced([X, Y], out=[None, target], timeout=0.01)
-            assert not run.fence.wait(30_000_000)
+            run = compiled.start_fenced([X, Y], out=[None, target], timeout=0.2)
+            assert inside.wait(PATIENCE_S)
+            assert not run.fence.wait(300_000_000)
             go_on.set()
             with pytest.raises(MissedDeadlineTransient):
                 run.result(PATIENCE_S)
+            inside.clear()
             go_on.clear()
-            left = compiled.start_fenced([X, Y], timeout=0.01)
+            left = compiled.start_fenced([X, Y], timeout=0.2)
+            assert inside.wait(PATIENCE_S)
             with pytest.raises(MissedDeadlineTransient):
                 left.result(PATIENCE_S)
             go_on.set()
-
-
-def _hold(go_on: threading.Event) -> None:
-    assert go_on.wait(PATIENCE_S)
 
 
 def test_devices_that_take_turns_are_waited_for() -> None:
