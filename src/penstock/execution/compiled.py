@@ -459,7 +459,7 @@ class CompiledModel:
         if not self._all_outputs:
             places = self._interface.output_positions
             results = [
-                np.array(results[p]) if p in places[:i] else results[p]
+                _again(results[p], copies) if p in places[:i] else results[p]
                 for i, p in enumerate(places)
             ]
         if not real:
@@ -497,6 +497,12 @@ class CompiledModel:
             return self.run(inputs, timeout=left, cancel=token, priority=config.priority)
 
         return submitter.submit(run, token, config.priority, end)
+
+
+def _again(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
+    from penstock.execution.copying import copied
+
+    return copied(result, copies, ("output", "caller"), "one output has several names")
 
 
 def _call_inputs(

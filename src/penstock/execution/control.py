@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 from msgspec.structs import replace
 
 from penstock.compilation.calls import describe
@@ -14,6 +13,7 @@ from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
+from penstock.execution.copying import copied, copy_over
 from penstock.execution.fallback import Fallbacks
 from penstock.execution.trace import InnerSteps, StepTrace, Trace
 from penstock.execution.transfer import ports_of
@@ -24,6 +24,8 @@ from penstock.ir import NDArray
 
 if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory
+
+BETWEEN: Final = ("host", "host")
 
 
 class ControlRunner:
@@ -172,6 +174,7 @@ class ControlRunner:
                     f"a WHILE ran longer than its timeout of {limit / 1e9:g} s"
                 )
             carried = self._run(1, carried, None, config, trace, folded)
+        step = self.prepared.step.index
         # Whatever the body only hands through is still the caller's, a constant, or there twice.
         taken = {id(array) for array in given}
         for index, value in zip(self._outputs, carried, strict=True):
@@ -179,9 +182,13 @@ class ControlRunner:
                 continue
             target = values.get(index)
             if target is not None:
-                np.copyto(target, value)
+                reason = "the last value of a WHILE goes where it is read"
+                copy_over(target, value, trace.copies, BETWEEN, reason, step=step, operand=index)
             elif id(value) in taken or not value.flags.writeable:
-                values[index] = np.array(value)
+                reason = "a WHILE hands on what is still another's"
+                values[index] = copied(
+                    value, trace.copies, BETWEEN, reason, step=step, operand=index
+                )
             else:
                 values[index] = value
                 taken.add(id(value))

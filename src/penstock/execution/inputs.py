@@ -74,7 +74,7 @@ def as_array(value: Any, operand: Operand, position: int, copies: list[CopyRecei
     """
     array = value if type(value) is np.ndarray else _import(value, operand, position)
     if operand.dtype is DType.STRING:
-        array = _strings(array, operand, position)
+        array = _strings(array, operand, position, copies)
     elif array.dtype != operand.dtype.numpy:
         raise _other_elements(array, operand, position)
     _check_shape(array, operand, position)
@@ -226,7 +226,7 @@ def _other_elements(array: NDArray, operand: Operand, position: int) -> InputErr
     )
 
 
-def _strings(array: NDArray, operand: Operand, position: int) -> NDArray:
+def _strings(array: NDArray, operand: Operand, position: int, copies: list[CopyReceipt]) -> NDArray:
     """*array* with every element as bytes: text in UTF-8, bytes as they are."""
     if dtype_of(array.dtype) is not DType.STRING:
         raise _other_elements(array, operand, position)
@@ -250,6 +250,11 @@ def _strings(array: NDArray, operand: Operand, position: int) -> NDArray:
         raise InputError(
             f"{_label(operand, position)} holds strings; at [{index}] {problem}: use bytes or str"
         )
+    copies.append(
+        CopyReceipt(
+            sum(map(len, flat)), "caller", "host", f"{_label(operand, position)} made bytes"
+        )
+    )
     return result
 
 

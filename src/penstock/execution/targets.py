@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError, OutputInsufficientSize
+from penstock.execution.copying import copy_over
 from penstock.execution.inputs import arrange, fits, is_bindable
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
@@ -112,13 +114,16 @@ def check_room(
             )
 
 
-def store(target: NDArray, result: NDArray, operand: Operand) -> NDArray:
-    """Copies *result* into *target*; `InputError` where its shape, known only now, is another."""
+def store(
+    target: NDArray, result: NDArray, operand: Operand, copies: list[CopyReceipt], index: int
+) -> NDArray:
+    """Copies *result* into *target*; `InputError` where its shape, known only now, is another. *index* is the operand's."""
     if target.shape != result.shape:
         raise InputError(
             f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}"
         )
-    np.copyto(target, result)
+    reason = f"output {operand.name!r} was not computed in the array of out="
+    copy_over(target, result, copies, ("host", "caller"), reason, operand=index)
     return target
 
 

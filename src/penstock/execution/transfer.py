@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -78,7 +78,7 @@ def execute(
     inputs: tuple[RequestArgument, ...] = tuple(
         direct.inputs[i]
         if direct is not None and i in direct.inputs
-        else _input(i, o, values[i], copying if private else None)
+        else _input(i, o, values[i], copying, private)
         for i, o in ports.inputs
     )
     operands = tuple(operand for _, operand in ports.outputs)
@@ -116,6 +116,9 @@ def execute(
                 continue
             if not is_sized(operand):
                 dimensions = tuple(result.output_shapes[place].dimensions)
+                if operand.dtype is DType.STRING:
+                    values[index] = copying.unpacked(array, operand, dimensions, index)
+                    continue
                 value = shaped(array, operand, dimensions)
                 values[index] = copying.home(value, index) if private else value
             elif private:
@@ -227,6 +230,27 @@ class Copying:
             CopyReceipt(nbytes, source, destination, reason, self._step, operand, began_ns, spent)
         )
 
+    def packed(self, pack: Callable[[], bytes], operand: int) -> bytes:
+        """What *pack* makes of strings for the device."""
+        began = time.perf_counter_ns()
+        content = pack()
+        self._strings(len(content), ("host", self._device), operand, began)
+        return content
+
+    def unpacked(self, flat: NDArray, operand: Operand, shape: tuple[int, ...], i: int) -> NDArray:
+        """The strings that the device left at the start of *flat*, as operand *i*."""
+        began = time.perf_counter_ns()
+        value = shaped(flat, operand, shape)
+        self._strings(sum(map(len, value.flat)), (self._device, "host"), i, began)
+        return value
+
+    def _strings(self, nbytes: int, route: tuple[str, str], operand: int, began_ns: int) -> None:
+        spent = time.perf_counter_ns() - began_ns
+        reason = "strings travel in TFLite's string-tensor layout"
+        self._copies.append(
+            CopyReceipt(nbytes, *route, reason, self._step, operand, began_ns, spent)
+        )
+
     def home(self, value: NDArray, operand: int) -> NDArray:
         """*value*, which lies in the device's memory, in memory of its own. Strings are objects already."""
         if value.dtype.hasobject:
@@ -279,12 +303,15 @@ def _wanted(array: NDArray | None, index: int, direct: Direct | None) -> Request
     return NO_VALUE_ARGUMENT if array is None else HostMemory(array)
 
 
-def _input(index: int, operand: Operand, value: NDArray, copying: Copying | None) -> HostMemory:
+def _input(
+    index: int, operand: Operand, value: NDArray, copying: Copying, private: bool
+) -> HostMemory:
     if operand.dtype is DType.STRING:
         from penstock.ir.builder import pack_strings
 
-        return HostMemory(np.frombuffer(pack_strings(value), np.uint8), value.shape)
-    return HostMemory(lent(value if copying is None else copying.away(value, index)))
+        packed = copying.packed(lambda: pack_strings(value), index)
+        return HostMemory(np.frombuffer(packed, np.uint8), value.shape)
+    return HostMemory(lent(copying.away(value, index) if private else value))
 
 
 def _memory(

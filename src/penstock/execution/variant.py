@@ -6,9 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
@@ -30,12 +28,16 @@ from penstock.ir.types import is_static
 from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
+    from penstock.compilation.receipt import CopyReceipt
     from penstock.execution.control import ControlRunner
     from penstock.execution.fallback import WholeModel
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.execution.turns import Turn
     from penstock.memory.bound import BoundMemory
+
+
+NOT_COMPUTED: Final = "an input or a constant is an output, too"
 
 
 class Variant:
@@ -219,18 +221,19 @@ class Variant:
         else:
             if out is not None and not self._sized:
                 self._check_room(values, out)
-            results = [self._result(i, k, values, out) for k, i in enumerate(self.outputs)]
+            copies = trace.copies
+            results = [self._result(i, k, values, out, copies) for k, i in enumerate(self.outputs)]
         if state is not None:
             if turn is not None:
                 state.end_turn()
             else:
-                self._replace(state, values)
+                self._replace(state, values, trace.copies)
         return results
 
-    def _replace(self, state: State, values: dict[int, NDArray]) -> None:
+    def _replace(self, state: State, values: dict[int, NDArray], copies: list[CopyReceipt]) -> None:
         state.replace(
             {
-                p.variable: self._owned(p.output, values)
+                p.variable: self._owned(p.output, values, copies)
                 for p in self._states
                 if p.output is not None
             }
@@ -287,13 +290,22 @@ class Variant:
     ) -> list[NDArray]:
         from penstock.execution.binding import deliver
 
+        before = frozenset(values)
         found = deliver(self.outputs, self._constants, values, out, bound, trace.copies)
+        # What was fetched for its output is the caller's already.
+        fresh = {i for i in bound if i in values and i not in before and bound[i].array is None}
         for memory in bound.values():
             trace.notes += tuple(memory.notes())
-        return [
-            found[k] if k in found else self._result(i, k, values, out)
-            for k, i in enumerate(self.outputs)
-        ]
+        results = []
+        for k, i in enumerate(self.outputs):
+            if k in found:
+                results.append(found[k])
+            elif i in fresh and (out is None or out[k] is None):
+                fresh.discard(i)
+                results.append(values[i])
+            else:
+                results.append(self._result(i, k, values, out, trace.copies))
+        return results
 
     def _check_room(self, values: dict[int, NDArray], out: Sequence[NDArray | None]) -> None:
         from penstock.execution.targets import check_room
@@ -301,10 +313,12 @@ class Variant:
         results = [self._constants[i] if i in self._constants else values[i] for i in self.outputs]
         check_room([self._operand(i) for i in self.outputs], results, out)
 
-    def _stored(self, given: NDArray, result: NDArray, operand: int) -> NDArray:
+    def _stored(
+        self, given: NDArray, result: NDArray, operand: int, copies: list[CopyReceipt]
+    ) -> NDArray:
         from penstock.execution.targets import store
 
-        return store(given, result, self._operand(operand))
+        return store(given, result, self._operand(operand), copies, operand)
 
     def _result(
         self,
@@ -312,6 +326,7 @@ class Variant:
         position: int,
         values: dict[int, NDArray],
         out: Sequence[NDArray | None] | None,
+        copies: list[CopyReceipt],
     ) -> NDArray:
         """An array the caller owns: inputs, constants and repeated outputs are copied out."""
         given = out[position] if out is not None else None
@@ -319,11 +334,18 @@ class Variant:
             source = self._constants[operand] if operand in self._constants else values[operand]
             if self._lends and given is None:
                 return source
-            return np.array(source) if given is None else self._stored(given, source, operand)
+            if given is not None:
+                return self._stored(given, source, operand, copies)
+            return _copied(source, operand, copies, "output", NOT_COMPUTED)
         result = values[operand]
-        if given is not None and given is not result:
-            return self._stored(given, result, operand)
-        return result if self.outputs.index(operand) == position else np.array(result)
+        if given is result:
+            return result
+        if given is not None:
+            return self._stored(given, result, operand, copies)
+        taken = out is not None and any(array is result for array in out)
+        if not taken and self.outputs.index(operand) == position:
+            return result
+        return _copied(result, operand, copies, "output", "one value is several outputs")
 
     def check_assigned(self, state: State) -> None:
         """Raises `StateError` where a run would read a variable of *state* that has no value yet."""
@@ -336,19 +358,29 @@ class Variant:
     def _operand(self, index: int) -> Operand:
         return self.model.operands[index]
 
-    def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
+    def _owned(
+        self, operand: int, values: dict[int, NDArray], copies: list[CopyReceipt]
+    ) -> NDArray:
         """A state value apart from what the caller gets or gave."""
-        if operand in self._constants:
-            return np.array(self._constants[operand])
-        value = values[operand]
-        shared = operand in self.outputs or operand in self.model.entry.inputs
-        return np.array(value) if shared else value
+        constant = operand in self._constants
+        value = self._constants[operand] if constant else values[operand]
+        if constant or operand in self.outputs or operand in self.model.entry.inputs:
+            return _copied(value, operand, copies, "state", "a new state is also something else")
+        return value
 
     def _take_arena(self) -> Arena:
         try:
             return self._arenas.pop()
         except IndexError:
             return Arena(self._slots, self._arena_size, self._alignment)
+
+
+def _copied(
+    value: NDArray, operand: int, copies: list[CopyReceipt], destination: str, reason: str
+) -> NDArray:
+    from penstock.execution.copying import copied
+
+    return copied(value, copies, ("host", destination), reason, operand=operand)
 
 
 def _variables_read(model: Model) -> tuple[int, ...]:

@@ -174,13 +174,17 @@ class TestIf:
                 assert out is None or all(r is o for r, o in zip(results, out, strict=True))
                 expected = [("then", "a", 1), ("then", "reference", 1)]
                 assert parts(trace) == (expected if flag else [("else", "reference", 1)])
-                assert trace.copies == []
+                # One branch hands its input on as an output, the other has one value for two outputs.
+                assert [c.nbytes for c in trace.copies] == [X.nbytes]
 
     def test_results_are_the_callers_own(self) -> None:
         with running(choosing(), "IF", BOTH, only(*ADDER)) as variant:
             (_, first), _ = choose(variant, True)
-            choose(variant, False)
+            (_, other), _ = choose(variant, False)
+            before = [np.array(array) for array in (first, other)]
+            variant.run([np.array([False]), X + 5], None, None, ExecutionConfig(), Trace())
         np.testing.assert_array_equal(first, THEN)
+        np.testing.assert_array_equal([first, other], before)
 
     def test_a_step_of_a_branch_falls_back_by_itself(self) -> None:
         weak = FaultyDevice(only(*ADDER), {"execute": 1})

@@ -1,0 +1,185 @@
+"""The copy ledger: whatever tensor data the runtime copies within a run is in its receipt, with the reason."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.ir import DType, Lifetime, ModelBuilder, Operand, Signature
+from penstock.testing import assert_no_copies
+from tests.conftest import ROOT
+
+F32 = DType.FLOAT32
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+COPIES: Final = ("copyto", "array", "ascontiguousarray", "copy", "concatenate", "tobytes")
+"""NumPy's functions and methods that copy."""
+
+ELSEWHERE: Final = {
+    ("execution/copying.py", "copied"): "writes the receipt",
+    ("execution/copying.py", "copy_over"): "writes the receipt",
+    ("execution/transfer.py", "Copying.copy"): "writes the receipt",
+    ("execution/inputs.py", "as_array"): "writes the receipt",
+    ("execution/series.py", "Series.targets"): "writes the receipt",
+    ("execution/series.py", "Direct._take"): "writes the receipt",
+    ("execution/inputs.py", "_same"): "compares what was given under two names for one input",
+    ("execution/inputs.py", "_parameters"): "scales and zero points",
+    ("execution/inputs.py", "_import"): "makes an array of a list of strings",
+    ("execution/state.py", "State.as_dict"): "the caller asks for copies",
+    ("execution/state.py", "State.__reduce__"): "pickles",
+    ("execution/state.py", "State.copied"): "the caller asks for a copy",
+    ("execution/state.py", "_initial"): "makes the initial value, before any run",
+    ("ipc/staging.py", "Staged._copy"): "told to the client, whose receipt has it",
+}
+"""Functions of the runtime's that copy arrays: where the copy is accounted for, or why it is no copy of a run."""
+
+
+def reasons(outputs: Any) -> list[str]:
+    return [copy.reason for copy in outputs.receipt.copies]
+
+
+def compile_(builder: ModelBuilder, ends: list[int], **options: Any) -> penstock.CompiledModel:
+    return penstock.compile(builder.build(ends), devices=["reference"], cache=None, **options)
+
+
+def test_an_ordinary_run_copies_nothing() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (2, 3), "x")
+    with compile_(b, b.operation("RELU", [x], [(F32, (2, 3))])) as compiled:
+        out = np.empty((2, 3), np.float32)
+        with assert_no_copies():
+            compiled(X)
+            compiled.run([X], out=[out])
+
+
+def test_inputs_and_constants_that_are_outputs_are_copied_and_show() -> None:
+    b = ModelBuilder()
+    x, k = b.input(F32, (2, 3), "x"), b.constant(X, "k")
+    (y,) = b.operation("ADD", [x, k], [(F32, (2, 3))])
+    with compile_(b, [y, x, k]) as compiled:
+        assert reasons(compiled(X)) == ["an input or a constant is an output, too"] * 2
+        given = [np.empty_like(X) for _ in range(3)]
+        outputs = compiled.run([X], out=given)
+        assert [c.nbytes for c in outputs.receipt.copies] == [X.nbytes] * 2
+        assert all("was not computed in the array of out=" in r for r in reasons(outputs))
+
+
+def test_one_value_under_two_outputs_is_copied_and_shows() -> None:
+    b = ModelBuilder()
+    (y,) = b.operation("RELU", [b.input(F32, (2, 3), "x")], [(F32, (2, 3))])
+    with compile_(b, [y, y]) as compiled:
+        assert reasons(compiled(X)) == ["one value is several outputs"]
+        out = [np.empty_like(X), np.empty_like(X)]
+        outputs = compiled.run([X], out=out)
+        assert [*map(id, outputs)] == [*map(id, out)]
+        assert len(reasons(outputs)) == 1
+        one, other = compiled.run([X], out=[None, out[1]])
+        assert other is out[1]
+        assert not np.shares_memory(one, other)
+
+
+def test_one_output_under_two_names_is_copied_and_shows() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (2, 3), "x")
+    (y,) = b.operation("RELU", [x], [(F32, (2, 3))])
+    signature = Signature(0, (("x", x),), (("one", y), ("other", y)))
+    model = b.build([y], {"main": signature})
+    with penstock.compile(model, devices=["reference"], cache=None, signature="main") as compiled:
+        assert reasons(compiled(X)) == ["one output has several names"]
+
+
+def test_a_state_that_is_an_output_too_is_copied_and_shows() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (2, 3), "x")
+    before = b.operand(Operand(F32, (2, 3), Lifetime.SUBGRAPH_INPUT, "before"))
+    (after,) = b.operation("ADD", [before, x], [(F32, (2, 3))])
+    b.state(b.variable("sum", F32, (2, 3)), before, after)
+    with compile_(b, [after]) as compiled:
+        assert reasons(compiled(X)) == ["a new state is also something else"]
+
+
+def test_an_input_that_is_not_contiguous_is_copied_and_shows() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (2, 3), "x")
+    with compile_(b, b.operation("RELU", [x], [(F32, (2, 3))])) as compiled:
+        wide = np.zeros((2, 6), np.float32)
+        assert reasons(compiled(wide[:, ::2])) == ["input 0 (x) is not contiguous"]
+
+
+def test_an_output_whose_shape_the_run_tells_is_copied_into_out_and_shows() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.BOOL, (4,), "x")
+    (places,) = b.operation("WHERE", [x], [(DType.INT64, (None, 1))])
+    with compile_(b, [places]) as compiled:
+        given = np.array([True, False, True, False])
+        outputs = compiled.run([given], out=[np.empty((2, 1), np.int64)])
+        assert [c.nbytes for c in outputs.receipt.copies] == [16]
+
+
+def test_strings_are_packed_for_the_device_and_it_shows() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.STRING, (2,), "x")
+    two = b.constant(np.array([2, 1], np.int32), "shape")
+    with compile_(b, b.operation("RESHAPE", [x, two], [(DType.STRING, (2, 1))])) as compiled:
+        outputs = compiled(np.array(["ab", "c"], object))
+        assert [(c.source, c.destination) for c in outputs.receipt.copies] == [
+            ("caller", "host"),
+            ("host", "reference"),
+            ("reference", "host"),
+        ]
+
+
+def test_assert_no_copies_tells_every_copy() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (2, 3), "x")
+    (y,) = b.operation("RELU", [x], [(F32, (2, 3))])
+    with compile_(b, [y, x]) as compiled:
+        with (
+            pytest.raises(AssertionError, match="24 bytes, host -> output: an input or a constant"),
+            assert_no_copies(),
+        ):
+            compiled(X)
+        with assert_no_copies(allowed_bytes=24) as copies:
+            compiled(X)
+        assert len(copies) == 1
+
+
+def test_no_code_of_a_run_copies_arrays_without_a_receipt() -> None:
+    """Every call in the packages of a run that copies an array stands in the table of this file."""
+    found = {}
+    for package in ("execution", "ipc"):
+        for path in sorted((ROOT / "src" / "penstock" / package).rglob("*.py")):
+            name = path.relative_to(ROOT / "src" / "penstock").as_posix()
+            for function in copying(ast.parse(path.read_text("utf-8"))):
+                found[name, function] = True
+    assert sorted(set(found) - set(ELSEWHERE)) == []
+    assert sorted(set(ELSEWHERE) - set(found)) == []
+
+
+def copying(tree: ast.AST) -> list[str]:
+    """The functions, by qualified name, in which an array is copied."""
+    found: list[str] = []
+
+    def visit(node: ast.AST, place: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = place
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{place}.{child.name}" if place else child.name
+            if isinstance(child, ast.Call) and copies(child):
+                found.append(place)
+            visit(child, inner)
+
+    visit(tree, "")
+    return list(dict.fromkeys(found))
+
+
+def copies(call: ast.Call) -> bool:
+    function = call.func
+    if not isinstance(function, ast.Attribute) or function.attr not in COPIES:
+        return False
+    of_numpy = isinstance(function.value, ast.Name) and function.value.id == "np"
+    return of_numpy or function.attr == "tobytes" or (function.attr == "copy" and not call.args)
