@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.drivers.xnnpack.site import Classes
+from penstock.drivers.xnnpack.whole_numbers import expand, positive_operands
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.state import state_positions
 from penstock.hal import AccuracyClass
@@ -74,6 +75,11 @@ def make_segments(
     """
     entry = model.entry
     allowed = [_allowed(model, at, known, accuracy) for at, known in enumerate(classes)]
+    expanded = frozenset(
+        at
+        for at, known in enumerate(classes)
+        if isinstance(known, Classes) and known.needs_expansion(accuracy)
+    )
     fixed = _fixed(entry)
     wanted = frozenset(entry.outputs)
     groups: list[tuple[Kernels, list[int]]] = []
@@ -90,7 +96,10 @@ def make_segments(
         if not stays or current is None:
             groups.append((allowed[at][0], []))
         groups[-1][1].append(at)
-    return [_segment(model, kernels, members, fixed) for kernels, members in groups]
+    return [
+        _segment(model, kernels, members, fixed, expanded if kernels == "xnnpack" else frozenset())
+        for kernels, members in groups
+    ]
 
 
 def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClass) -> list[Kernels]:
@@ -113,11 +122,27 @@ def _fixed(entry: Subgraph) -> dict[int, None]:
     return fixed
 
 
-def _segment(model: Model, kernels: Kernels, members: list[int], fixed: dict[int, None]) -> Segment:
+def _segment(
+    model: Model,
+    kernels: Kernels,
+    members: list[int],
+    fixed: dict[int, None],
+    expanded: frozenset[int],
+) -> Segment:
+    """The segment of *members*, of which those in *expanded* are written as several operations."""
     entry = model.entry
     chosen = sorted({*members, *_needed(entry, members, fixed)})
     operands = list(entry.operands)
-    operations = [_written(operands, entry.operations[at]) for at in chosen]
+    positive = positive_operands(entry.operations) if expanded else frozenset()
+    operations: list[Operation] = []
+    for at in chosen:
+        operation = entry.operations[at]
+        if at in expanded:
+            weights = model.constant(entry.operands[operation.inputs[1]])
+            is_positive = operation.inputs[0] in positive
+            operations += expand(operands, operation, weights, positive=is_positive)
+        else:
+            operations.append(_written(operands, operation))
     inside = frozenset(members)
     written = {i for o in operations for i in o.outputs}
     read = {i for o in operations for i in o.inputs}

@@ -29,24 +29,35 @@ def require(condition: object, reason: str) -> None:
 
 
 class Classes(msgspec.Struct, frozen=True):
-    """The class in which each of LiteRT's kernel sets computes an operation; None where it does not."""
+    """The class in which each of LiteRT's kernel sets computes an operation; None where it does not. *expanded* is
+    XNNPACK's where the operation is written as several (`whole_numbers`).
+    """
 
     xnnpack: AccuracyClass | None
     builtin: AccuracyClass | None
+    expanded: AccuracyClass | None = None
 
     def meets(self, accuracy: AccuracyClass) -> list[Kernels]:
         """The kernel sets that meet *accuracy*, the faster one first."""
-        pairs: tuple[tuple[Kernels, AccuracyClass | None], ...] = (
-            ("xnnpack", self.xnnpack),
-            ("builtin", self.builtin),
+        pairs: tuple[tuple[Kernels, tuple[AccuracyClass | None, ...]], ...] = (
+            ("xnnpack", (self.xnnpack, self.expanded)),
+            ("builtin", (self.builtin,)),
         )
-        return [k for k, c in pairs if c and ACCURACY_RANK[c] >= ACCURACY_RANK[accuracy]]
+        return [k for k, classes in pairs if any(_is_met(c, accuracy) for c in classes)]
+
+    def needs_expansion(self, accuracy: AccuracyClass) -> bool:
+        """Whether XNNPACK meets *accuracy* only so."""
+        return self.expanded is not None and not _is_met(self.xnnpack, accuracy)
 
     @property
     def best(self) -> AccuracyClass:
-        """The better of the two."""
-        known = [c for c in (self.xnnpack, self.builtin) if c is not None]
+        """The best of them."""
+        known = [c for c in (self.xnnpack, self.builtin, self.expanded) if c is not None]
         return max(known, key=ACCURACY_RANK.__getitem__)
+
+
+def _is_met(known: AccuracyClass | None, accuracy: AccuracyClass) -> bool:
+    return known is not None and ACCURACY_RANK[known] >= ACCURACY_RANK[accuracy]
 
 
 EXACT: Final = Classes("exact", "exact")

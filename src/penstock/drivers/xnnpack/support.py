@@ -72,7 +72,7 @@ def _beside_others(site: Site, classes: Classes) -> Classes:
     floats = any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None)
     if not floats:
         return classes
-    return Classes(_capped(classes.xnnpack), _capped(classes.builtin))
+    return Classes(_capped(classes.xnnpack), _capped(classes.builtin), classes.expanded)
 
 
 def _capped(accuracy: AccuracyClass | None) -> AccuracyClass | None:

@@ -20,12 +20,16 @@ from penstock.drivers.xnnpack.site import (
     same_scale,
     scale_of,
 )
+from penstock.drivers.xnnpack.whole_numbers import can_expand
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32
 HYBRID: Final = Classes("relaxed", "faithful")
 """Floats by int8 weights: LiteRT's kernels quantise each row as TFLite does; XNNPACK was up to 3 % of the largest
 result away from that."""
+
+HYBRID_OR_EXPANDED: Final = Classes("relaxed", "faithful", "faithful")
+"""The same, where XNNPACK computes what the reference does if the rounding is written out."""
 
 SLOW_HYBRID: Final = Classes("faithful", "faithful")
 """Floats by int8 weights in a layer that XNNPACK leaves to LiteRT's kernels."""
@@ -43,7 +47,7 @@ def check_conv(site: Site) -> Classes:
     require(None not in depths, "its channels are not known")
     if depths[0] != depths[1]:
         require(classes is not HYBRID, "floats by int8 weights in groups")
-    return classes
+    return _or_expanded(site, classes)
 
 
 @rule("DEPTHWISE_CONV_2D")
@@ -54,7 +58,7 @@ def check_depthwise(site: Site) -> Classes:
     if classes is not HYBRID:
         return classes
     _scale_for_each(site, 1, 3)
-    return SLOW_HYBRID
+    return HYBRID_OR_EXPANDED if can_expand(site) else SLOW_HYBRID
 
 
 @rule("TRANSPOSE_CONV")
@@ -71,7 +75,11 @@ def check_fully_connected(site: Site) -> Classes:
     layout = site.operation.attributes.get("weights_format", "DEFAULT")
     require(layout == "DEFAULT", "weights in another order")
     require(site.rank(1) == 2, "weights that are no matrix")
-    return _check_layer(site, 0, 1, 2)
+    return _or_expanded(site, _check_layer(site, 0, 1, 2))
+
+
+def _or_expanded(site: Site, classes: Classes) -> Classes:
+    return HYBRID_OR_EXPANDED if classes is HYBRID and can_expand(site) else classes
 
 
 def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
