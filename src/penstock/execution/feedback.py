@@ -88,7 +88,7 @@ class Feedback:
         out: list[Any] = list(targets or [None] * len(variant.outputs))
         for position, array in zip(self._taken, arrays, strict=True):
             inputs[position] = array
-        with state.lock:
+        with state.held(config):
             if self._variables:
                 variant.check_assigned(state)
             cells = state.cells(self)

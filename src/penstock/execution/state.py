@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import StateError
+from penstock.errors import MissedDeadlinePersistent, StateError
 from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.model import constant_array
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from penstock.execution.feedback import Cells, Feedback
+    from penstock.hal import ExecutionConfig
+
+POLL_SECONDS: Final = 0.01
+"""How often a run that waits for the state looks at its cancel token."""
 
 
 class State:
@@ -41,6 +48,12 @@ class State:
     def lock(self) -> threading.RLock:
         """Held by the run that uses this state."""
         return self._lock
+
+    def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
+        """The lock for one run, which waits for those before it no longer than its deadline and its cancel token let it."""
+        if config.deadline_ns is None and config.cancel is None:
+            return self._lock
+        return _Held(self._lock, config)
 
     @property
     def model(self) -> Model:
@@ -172,6 +185,30 @@ class State:
             self._fetch()
             values = {v: np.array(self._values[v]) for v in sorted(self._assigned)}
             return _rebuild, (self._model, values)
+
+
+class _Held:
+    """Takes *lock*; `MissedDeadlinePersistent` or `Cancelled` where the run may not wait for it any longer."""
+
+    def __init__(self, lock: threading.RLock, config: ExecutionConfig) -> None:
+        self._lock, self._config = lock, config
+
+    def __enter__(self) -> None:
+        deadline, cancel = self._config.deadline_ns, self._config.cancel
+        while True:
+            if cancel is not None:
+                cancel.check()
+            left = None if deadline is None else (deadline - time.monotonic_ns()) / 1e9
+            if left is not None and left <= 0:
+                raise MissedDeadlinePersistent(
+                    "the deadline passed while another run had the state"
+                )
+            pause = POLL_SECONDS if left is None else min(POLL_SECONDS, left)
+            if self._lock.acquire(timeout=left if left is not None and cancel is None else pause):
+                return
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def _rebuild(model: Model, values: Mapping[int, NDArray]) -> State:

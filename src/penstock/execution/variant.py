@@ -112,7 +112,7 @@ class Variant:
         """
         if state is None or not self._states:
             return self._run(inputs, out, None, config, trace, bound)
-        with state.lock:
+        with state.held(config):
             return self._run(inputs, out, state, config, trace, bound)
 
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import (
+    Cancelled,
     InputError,
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
@@ -18,7 +20,7 @@ from penstock.errors import (
 from penstock.hal import ExecutionConfig, ExecutionResult, Request, Timing
 from penstock.ir import Model
 from penstock.testing.contract.cases import looping
-from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
+from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
 from tests.unit.execution.test_lies import where
 
 X = f32([[1, -2, 3], [4, 5, -6]])
@@ -62,6 +64,36 @@ class TestDeadlines:
             pytest.raises(InputError, match="timeout"),
         ):
             compiled.run([X, X], timeout=timeout)
+
+
+class TestStates:
+    @pytest.mark.parametrize("way", ["timeout", "cancel", "both"])
+    def test_a_run_waits_for_a_state_no_longer_than_it_may(self, way: str) -> None:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def hold(request: Request, config: ExecutionConfig) -> None:
+            inside.set()
+            assert go_on.wait(30)
+
+        device = NumpyDevice(before=hold)
+        with penstock.compile(accumulator(), devices=[device], cache=False) as compiled:
+            first = compiled.submit(f32([1, 2]))
+            assert inside.wait(30)
+            token = penstock.CancelToken()
+            asked: dict[str, Any] = {}
+            if way != "cancel":
+                asked["timeout"] = 0.02
+            if way != "timeout":
+                asked["cancel"] = token
+            if way == "cancel":
+                token.set()
+            wanted = Cancelled if way == "cancel" else MissedDeadlinePersistent
+            with pytest.raises(wanted):
+                compiled.run([f32([1, 2])], **asked)
+            late = compiled.submit(f32([1, 2]), timeout=30, cancel=penstock.CancelToken())
+            go_on.set()
+            np.testing.assert_array_equal(first.result(30)[0], f32([11, 22]))
+            np.testing.assert_array_equal(late.result(30)[0], f32([12, 24]))
 
 
 class TestLoops:

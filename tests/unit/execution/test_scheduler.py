@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -381,3 +382,55 @@ class TestSubmit:
             submitter = compiled._submitter
             assert submitter is not None
             assert len(submitter._clock._watched) <= 70
+
+
+def test_the_count_crosses_to_another_process() -> None:
+    from penstock.testing.loopback import LoopbackDevice
+
+    device = LoopbackDevice(NumpyDevice(capabilities=Capabilities(concurrent_executions=3)))
+    assert device.capabilities.concurrent_executions == 3
+
+
+def test_runs_that_give_up_at_random_leave_the_queue_whole() -> None:
+    """Of many threads with deadlines and tokens of all kinds, no more are inside than may be, and none is forgotten."""
+    scheduler = Scheduler(NumpyDevice(), 2)
+    lock = threading.Lock()
+    inside = [0, 0]
+    outcomes: list[str] = []
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(30):
+            token = CancelToken()
+            deadline = time.monotonic_ns() + draw.choice([0, 200_000, 10**10])
+            config = ExecutionConfig(
+                priority=draw.choice(["low", "medium", "high"]),
+                deadline_ns=draw.choice([None, deadline]),
+                cancel=draw.choice([None, token]),
+            )
+            if draw.random() < 0.2:
+                token.set()
+            try:
+                assert scheduler.enter(config)
+            except (Cancelled, MissedDeadlinePersistent) as error:
+                outcomes.append(type(error).__name__)
+                continue
+            with lock:
+                inside[0] += 1
+                inside[1] = max(inside)
+            time.sleep(draw.random() / 5000)
+            with lock:
+                inside[0] -= 1
+            scheduler.leave()
+            outcomes.append("ran")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(outcomes) == 12 * 30
+    assert inside == [0, 2]
+    assert scheduler.waiting == 0
+    assert scheduler._slots == [None, None]
+    assert scheduler._holders == set()

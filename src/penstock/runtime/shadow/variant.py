@@ -69,7 +69,7 @@ class ShadowedVariant(Variant):
         try:
             if state is None or not self._states:
                 return self._kept(inputs, out, None, config, trace, bound, note)
-            with state.lock:
+            with state.held(config):
                 return self._kept(inputs, out, state, config, trace, bound, note)
         except BaseException:
             self._skip(note, "the run failed")
