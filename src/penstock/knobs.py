@@ -300,6 +300,12 @@ openvino_compilation: Final = Knob(
     choices=("now", "first_run", "staged"),
 )
 
+services: Final = Knob(
+    "services",
+    str,
+    "",
+    "Drivers that a system service serves, and where it listens: NAME=/PATH/OF/ITS/SOCKET, separated by commas.",
+)
 ring_spin_us: Final = Knob(
     "ring_spin_us",
     int,
@@ -333,6 +339,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             isolate,
             openvino_compilation,
             ring_spin_us,
+            services,
         )
     }
 )

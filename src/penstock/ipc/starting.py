@@ -11,7 +11,14 @@ import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from penstock.errors import DeadObject, DeviceUnavailable, NotAvailable, WireError
+from penstock import knobs
+from penstock.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InputError,
+    NotAvailable,
+    WireError,
+)
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.process import BACKLOG, peer
@@ -80,6 +87,20 @@ def unavailable() -> str | None:
     return None
 
 
+def services() -> dict[str, str]:
+    """The sockets of services, by the name of their driver: the knob `services`.
+
+    Raises `InputError` where it makes no sense.
+    """
+    found = {}
+    for part in filter(None, map(str.strip, knobs.services().split(","))):
+        name, equals, path = map(str.strip, part.partition("="))
+        if not equals or not path.startswith("/"):
+            raise InputError(f"the knob services has {part!r}: NAME=/PATH/OF/A/SOCKET is needed")
+        found[name] = path
+    return found
+
+
 def environment() -> dict[str, str]:
     """The environment of a host started now."""
     kept = {
@@ -112,6 +133,15 @@ def connect(place: Place) -> Started:
     """
     if reason := unavailable():
         raise NotAvailable(reason)
+    if path := services().get(place.name):
+        from penstock.ipc.host.service import connect_service
+
+        try:
+            return _enter(connect_service(place.name, path), place, None, -1)
+        except EOFError as error:
+            raise DeviceUnavailable(
+                f"driver {place.name}: its service at {path} takes no client on: {error}"
+            ) from None
     settings = environment()
     address: bytes = address_of(place, settings)
     last = ""

@@ -32,6 +32,10 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     if isolate is False:
         return False
     wanted = True if isolate else _setting(entry.name)
+    if wanted is None and knobs.services():
+        from penstock.ipc.starting import services
+
+        wanted = entry.name in services() or None
     if wanted is None:
         wanted = distribution_of(entry) not in {OWN_DISTRIBUTION, ""}
     if not wanted:

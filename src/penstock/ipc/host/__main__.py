@@ -2,6 +2,10 @@
 
 Descriptor 3 is a Unix socket that listens; 1 and 2 are a file that clients read. Whoever starts the process says what to
 import; clients say nothing but what the wire has.
+
+`python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` is a service that an administrator runs as a
+user of its own: it listens at PATH, in a directory that only that user or root can write, for clients of other users,
+whose settings name it (the knob `services`). Its registry and its key are then out of its clients' reach.
 """
 
 from __future__ import annotations
@@ -13,19 +17,33 @@ LISTENER = 3
 
 
 def main() -> None:
-    """Serves until the last client is gone."""
-    os.closerange(LISTENER + 1, 1 << 16)
+    """Serves: until the last client is gone, or as a service until it is ended."""
     import faulthandler
 
     faulthandler.enable()
+    arguments = sys.argv[1:]
+    is_service = arguments[:1] == ["--service"]
+    users = None
+    if is_service:
+        from penstock.ipc.host.service import listen, prepare
+
+        path, arguments = arguments[1], arguments[2:]
+        if arguments[:1] == ["--users"]:
+            users = frozenset(map(int, arguments[1].split(",")))
+            arguments = arguments[2:]
+        prepare()
+        listener = listen(path)
+    else:
+        os.closerange(LISTENER + 1, 1 << 16)
+        listener = LISTENER
+    name, value = arguments
     from penstock.ipc import sandbox
 
     # Before anything starts a thread, as NumPy does: none is left out.
     report = sandbox.apply(sandbox.host_policy())
     from penstock.ipc.host.process import Host
 
-    name, value = sys.argv[1:3]
-    Host(name, value, LISTENER, report.lines()).run()
+    Host(name, value, listener, report.lines(), service=is_service, users=users).run()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ PARTING_SECONDS: Final = 2.0
 
 BACKLOG: Final = 128
 
+MAX_CLIENTS: Final = 512
+"""Connections that a host serves at a time."""
+
 CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a peer (`struct ucred`)."""
 
@@ -44,19 +47,30 @@ CREDENTIALS: Final = struct.Struct("3i")
 class Host:
     """Serves the driver whose entry point is *name* = *value* on the listening socket *listener*.
 
-    *sandbox* says for each measure what became of it.
+    *sandbox* says for each measure what became of it. A *service* takes clients of other users on, those of *users* or
+    (None) whoever the socket's file lets in, shows them nothing of what it writes, and runs on without clients.
     """
 
     def __init__(
-        self, name: str, value: str, listener: int, sandbox: tuple[tuple[str, str], ...] = ()
+        self,
+        name: str,
+        value: str,
+        listener: int,
+        sandbox: tuple[tuple[str, str], ...] = (),
+        *,
+        service: bool = False,
+        users: frozenset[int] | None = None,
     ) -> None:
         self._name, self._value = name, value
+        self._service = service
+        self._users = users if service else frozenset({os.geteuid()})
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
         # Peers see the credentials of the last `listen`.
         self._listener.listen(BACKLOG)
         self._heart = Heart()
-        self._output = os.open("/proc/self/fd/2", os.O_RDONLY | os.O_CLOEXEC)
+        shown = os.devnull if service else "/proc/self/fd/2"
+        self._output = os.open(shown, os.O_RDONLY | os.O_CLOEXEC)
         self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY | os.O_CLOEXEC)
         self._lock = threading.Lock()
         self._clients = 0
@@ -89,6 +103,8 @@ class Host:
                 with self._lock:
                     self._clients += 1
                 threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+            if self._service:
+                continue
             if not self._clients and (had_one or time.monotonic() > lonely_until):
                 return
 
@@ -101,8 +117,11 @@ class Host:
     def _greet(self, sock: socket.socket) -> None:
         connection = Connection(sock)
         try:
-            if (user := peer_user(sock)) != os.geteuid():
+            user = peer_user(sock)
+            if self._users is not None and user not in self._users:
                 raise WireError(f"user {user} is not this host's")
+            if self._clients > MAX_CLIENTS:
+                raise WireError(f"a host has {MAX_CLIENTS} clients at a time")
             received = connection.receive(time.monotonic_ns() + GREETING_NS)
             close_all(received.descriptors)
             hello = decode_to_host(received.data)
