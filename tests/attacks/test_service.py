@@ -136,8 +136,9 @@ def stage() -> Iterator[Stage]:
 def test_a_client_that_rewrites_what_it_can_reach_gets_a_refusal(stage: Stage) -> None:
     service = stage.serve()
     try:
-        assert stage.client("run", stage.cache) == _ran("miss", saved=True)
-        assert stage.client("run", stage.cache) == _ran("hit")
+        first = stage.client("run", stage.cache)
+        assert (first["outcome"], first["right"], first["saved"]) == ("miss", True, True)
+        assert stage.client("run", stage.cache)["outcome"] == "hit"
         # The same model sealed by the client itself, with its own key: as good a forgery as it can make.
         assert stage.client("forge", stage.forged)["saved"]
         done = stage.client("rewrite", stage.cache, stage.forged, *stage.directories)
@@ -191,21 +192,3 @@ def test_others_are_not_served_and_others_sockets_not_believed(stage: Stage) -> 
         service.wait()
     with pytest.raises(DeviceUnavailable, match="refused"):
         connect_service("sample", str(stage.socket))
-
-
-def _ran(outcome: str, *, saved: bool = False) -> Any:
-    class Answer(dict[str, Any]):
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, dict) and (
-                other["outcome"],
-                other["right"],
-                other["saved"],
-            ) == (
-                outcome,
-                True,
-                saved,
-            )
-
-        __hash__ = None  # type: ignore[assignment]  # compared, never kept
-
-    return Answer()
