@@ -14,9 +14,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from penstock.drivers.reference import create as create_reference
-from penstock.hal import HostMemory, Request
+from penstock.hal import Device, HostMemory, Request
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.sealed.places import sealed_directory
+from penstock.testing.domains import DomainDevice
 from penstock.testing.doubles import InterceptingDevice
 
 T = TypeVar("T")
@@ -45,6 +46,11 @@ class Misbehaving(InterceptingDevice):
 def create() -> Misbehaving:
     """The driver's device."""
     return Misbehaving(create_reference(), "misbehaving")
+
+
+def domains() -> Device:
+    """The reference device with memory domains."""
+    return DomainDevice(create_reference(), "domains")
 
 
 def add_one() -> Model:

@@ -89,13 +89,19 @@ def test_discovery_finds_it(installed: Installed) -> None:
     assert found["version"].startswith("1.0 (numpy ")
 
 
-def test_listing_devices_loads_it_and_naming_others_does_not(installed: Installed) -> None:
+def test_it_is_loaded_in_a_process_of_its_own_unless_told_otherwise(installed: Installed) -> None:
     code = (
-        "import sys; from penstock.runtime.discovery import manager; manager.choose(['{}']);"
+        "import sys; from penstock.runtime.discovery import manager; manager.choose(['{}'], {});"
         "print('penstock_example' in sys.modules)"
     )
-    assert installed("-c", code.format("sample")).strip() == "False"
-    assert installed("-c", code.format("example")).strip() == "True"
+    assert installed("-c", code.format("sample", False)).strip() == "False"
+    assert installed("-c", code.format("example", None)).strip() == "False"
+    assert installed("-c", code.format("example", False)).strip() == "True"
+
+
+def test_devices_tell_that_it_is_isolated(installed: Installed) -> None:
+    listed = json.loads(installed("-m", "penstock", "devices", "--json"))["devices"]
+    assert [d["name"] for d in listed if d["isolated"]] == ["example"]
 
 
 def test_it_passes_the_contract_by_its_entry_point(installed: Installed) -> None:

@@ -115,6 +115,7 @@ class Link:
             self._reap()
         self._drain(last=True)
         self.session.close()
+        self._pulse.close()
         close_all([started.pidfd, started.page, started.output, self._wake])
 
     def _watch(self) -> None:

@@ -69,8 +69,19 @@ class Pulse:
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, PAGE, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
-        self._beats = np.frombuffer(self._page, np.int64)
+        self._beats: memoryview | None = memoryview(self._page).cast("q")
+        self._last = 0
 
     def read(self) -> int:
         """How often the heart has beaten."""
-        return int(self._beats[0])
+        beats = self._beats
+        if beats is not None:
+            self._last = beats[0]
+        return self._last
+
+    def close(self) -> None:
+        """Unmaps the page; nobody may be reading."""
+        beats, self._beats = self._beats, None
+        if beats is not None:
+            beats.release()
+            self._page.close()

@@ -1,0 +1,394 @@
+"""What a host makes of clients that break the rules: they get a refusal or lose their connection, others nothing of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
+from penstock.hal import (
+    BufferDesc,
+    BufferRole,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    Request,
+    TokenArgument,
+)
+from penstock.ipc import wire
+from penstock.ipc.channel import Session
+from penstock.ipc.client import RemoteDevice
+from penstock.ipc.codec import decode_reply, decode_to_client, encode
+from penstock.ipc.starting import Place, Started, connect
+from penstock.ipc.transport import close_all
+from penstock.ir import DType
+from penstock.memory import MemoryPool
+from tests import support_isolated as support
+
+PLACE: Final = Place("domains", "tests.support_isolated:domains")
+MODEL: Final = support.add_one()
+SIZE: Final = 64
+
+
+class Raw:
+    """A client that says what it likes."""
+
+    def __init__(self) -> None:
+        self.started: Started = connect(PLACE)
+        self.connection = self.started.connection
+
+    def send(self, message: wire.ToHost | bytes, descriptors: Sequence[int] = ()) -> None:
+        data = message if isinstance(message, bytes) else encode(message)
+        self.connection.send(data, descriptors, soon())
+
+    def receive(self) -> wire.ToClient:
+        received = self.connection.receive(soon())
+        close_all(received.descriptors)
+        return decode_to_client(received.data)
+
+    def refusal(self, ask: wire.Ask, descriptors: Sequence[int] = ()) -> str:
+        """The message of the failure that answers *ask*."""
+        self.send(ask, descriptors)
+        answer = self.receive()
+        assert isinstance(answer, wire.Answer)
+        assert answer.call == ask.call
+        reply = decode_reply(answer.body)
+        assert isinstance(reply, wire.Failure)
+        assert answer.failed
+        return reply.message
+
+    def is_cut_off(self) -> bool:
+        try:
+            self.receive()
+        except EOFError:
+            return True
+        return False
+
+    def close(self) -> None:
+        self.connection.close()
+        close_all([self.started.page, self.started.output, self.started.pidfd])
+        if self.started.child:
+            os.waitpid(self.started.pid, 0)
+
+
+def soon() -> int:
+    return time.monotonic_ns() + 20_000_000_000
+
+
+@contextmanager
+def client() -> Iterator[tuple[RemoteDevice, Session]]:
+    """One that keeps to the rules."""
+    started = connect(PLACE)
+    session = Session(started.connection)
+    try:
+        yield RemoteDevice(session.channel(0)), session
+    finally:
+        session.close()
+        close_all([started.page, started.output, started.pidfd])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raw]:
+    """A client that keeps one host alive for all tests here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        keeper = Raw()
+        assert keeper.started.child
+        yield keeper
+        keeper.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[Raw]:
+    made = Raw()
+    assert not made.started.child
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def host_lives(host: Raw) -> Iterator[None]:
+    yield
+    host.send(wire.Ask(1, 0, encode(wire.Check())))
+    answer = host.receive()
+    assert isinstance(answer, wire.Answer)
+    assert isinstance(decode_reply(answer.body), wire.Reason)
+
+
+def run(*handles: wire.HandleForm, call: int = 1) -> wire.Ask:
+    """A call that decodes its handles first, and is refused after that."""
+    return wire.Ask(call, 0, encode(wire.Close(12345)), handles)
+
+
+def array(memory: int, offset: int, shape: tuple[int, ...], dtype: DType = DType.FLOAT32) -> Any:
+    return wire.ArrayForm(memory, offset, dtype, shape, writable=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"garbage",
+        encode(wire.Check()),
+        encode(wire.Hello(wire.WIRE_VERSION)),
+        encode(wire.Done()),
+    ],
+)
+def test_what_is_no_message_of_a_client_ends_its_connection(raw: Raw, data: bytes) -> None:
+    raw.send(data)
+    assert raw.is_cut_off()
+
+
+def test_descriptors_beside_a_message_without_any_end_it(raw: Raw) -> None:
+    raw.send(wire.Cancel(1), [0])
+    assert raw.is_cut_off()
+
+
+@pytest.mark.parametrize(
+    ("form", "complaint"),
+    [
+        (array(7, 0, (4,)), "was not lent"),
+        (wire.DescriptorForm(0), "descriptor 0 of 0"),
+        (wire.DescriptorForm(-1), "descriptor -1 of 0"),
+        (wire.ConstantsForm(3, 8), "descriptor 3 of 0"),
+        (wire.FenceForm(0), "descriptor 0 of 0"),
+    ],
+)
+def test_handles_that_are_not_there_are_refused(
+    raw: Raw, form: wire.HandleForm, complaint: str
+) -> None:
+    assert complaint in raw.refusal(run(form))
+
+
+@pytest.mark.parametrize(
+    ("form", "complaint"),
+    [
+        (array(1, 0, (17,)), "68 bytes at 0 of 64"),
+        (array(1, 64, (1,)), "at 64 of 64"),
+        (array(1, -4, (1,)), "at -4"),
+        (array(1, 2, (4,)), "at 2"),
+        (array(1, 0, (2**62, 2**62)), "of 64"),
+        (array(1, 0, (-1,)), r"shape (-1,)"),
+        (array(1, 0, (1,) * 65), "shape"),
+        (array(1, 0, (1,), DType.STRING), "string"),
+        (array(1, 0, (1,), DType.RESOURCE), "resource"),
+        (array(2, 0, (1,)), "was not lent"),
+    ],
+)
+def test_places_outside_of_lent_memory_are_refused(
+    raw: Raw, form: wire.HandleForm, complaint: str
+) -> None:
+    with MemoryPool.anonymous(SIZE) as pool:
+        raw.send(wire.Lend(1, SIZE), [pool.memory.handle])
+        assert complaint in raw.refusal(run(form))
+
+
+def sealed() -> int:
+    with MemoryPool.anonymous(SIZE) as pool:
+        return os.dup(pool.memory.handle)
+
+
+def unsealed() -> int:
+    fd = os.memfd_create("may-shrink", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SIZE)
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "complaint"),
+    [
+        (unsealed, SIZE, "may shrink"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), SIZE, "are lent of a memory that has 0"),
+        (lambda: os.open("/etc/passwd", os.O_RDONLY), 1, "may shrink"),
+        (sealed, SIZE + 1, "that has 64"),
+        (sealed, 0, "0 bytes are lent"),
+        (sealed, -1, "-1 bytes are lent"),
+    ],
+)
+def test_memory_that_is_not_safe_to_read_is_not_mapped(
+    raw: Raw, make: Callable[[], int], size: int, complaint: str
+) -> None:
+    fd = make()
+    raw.send(wire.Lend(1, size), [fd])
+    os.close(fd)
+    assert complaint in raw.refusal(run(array(1, 0, (1,))))
+
+
+def test_memory_lent_twice_ends_the_connection(raw: Raw) -> None:
+    with MemoryPool.anonymous(SIZE) as pool:
+        for _ in range(2):
+            raw.send(wire.Lend(1, SIZE), [pool.memory.handle])
+        assert raw.is_cut_off()
+
+
+def test_memory_taken_back_is_not_there(raw: Raw) -> None:
+    with MemoryPool.anonymous(SIZE) as pool:
+        raw.send(wire.Lend(1, SIZE), [pool.memory.handle])
+        raw.send(wire.Release(1))
+        assert "was not lent" in raw.refusal(run(array(1, 0, (1,))))
+
+
+@pytest.mark.parametrize("device", [-1, 1, 2**31])
+def test_devices_that_are_not_there_are_refused(raw: Raw, device: int) -> None:
+    assert "no device" in raw.refusal(wire.Ask(1, device, encode(wire.Check())))
+
+
+def test_constants_that_can_be_changed_are_copied(raw: Raw) -> None:
+    fd = unsealed()
+    assert "is no prepared model" in raw.refusal(
+        wire.Ask(1, 0, encode(wire.ConfigureBurst(9)), (wire.ConstantsForm(0, SIZE),)), [fd]
+    )
+    assert "65 bytes of constants" in raw.refusal(
+        wire.Ask(2, 0, encode(wire.Check()), (wire.ConstantsForm(0, SIZE + 1),)), [fd]
+    )
+    os.close(fd)
+
+
+def test_another_version_is_refused() -> None:
+    import socket
+
+    from penstock.ipc.starting import address_of, environment
+    from penstock.ipc.transport import Connection
+
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(address_of(PLACE, environment()))
+    connection = Connection(sock)
+    connection.send(encode(wire.Hello(wire.WIRE_VERSION + 1)))
+    answer = decode_to_client(connection.receive(soon()).data)
+    assert isinstance(answer, wire.Refused)
+    assert "wire version" in answer.reason
+    connection.close()
+
+
+def test_objects_and_tokens_of_another_client_are_refused() -> None:
+    with client() as (mine, _), client() as (other, _):
+        prepared = other.prepare_model(MODEL, PrepareConfig())
+        token, buffer = other.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+        with MemoryPool.anonymous(4 * 16) as pool:
+            buffer.copy_from(pool.memory, support.SHAPE)
+        own = mine.prepare_model(MODEL, PrepareConfig())
+        out = HostMemory(np.zeros(support.SHAPE, np.float32))
+        request = Request((TokenArgument(token),), (out,))
+        prepared.execute(request, ExecutionConfig())
+        for run_mine in (
+            lambda: own.execute(request, ExecutionConfig()),
+            lambda: own.create_reusable_execution(request),
+            lambda: own.execute_fenced(request, [], ExecutionConfig()),
+            lambda: own.configure_burst().execute(request, ExecutionConfig()),
+        ):
+            with pytest.raises(InvalidArgument, match="no token of a buffer of this client"):
+                run_mine()
+        own._number = 40
+        with pytest.raises(InvalidArgument, match="object 40 is no prepared model"):
+            own.configure_burst()
+        prepared.execute(request, ExecutionConfig())
+
+
+def test_closing_the_device_closes_what_is_ones_own() -> None:
+    with client() as (mine, _), client() as (other, _):
+        kept = other.prepare_model(MODEL, PrepareConfig())
+        mine.prepare_model(MODEL, PrepareConfig())
+        mine.close()
+        x = HostMemory(np.zeros(support.SHAPE, np.float32))
+        out = HostMemory(np.zeros(support.SHAPE, np.float32))
+        kept.execute(Request((x,), (out,)), ExecutionConfig())
+        assert (out.array == 1).all()
+
+
+def test_an_answer_for_no_call_ends_the_session() -> None:
+    with client() as (device, session):
+        session._connection.send = lambda *_: None  # type: ignore[method-assign]  # the call is not sent
+        ours = session._connection
+        received = iter([encode(wire.Answer(99, encode(wire.Done())))])
+        ours.receive = lambda *_: _received(next(received))  # type: ignore[method-assign]
+        with pytest.raises(DeadObject, match="no call of this client"):
+            device.check()
+
+
+def _received(data: bytes) -> Any:
+    from penstock.ipc.transport import Received
+
+    return Received(data, [])
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.binary(max_size=200), st.integers(0, 3))
+def test_random_bodies_and_messages(data: bytes, kind: int) -> None:
+    made = Raw()
+    try:
+        if kind:
+            made.send(wire.Ask(1, 0, data))
+            answer = made.receive()
+            assert isinstance(answer, wire.Answer)
+        else:
+            made.send(data)
+            with suppress(EOFError):
+                made.send(wire.Ask(2, 0, encode(wire.Check())))
+                made.receive()
+    finally:
+        made.close()
+
+
+CLIENT: Final = """
+import sys, time
+from penstock.ipc.starting import Place, connect
+started = connect(Place("lonely", "penstock.drivers.null:create"))
+print(started.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_host_ends_when_its_last_client_is_killed() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+    )
+    with process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        os.kill(pid, 0)
+        process.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+            if _is_zombie(pid):
+                return
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    pytest.fail("the host lives on without a client")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text("ascii")
+    except OSError:
+        return True
+
+
+def test_refusals_are_named_as_any_driver_names_them() -> None:
+    with client() as (device, _):
+        prepared = device.prepare_model(MODEL, PrepareConfig())
+        strided = np.zeros((8, 4), np.float32)[::2]
+        out = HostMemory(np.zeros(support.SHAPE, np.float32))
+        with pytest.raises(InvalidArgument, match="not C-contiguous"):
+            prepared.execute(Request((HostMemory(strided),), (out,)), ExecutionConfig())
+        wrong = HostMemory(np.zeros((2, 2), np.float32))
+        with pytest.raises((InvalidArgument, GeneralFailure)):
+            prepared.execute(Request((wrong,), (out,)), ExecutionConfig())

@@ -1,0 +1,66 @@
+"""docs/isolation.md and docs/wire-protocol.md: their code prints what they show, and their tables have every message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from penstock.ipc import channel, evidence, resilient, supervision, transport, wire
+from penstock.ipc.host import heart, serving
+from penstock.knobs import KNOBS
+from penstock.runtime import isolation
+from penstock.runtime.discovery import Manager
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in ("isolation", "wire-protocol")}
+
+
+def test_the_examples_print_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
+    page = PAGES["isolation"]
+    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert len(pairs) == page.count("```python") == 2
+    isolation.close_hosts()
+    for code, shown in pairs:
+        monkeypatch.setattr("penstock.runtime.session.manager", Manager())
+        exec(compile(code, "isolation.md", "exec"), names := {"__name__": "example"})  # type: dict[str, Any]
+        names.clear()
+        assert capsys.readouterr().out == shown
+        isolation.close_hosts()
+
+
+def tags(union: Any) -> set[str]:
+    return {kind.__struct_config__.tag for kind in get_args(union)}
+
+
+def test_every_message_is_in_the_tables() -> None:
+    page = PAGES["wire-protocol"]
+    named = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"(?m)^\|.*", page))))
+    for union in (wire.ToHost, wire.ToClient, wire.Call, wire.HandleForm):
+        assert tags(union) <= named, tags(union) - named
+    every = set(re.findall(r"`([a-z_]+)`", page))
+    assert tags(wire.Reply) | tags(wire.Notice) <= every
+
+
+def test_the_numbers_are_the_programs() -> None:
+    page = PAGES["wire-protocol"]
+    assert f"Version {wire.WIRE_VERSION}." in page
+    assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 64 << 20, 128)
+    assert (transport.HEADER.size, serving.MAX_CALLS, serving.MAX_MEMORIES) == (12, 256, 4096)
+    assert heart.BEAT_SECONDS == 1.0
+    assert channel.CANCEL_GRACE_NS == 1_000_000_000
+    assert (resilient.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)
+    assert supervision.QUARANTINE_SECONDS == 600
+    assert (supervision.FIRST_PAUSE, supervision.MOST_PAUSE) == (0.2, 10.0)
+    assert evidence.MOST_KEPT == 20
+
+
+@pytest.mark.parametrize("knob", ["isolate", "driver_timeout_ms"])
+def test_the_knobs_are_explained(knob: str) -> None:
+    assert knob in KNOBS
+    assert f"| `{knob}` |" in PAGES["isolation"]
