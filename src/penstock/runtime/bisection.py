@@ -74,6 +74,8 @@ class Search:
     ) -> None:
         """Takes every operation's real inputs and expected results."""
         for case in cases_of(self.model, inputs, state=state, device=against):
+            if self.progress is not None:
+                self.progress(f"operation {case.index} on {against.name}")
             self.cases.append(case)
             cut = self._exposed.cut([case.index])
             self.values |= dict(zip(cut.inputs, case.inputs, strict=True))

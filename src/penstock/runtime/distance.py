@@ -101,21 +101,36 @@ def distance_of(
     *inputs* are what both were computed from: sums may cancel, and are measured against what was summed. The state of a
     model that has some is among them, and new state among the results, or neither is.
     """
+    worst = NOTHING
+    for found in distances_of(model, inputs, outputs, expected, accuracy):
+        if worst.measure == "none" or found.severity > worst.severity:
+            worst = found
+        if found.problem:
+            return found
+    return worst
+
+
+def distances_of(
+    model: Model,
+    inputs: Sequence[NDArray],
+    outputs: Sequence[NDArray],
+    expected: Sequence[NDArray],
+    accuracy: AccuracyClass = "faithful",
+) -> list[Distance]:
+    """As `distance_of`, the distance of each output, in order; one alone that says so where they are too few or many."""
     entry = model.entry
     ports = _ports(entry.outputs, entry.ordinary_outputs, len(expected))
     operands = [model.operands[i] for i in ports]
     if len(outputs) != len(operands):
-        return _incomparable(0, f"{len(outputs)} outputs, not {len(operands)}")
+        return [_incomparable(0, f"{len(outputs)} outputs, not {len(operands)}")]
     share = HYBRID_SHARE if _is_hybrid(model) else FLOAT_SHARE
     floor = _cancelling(model, inputs)
-    worst = NOTHING
-    for position, (operand, got, want) in enumerate(zip(operands, outputs, expected, strict=True)):
-        found = _one(operand, np.asarray(got), want, accuracy, share, floor)
-        if worst.measure == "none" or found.severity > worst.severity:
-            worst = replace(found, output=position)
-        if found.problem:
-            return replace(found, output=position)
-    return worst
+    return [
+        replace(_one(operand, np.asarray(got), want, accuracy, share, floor), output=position)
+        for position, (operand, got, want) in enumerate(
+            zip(operands, outputs, expected, strict=True)
+        )
+    ]
 
 
 def _ports(every: Sequence[int], ordinary: Sequence[int], count: int) -> Sequence[int]:

@@ -23,7 +23,7 @@ from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.ir.digest import digest_form
 from penstock.partitioning.policy import Policy
-from penstock.runtime.shadow import worker
+from penstock.runtime.shadow import investigation, worker
 from penstock.testing.contract.cases import branch, state
 from penstock.testing.doubles import SlowDevice, SubsetDevice, WrongDevice
 
@@ -525,3 +525,64 @@ def test_memory_that_is_not_the_hosts_is_not_compared() -> None:
         report = compiled.shadow.report()
         assert (report.skipped, report.departed) == (3, 0)
     assert sum("not all that it reads and writes is the host's memory" in n for n in notes) == 3
+
+
+class Once(WrongDevice):
+    """Wrong in the caller's own runs alone, so that no search finds where."""
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        result = proceed()
+        if method == "execute" and not threading.current_thread().name.startswith(
+            "penstock-shadow"
+        ):
+            from penstock.testing.doubles.scribbling import damage_outputs
+
+            damage_outputs(arguments[0])
+        return result
+
+
+def test_what_cannot_be_explained_is_told_and_in_the_end_left_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(investigation, "MOST_UNEXPLAINED", 2)
+    monkeypatch.setattr(investigation, "TRIES", 2)
+    caplog.set_level(logging.WARNING, "penstock")
+    device = Once(reference(), "NONE", name="once")
+    _, shadow, notes = verified(device, [(X,)] * (investigation.MOST_UNEXPLAINED + 3))
+    report = shadow.report()
+    assert (report.chosen, report.departed) == (investigation.MOST_UNEXPLAINED,) * 2
+    assert report.verdicts == ()
+    assert DriverVerdicts().every() == []
+    assert all("no operation by itself does" in note for note in notes)
+    assert len(caplog.records) == investigation.MOST_UNEXPLAINED
+
+
+def test_an_index_that_roundings_turn_is_no_fault_and_looked_into_once() -> None:
+    b = ModelBuilder()
+    x = b.input(INT8, (1, 4), "x", Q)
+    y = b.input(INT8, (1, 4), "y", Q)
+    (total,) = b.operation("ADD", [x, y], [Operand(INT8, (1, 4), name="sum", quantization=Q)])
+    axis = b.constant(np.array(1, np.int32), "axis")
+    (best,) = b.operation("ARG_MAX", [total, axis], [Operand(DType.INT32, (1,), name="best")])
+
+    class Turned(WrongDevice):
+        """Gives the sum's first element one step more, and the index that follows from it."""
+
+        def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+            result = proceed()
+            if method == "execute":
+                for argument in arguments[0].outputs:
+                    if argument.array.dtype == np.int8:
+                        argument.array.reshape(-1)[0] += 1
+                    elif len(arguments[0].inputs) == 2:
+                        argument.array[...] = 0
+            return result
+
+    one = np.array([[4, 5, 1, 1]], np.int8)
+    zero = np.zeros((1, 4), np.int8)
+    device = Turned(reference(), "NONE", name="turned")
+    _, shadow, notes = verified(device, [(one, zero)] * 3, b.build([best]))
+    report = shadow.report()
+    assert (report.compared, report.departed, report.verdicts) == (3, 0, ())
+    assert "the roundings of many operations" in notes[0]
+    assert notes[1:] == ["shadow verification: agrees with the reference"] * 2

@@ -20,13 +20,13 @@ from penstock.cache.driver_verdicts import (
 from penstock.errors import CacheError, DriverError
 from penstock.execution.trace import Trace
 from penstock.execution.transfer import execute, ports_of
-from penstock.hal import AccuracyClass, Device, ExecutionConfig
+from penstock.hal import AccuracyClass, CancelToken, Device, ExecutionConfig
 from penstock.ir.digest import digest_form
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.runtime.bisection import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
-from penstock.runtime.distance import Distance, distance_of
+from penstock.runtime.distance import Distance, distances_of
 from penstock.runtime.operations import REFERENCE, OperationCase
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ TRIES: Final = 8
 
 GROWTH: Final = 2.0
 """How many times what rounding came to before the outputs must be off to be looked into again."""
+
+
+MOST_UNEXPLAINED: Final = 8
+"""Departures that no operation explains and that do not repeat, after which a compiled form is not looked at any more."""
 
 
 class Note:
@@ -71,7 +75,8 @@ class Job(Struct, frozen=True):
 class Investigation:
     """Compares runs of one *compilation*, made by *run*, with the reference; by the rule of the class *accuracy*.
 
-    It is *done* once a fault has been found. *check* raises `Cancelled` where it is to stop. One thread at a time.
+    It is *done* once a fault has been found, or too much that could not be explained. *stop* ends it with `Cancelled`. One
+    thread at a time.
     """
 
     def __init__(
@@ -81,14 +86,16 @@ class Investigation:
         accuracy: AccuracyClass,
         shadow: Shadow,
         run: Callable[..., list[NDArray]],
+        stop: CancelToken,
     ) -> None:
         self._compilation, self._devices, self._accuracy = compilation, devices, accuracy
         self._shadow, self._run = shadow, run
         self._model: Model = compilation.plan.model
         self._judge: CompiledModel | None = None
-        self._rounding = 1.0
+        self._rounding: dict[int, float] = {}
+        self._unexplained = 0
+        self._stop = stop
         self.done = False
-        self.check: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         """Frees the reference's form of the model."""
@@ -97,36 +104,41 @@ class Investigation:
 
     def compare(self, job: Job) -> None:
         """Says in the job's note what came of it. Raises what the reference raises."""
-        found = self._distance(job, *self._expected(job))
-        if found.severity <= GROWTH * self._rounding and not found.problem:
+        distances = self._distances(job, *self._expected(job))
+        apart = [d for d in distances if d.departs and not self._is_rounding(d)]
+        if not apart:
             self._shadow.count("compared")
             job.note.text = "shadow verification: agrees with the reference"
             return
-        verdict = self._verdict_on(job, found)
-        if verdict is None:
-            self._shadow.count("compared")
-            return
-        self._shadow.count("compared", "departed")
+        worst = max(apart, key=lambda d: (bool(d.problem), d.severity))
+        fault = self._look_into(job, worst, apart)
+        self._shadow.count("compared", *(("departed",) if fault else ()))
 
-    def _verdict_on(self, job: Job, found: Distance) -> DriverVerdict | None:
-        """Looks into a run whose outputs lie too far away; the verdict, where an operation is at fault."""
+    def _is_rounding(self, found: Distance) -> bool:
+        """Whether an output is no farther off than roundings were before."""
+        return not found.problem and _size(found) <= GROWTH * self._rounding.get(found.output, 0.0)
+
+    def _look_into(self, job: Job, found: Distance, apart: Sequence[Distance]) -> bool:
+        """Looks for the operation at fault in a run whose outputs lie too far away; whether it is more than rounding."""
         again = self._again(job)
         repeats = again is not None and _same(again, job.outputs)
         departure = self._culprit(job, tries=1 if repeats else TRIES)
         if departure is None:
-            self._shadow.count(*(() if repeats else ("departed",)))
             if repeats and not found.problem:
-                self._rounding = max(self._rounding, found.severity)
+                for each in apart:
+                    self._rounding[each.output] = _size(each)
                 job.note.text = f"shadow verification: {found.show()}: the roundings of many operations, each within its class"
-            else:
-                job.note.text = f"shadow verification: departs from the reference, and no operation by itself does: {found.show()}"
-                log.warning("%s (devices: %s)", job.note.text, ", ".join(sorted(job.used)))
-            return None
+                return False
+            self._unexplained += 1
+            self.done = self._unexplained >= MOST_UNEXPLAINED
+            job.note.text = f"shadow verification: departs from the reference, and no operation by itself does: {found.show()}"
+            log.warning("%s (devices: %s)", job.note.text, ", ".join(sorted(job.used)))
+            return True
         self.done = True
         verdict = self._keep(departure, _fault(departure, repeats=repeats))
         job.note.text = f"{verdict.show()} (on {verdict.device})"
         self._keep_evidence(departure, self._devices[departure.device])
-        return verdict
+        return True
 
     def _expected(self, job: Job) -> tuple[Sequence[NDArray], State | None]:
         """What the reference makes of the job: outputs, and the state after."""
@@ -141,9 +153,11 @@ class Investigation:
                     policy=Policy(accuracy="exact", allow_fallback=False),
                 )
         state = None if job.before is None else job.before.copied()
-        return list(self._judge.run(list(job.inputs), state=state)), state
+        return list(self._judge.run(list(job.inputs), state=state, cancel=self._stop)), state
 
-    def _distance(self, job: Job, expected: Sequence[NDArray], after: State | None) -> Distance:
+    def _distances(
+        self, job: Job, expected: Sequence[NDArray], after: State | None
+    ) -> list[Distance]:
         entry = self._model.entry
         given = dict(zip(entry.ordinary_inputs, job.inputs, strict=True))
         got = dict(zip(entry.ordinary_outputs, job.outputs, strict=True))
@@ -154,7 +168,7 @@ class Investigation:
             if port.output is not None and job.after is not None and after is not None:
                 got[port.output] = job.after.get(port.variable)
                 want[port.output] = after.get(port.variable)
-        return distance_of(
+        return distances_of(
             self._model,
             [given[i] for i in entry.inputs],
             [got[i] for i in entry.outputs],
@@ -165,9 +179,10 @@ class Investigation:
     def _again(self, job: Job) -> list[NDArray] | None:
         """What the same run gives a second time; None where it failed."""
         state = None if job.before is None else job.before.copied()
-        self.check()
+        self._stop.check()
         try:
-            return self._run(job.inputs, None, state, ExecutionConfig(), Trace())
+            config = ExecutionConfig(cancel=self._stop)
+            return self._run(job.inputs, None, state, config, Trace())
         except DriverError:
             return None
 
@@ -198,7 +213,7 @@ class Investigation:
             self._devices[name],
             self._accuracy,
             None,
-            lambda _: self.check(),
+            lambda _: self._stop.check(),
             frozenset(only),
         )
 
@@ -211,7 +226,7 @@ class Investigation:
             if step.device.name != name or step.branches or step.pending is not None:
                 continue
             for _ in range(TRIES):
-                self.check()
+                self._stop.check()
                 if (found := _step_departs(search, step)) is not None:
                     return found
         return None
@@ -254,7 +269,7 @@ class Investigation:
         from penstock.capsules.evidence import keep_capsule
         from penstock.runtime.reproducing import capsule_of
 
-        self.check()
+        self._stop.check()
         if knobs.keep_failures():
             plan = self._compilation.plan
             keep_capsule(capsule_of(self._model, departure, device, self._accuracy, plan=plan))
@@ -270,6 +285,11 @@ def _fault(departure: Departure, *, repeats: bool) -> Fault:
     if distance is not None and distance.problem and _not_finite(distance.problem):
         return "not_finite"
     return "wrong" if repeats else "not_repeatable"
+
+
+def _size(found: Distance) -> float:
+    """How far off in what is allowed, or counted where nothing is: finite, other than the severity."""
+    return found.value / found.limit if found.limit else found.value
 
 
 def _not_finite(problem: str) -> bool:

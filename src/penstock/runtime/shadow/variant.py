@@ -13,7 +13,7 @@ from penstock.execution.variant import Variant
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.shadow.investigation import Investigation, Job, Note
-from penstock.runtime.shadow.worker import Worker
+from penstock.runtime.shadow.worker import Stop, Worker
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import Compilation
@@ -41,10 +41,9 @@ class ShadowedVariant(Variant):
         super().__init__(compilation, devices, config, allow_fallback)
         self.shadow = self._shadow = shadow
         self._investigation = Investigation(
-            compilation, devices, config.accuracy, shadow, super().run
+            compilation, devices, config.accuracy, shadow, super().run, stop := Stop()
         )
-        self._worker = Worker(self._compare, self._lose, f"penstock-shadow-{id(self):x}")
-        self._investigation.check = self._worker.check
+        self._worker = Worker(self._compare, self._lose, f"penstock-shadow-{id(self):x}", stop)
 
     def run(
         self,
