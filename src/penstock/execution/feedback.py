@@ -148,12 +148,6 @@ class Cells:
         """What was written is read next."""
         self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
 
-    def reset(self) -> None:
-        """Bound values are zeros again, where their size is known; variables are put by who has their values."""
-        for loop, (read, _) in self._made.items():
-            if loop.variable < 0 and (shape := static_shape(loop.shape)) is not None:
-                read.copy_from(np.zeros(shape, loop.input.dtype.numpy))
-
     def fetch_variables(self) -> dict[int, NDArray]:
         """The present values of the network's own variables, copied to the host."""
         found = self._made.items()

@@ -149,14 +149,16 @@ class State:
         self._assigned.update(values)
 
     def reset(self) -> None:
-        """Back to the initial values."""
+        """Back to the initial values; what is bound is zeros, where its size is known."""
         with self._lock:
             self._values = [_initial(self._model, v) for v in self._model.variables]
             self._assigned = _assigned(self._model)
             self._turns = None
             self._away, self._changed = False, True
-            if self._cells is not None:
-                self._cells.reset()
+            # Memory that was lost with its device does not come back: the next run has other.
+            cells, self._cells = self._cells, None
+            if cells is not None:
+                cells.close()
 
     def as_dict(self) -> dict[str, NDArray]:
         """Copies of the values, by variable name; `StateError` when two variables share one."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from penstock.errors import ClosedError, InputError, InvalidArgument, StateError
+from penstock.errors import ClosedError, DeadObject, InputError, InvalidArgument, StateError
 from penstock.hal import Memory
 from penstock.hal.roles import Allocation, merged
 from penstock.ir import NDArray, Operand
@@ -273,6 +273,11 @@ class DeviceBuffer:
             call()
         except InvalidArgument as error:
             raise InputError(f"{self._name}: {error}") from error
+        except DeadObject as error:
+            self._shape = None
+            raise DeadObject(
+                f"{self._name} is lost with its device ({error}); allocate another"
+            ) from error
 
     def _initialized(self) -> tuple[int, ...]:
         shape = self._shape

@@ -41,6 +41,7 @@ from penstock.memory import (
 )
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import FaultyDevice
+from penstock.testing.lab import LabDevice
 
 F32 = DType.FLOAT32
 VALUE = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
@@ -442,3 +443,66 @@ def test_an_output_that_another_step_reads_stays_on_the_device_for_it() -> None:
         assert isinstance(outputs[0], DeviceBuffer)
         assert np.allclose(outputs[1], np.tanh(np.maximum(VALUE, 0)))
         roles.close()
+
+
+WITH_DOMAINS = {
+    "reference": ReferenceDevice,
+    "sample": SampleDevice,
+    "lab": LabDevice,
+    "lab, tiles": lambda: LabDevice(layout="tiles"),
+}
+
+
+@pytest.fixture(params=WITH_DOMAINS)
+def domains(request: pytest.FixtureRequest) -> Any:
+    """A device of each kind that has memory of its own."""
+    return WITH_DOMAINS[request.param]()
+
+
+def test_use_initialise_a_state(domains: Any) -> None:
+    """The first value of a state is copied to the device once; from then on it goes round there."""
+    with compiled_on(add(), domains) as compiled:
+        roles: list[InputRole | OutputRole] = [
+            InputRole(compiled, "u"),
+            OutputRole(compiled, "sum"),
+        ]
+        with allocate(roles) as one, allocate(roles) as two, compiled.allocate(inputs=["v"]) as v:
+            one.copy_from(VALUE * 10)
+            v.copy_from(VALUE)
+            with assert_no_copies():
+                for read, written in ((one, two), (two, one)) * 2:
+                    compiled.run({"u": read, "v": v}, out={"sum": written})
+            assert np.array_equal(one.numpy(), VALUE * 14)
+
+
+def test_use_cache_an_intermediate(domains: Any) -> None:
+    """What one model has computed serves many runs of another, and never leaves the device."""
+    with (
+        compiled_on(relu(), domains) as encoder,
+        compiled_on(add(), domains) as decoder,
+        allocate([OutputRole(encoder, "y"), InputRole(decoder, "u", 1.0)]) as features,
+    ):
+        encoder.run([VALUE], out=[features])
+        for number in range(3):
+            outputs = decoder.run({"u": features, "v": VALUE * number})
+            assert np.array_equal(outputs[0], np.maximum(VALUE, 0) + VALUE * number)
+            assert not any("features" in c.source for c in outputs.receipt.copies)
+        assert np.array_equal(features.numpy(), np.maximum(VALUE, 0))
+
+
+def test_use_fall_back_to_the_cpu(domains: Any) -> None:
+    """The device fails for one run: the next device computes it, from and into the same buffers."""
+    weak = FaultyDevice(domains, {"execute": [2, 3]}, name="weak")
+    with (
+        compiled_on(relu(), weak) as compiled,
+        compiled.allocate(inputs=["x"]) as given,
+        compiled.allocate(outputs=["y"]) as result,
+    ):
+        for number in range(1, 5):
+            given.copy_from(VALUE * number)
+            receipt = compiled.run([given], out=[result]).receipt
+            assert np.array_equal(result.numpy(), np.maximum(VALUE * number, 0))
+            assert [s.device for s in receipt.steps] == [
+                "reference" if number in {2, 3} else "weak"
+            ]
+            assert len(receipt.copies) == (2 if number in {2, 3} else 0)

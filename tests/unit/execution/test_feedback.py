@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import penstock
 from penstock.drivers.reference import ReferenceDevice
 from penstock.drivers.sample import SampleDevice
-from penstock.errors import GeneralFailure, InputError, StateError
+from penstock.errors import DeadObject, DriverError, GeneralFailure, InputError, StateError
 from penstock.hal import Device
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from penstock.memory import DeviceBuffer
@@ -238,3 +240,28 @@ def test_a_buffer_that_is_forgotten_is_freed(device: Any, compiled: penstock.Com
 def test_arrays_of_ones_own_are_as_before(compiled: penstock.CompiledModel) -> None:
     result: NDArray = compiled.run({"x": X, "total_in": X})["seen"]
     assert np.array_equal(result, np.maximum(X * 2, 0))
+
+
+def test_what_is_lost_with_a_process_is_said_and_begins_again() -> None:
+    """Memory of a driver's process ends with it; no other call does."""
+    with (
+        penstock.compile(summing(), devices=["sample"], isolate=True, cache=None) as compiled,
+        compiled.allocate(inputs=["x"]) as given,
+    ):
+        bound = compiled.bind_state({"total_out": "total_in"})
+        given.copy_from(X)
+        compiled.run([given])
+        compiled.run([given])
+        (step,) = compiled._base.compilation.steps
+        os.kill(step.device.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # it is isolated
+        with pytest.raises(DriverError, match="lost with its device"):
+            compiled.run([X])
+        with pytest.raises(DeadObject, match="allocate another"):
+            given.copy_from(X)
+        state = compiled.new_state()
+        assert np.array_equal(compiled.run([X], state=state)[0], np.maximum(X, 0))
+        assert bound.device("total_in", state) == "sample"
+        assert compiled._state is not None
+        compiled._state.reset()
+        assert np.array_equal(compiled(X)[0], np.maximum(X, 0))
+        assert np.array_equal(compiled(X)[0], np.maximum(X * 2, 0))
