@@ -37,7 +37,8 @@ class Policy(Struct, frozen=True):
     devices, and last "reference", repeat what one failed to compile or to run.
 
     *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or
-    an int for the first so many runs. *while_compiling* says what a run does that comes before the
+    an int for the first so many runs. What is found wrong is refused on that version of its driver from then on
+    (docs/shadow.md). *while_compiling* says what a run does that comes before the
     compile is done.
 
     Raises `InputError` for a value outside these rules.
