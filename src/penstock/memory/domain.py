@@ -325,6 +325,10 @@ class Claim:
         """The positions of the outputs that buffers take."""
         return tuple(self._written)
 
+    def shape_of(self, position: int) -> Shape:
+        """What is known of the shape of the buffer that takes output *position*."""
+        return self._written[position].shape
+
     def room(self, position: int, shape: tuple[int, ...]) -> NDArray:
         """Memory for output *position*, to be written and then `put`."""
         self._written[position].check_fits(shape)

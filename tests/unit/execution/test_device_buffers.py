@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -445,7 +445,7 @@ def test_an_output_that_another_step_reads_stays_on_the_device_for_it() -> None:
         roles.close()
 
 
-WITH_DOMAINS = {
+WITH_DOMAINS: dict[str, Callable[[], Device]] = {
     "reference": ReferenceDevice,
     "sample": SampleDevice,
     "lab": LabDevice,
