@@ -86,6 +86,8 @@ class Variant:
         self._turning = () if lends else turning_ports(self.model)
         self._needed = _variables_read(self.model)
         self._arena_size, self._alignment = plan.temporaries.nbytes, plan.temporaries.alignment
+        # What lies in a pool is not copied to devices of other processes.
+        self._crosses = any(getattr(s.device, "isolated", False) is True for s in compilation.steps)
         self._arenas: list[Arena] = []
         self._lock = threading.Lock()
         self._whole: WholeModel | None = None
@@ -372,7 +374,12 @@ class Variant:
         try:
             return self._arenas.pop()
         except IndexError:
-            return Arena(self._slots, self._arena_size, self._alignment)
+            pass
+        if self._crosses:
+            from penstock.execution.shared import arena_in_a_pool
+
+            return arena_in_a_pool(self._slots, self._arena_size, self._alignment)
+        return Arena(self._slots, self._arena_size, self._alignment)
 
 
 def _copied(

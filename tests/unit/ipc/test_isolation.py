@@ -28,6 +28,7 @@ from penstock.errors import (
 from penstock.hal import CancelToken
 from penstock.ipc import supervision
 from penstock.ipc.evidence import last_crash
+from penstock.ir import DType, ModelBuilder, Operand
 from penstock.memory import MemoryPool
 from penstock.runtime import isolation
 from penstock.runtime.discovery import Manager
@@ -253,6 +254,24 @@ def test_arrays_in_pools_are_not_copied() -> None:
         assert outputs.receipt.copies == ()
         assert len(model(X).receipt.copies) == 2
         del x, out, outputs
+
+
+def test_values_between_isolated_devices_are_not_copied() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, support.SHAPE, "x")
+    (y,) = b.operation("NEG", [x], [Operand(DType.FLOAT32, support.SHAPE, name="y")])
+    (z,) = b.operation("EXP", [y], [Operand(DType.FLOAT32, support.SHAPE, name="z")])
+    policy = Policy(
+        allow_fallback=False,
+        require={"NEG": ["misbehaving"], "EXP": ["reference"]},
+    )
+    with penstock.compile(
+        b.build([z]), devices=["misbehaving", "reference"], isolate=True, cache=False, policy=policy
+    ) as model:
+        outputs = model(np.zeros(support.SHAPE, np.float32))
+        assert [s.device for s in outputs.receipt.steps] == ["misbehaving", "reference"]
+        assert (outputs[0] == 1).all()
+        assert len(outputs.receipt.copies) == 2
 
 
 def test_nothing_is_left_when_hosts_are_closed() -> None:
