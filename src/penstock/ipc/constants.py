@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import sys
@@ -13,6 +14,12 @@ from penstock.errors import ResourceExhaustedTransient, WireError
 from penstock.ir import ConstantPool
 
 _lock = threading.Lock()
+_mapped: weakref.WeakValueDictionary[tuple[int, int, int, str], ConstantPool] = (
+    weakref.WeakValueDictionary()
+)
+_equal: weakref.WeakValueDictionary[tuple[bytes, int, str], ConstantPool] = (
+    weakref.WeakValueDictionary()
+)
 _made: weakref.WeakKeyDictionary[ConstantPool, int] = weakref.WeakKeyDictionary()
 
 
@@ -34,8 +41,8 @@ def descriptor_of(pool: ConstantPool) -> int:
 
 
 def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
-    """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy.
-    *kind* is the sender's name of the memory.
+    """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy. Sealed
+    memory of equal content is mapped once, whoever it comes from. *kind* is the sender's name of the memory.
 
     Raises `WireError` where it is no memory, or has not as many bytes.
     """
@@ -47,13 +54,21 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
         raise WireError(f"a pool of {size} bytes of constants in a file of {available}")
     if size == 0:
         return ConstantPool(memoryview(b""), None, kind)
-    sealed = is_sealed(fd)
     try:
-        if sealed:
-            # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
-            region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-            return ConstantPool(memoryview(region), None, kind)
-        return ConstantPool(memoryview(_read(fd, size)), None, kind)
+        if not is_sealed(fd):
+            return ConstantPool(memoryview(_read(fd, size)), None, kind)
+        status = os.fstat(fd)
+        file = status.st_dev, status.st_ino, size, kind
+        if (known := _mapped.get(file)) is not None:
+            return known
+        # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
+        region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        pool = ConstantPool(memoryview(region), None, kind)
+        known = _equal.setdefault((hashlib.sha256(region).digest(), size, kind), pool)
+        if known is pool:
+            # No other file has this number while it is mapped.
+            _mapped[file] = pool
+        return known
     except (OSError, ValueError) as error:
         raise WireError(f"a pool of constants cannot be read: {error}") from None
 

@@ -17,7 +17,7 @@ from penstock.errors import (
 )
 from penstock.sealed.entry import CacheFile, Lent, LoadedEntry, Trust, key_of, naming, read_first
 from penstock.sealed.header import FORMAT, HEADER_BYTES, Header, file_digest, is_sealed
-from penstock.sealed.private import private_copy
+from penstock.sealed.private import private_copy, shared
 from penstock.sealed.registry import FileRecord, Registry, Row
 
 
@@ -51,6 +51,7 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
             copies.append(copy)
             if not hmac.compare_digest(header.root, root):
                 raise SealBroken(f"the payload of {file.place} was altered")
+            copies[-1] = shared(copy, root)
     except BaseException:
         # The traceback would keep the memory, and its descriptors, for as long as the error lives.
         for copy in copies:

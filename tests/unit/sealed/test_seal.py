@@ -44,6 +44,17 @@ def test_payloads_come_back(tmp_path: Path) -> None:
     assert all(view.readonly for view in (*loaded.model, *loaded.data))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is sealed on Linux")
+def test_equal_payloads_lie_in_one_sealed_memory(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.save()
+    first, second = rig.load(), rig.load()
+    for one, other in zip((*first.model, *first.data), (*second.model, *second.data), strict=True):
+        assert one.obj is other.obj
+    first.model[0].release()
+    assert bytes(second.model[0]) == rig.program[0]
+
+
 @pytest.mark.parametrize(("models", "datas"), [(0, 1), (1, 0), (32, 32)])
 def test_any_number_of_files_that_nnapi_allows(tmp_path: Path, models: int, datas: int) -> None:
     rig = Rig(
