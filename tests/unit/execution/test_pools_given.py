@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.drivers.reference import ReferenceDevice
-from penstock.errors import ClosedError, GeneralFailure, InputError
+from penstock.errors import ClosedError, GeneralFailure, InputError, InvalidArgument
 from penstock.hal import Capabilities
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.memory import (
@@ -20,6 +20,7 @@ from penstock.memory import (
     HardwareBufferFormat,
     MemoryPool,
 )
+from penstock.memory.images import map_image
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import InterceptingDevice
 
@@ -222,6 +223,27 @@ def test_below_level_3_no_hardware_buffer_is_passed() -> None:
                     continue
                 with pytest.raises(GeneralFailure, match="maps no hardware_buffer_blob"):
                     compiled.run([buffer])
+
+
+def test_a_device_that_takes_images_gets_them_as_they_are() -> None:
+    kind = HardwareBufferFormat.D32_FLOAT
+    with (
+        penstock.compile(model(), devices=["lab"], cache=None, policy=ALONE) as compiled,
+        HardwareBuffer.allocate(3, 2, format=kind) as x,
+        HardwareBuffer.allocate(3, 2, format=kind) as y,
+        HardwareBuffer.allocate(3, 3, format=kind) as other,
+        HardwareBuffer.allocate(3, 2, format=HardwareBufferFormat.R8_UNORM) as bytes_,
+    ):
+        with map_image(x.memory) as mapping:
+            mapping.array[...] = VALUE.reshape(mapping.array.shape)
+        with assert_no_copies():
+            outputs = compiled.run([x], out=[y])
+        assert id(outputs[0]) == id(y)
+        with map_image(y.memory) as mapping:
+            assert np.array_equal(mapping.array.reshape(2, 3), np.maximum(VALUE * 2, 0))
+        for wrong in (other, bytes_):
+            with pytest.raises(InvalidArgument, match="an image of"):
+                compiled.run([wrong])
 
 
 def test_an_image_is_given_as_it_is_or_fails(compiled: penstock.CompiledModel) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from penstock.errors import CacheError, GeneralFailure, InputError
 from penstock.hal import (
     Buffer,
@@ -29,6 +31,7 @@ from penstock.hal import (
 )
 from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
+from penstock.memory import MEMORY_KINDS
 from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
 from penstock.testing.lab.compiler import compile_model, optimise, support
 from penstock.testing.lab.machine import LabDomain, Machine
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["now", "first_run", "staged"]
 
 Layout: TypeAlias = Literal["rows", "tiles"]
+
+IMAGES_FROM_LEVEL: Final = 4
+"""Below this feature level the device maps what every device does, and no hardware buffer."""
 
 LAYOUTS: Final[tuple[Layout, ...]] = ("rows", "tiles")
 MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
@@ -106,7 +112,9 @@ class LabDevice(DeviceBase):
             raise InputError(f"no lab device has mode {mode!r}, level {feature_level}, {uses} uses")
         self.name, self.version, self.feature_level = name, version, feature_level
         self.mode, self.uses = mode, uses
-        self.machine = Machine(tiled=layout == "tiles", count=self.count)
+        kinds = MEMORY_KINDS if feature_level >= IMAGES_FROM_LEVEL else MEMORY_KINDS[:2]
+        self.capabilities = replace(type(self).capabilities, memory_kinds=kinds)
+        self.machine = Machine(tiled=layout == "tiles", count=self.count, kinds=kinds)
         self.domain: LabDomain | None = None
         self._memory = memory
         self._needed, self._trust = files, (registry, keys, file_system)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from penstock.hal import (
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
+    Memory,
     NoValue,
     OperationTiming,
     OutputShape,
@@ -34,13 +35,18 @@ from penstock.hal import (
 )
 from penstock.ir import NDArray
 from penstock.ir.types import is_static
-from penstock.memory import map_memory
+from penstock.memory import Mapping, map_memory
+from penstock.memory.images import map_image
+from penstock.memory.mapping import HARDWARE_BUFFER
 from penstock.testing.lab.machine import ROWS, LaidOut, Machine
 from penstock.testing.lab.program import Program, Slot
 from penstock.testing.lab.tiles import Tiled, Value
 
 if TYPE_CHECKING:
     from penstock.memory.domain import Claim
+
+IMAGE_RANK: Final = 4
+"""Dimensions of a mapped image: layers, height, width, numbers a pixel. Other memory is flat."""
 
 
 def execute(
@@ -54,7 +60,7 @@ def execute(
     """Runs *program* on a request that was checked against its interface; *claim* has the buffers that it names."""
     begun = time.perf_counter_ns()
     with ExitStack() as mapped:
-        pools = [mapped.enter_context(map_memory(memory)).array for memory in request.pools]
+        pools = [mapped.enter_context(_map(memory, machine)).array for memory in request.pools]
         slots = program.slots
         given: list[Value] = [
             claim.inputs[at].content
@@ -149,9 +155,16 @@ def _check_room(
         raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
 
 
+def _map(memory: Memory, machine: Machine) -> Mapping:
+    """The bytes of *memory*, flat; of an image its pixels, which are of four dimensions."""
+    if memory.name == HARDWARE_BUFFER and memory.name in machine.kinds:
+        return map_image(memory)
+    return map_memory(memory, machine.kinds)
+
+
 def _write(place: NDArray, result: NDArray) -> None:
-    if place.shape == result.shape and place.dtype == result.dtype:
-        np.copyto(place, result)
+    if place.size == result.size and place.dtype == result.dtype:
+        place[...] = result.reshape(place.shape)
         return
     content = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
     place.reshape(-1).view(np.uint8)[: content.nbytes] = content
@@ -165,7 +178,10 @@ def _input(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> N
             shape = argument.dimensions or slot.shape
             if shape is None or not is_static(shape):
                 raise InvalidArgument("an input has no complete shape")
-            view = _region(argument, pools).view(slot.dtype.numpy)
+            region = _region(argument, pools)
+            if region.ndim == IMAGE_RANK:
+                return np.array(_fitting(region, slot)).reshape([d or 0 for d in shape])
+            view = region.view(slot.dtype.numpy)
             return view.reshape([d or 0 for d in shape])
     raise InvalidArgument(f"the lab device takes no {type(argument).__name__} for an input")
 
@@ -179,7 +195,9 @@ def _output(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> 
             return None
         case PoolArgument():
             place = _region(argument, pools)
-            if slot.is_static:
+            if place.ndim == IMAGE_RANK:
+                place = _fitting(place, slot)
+            elif slot.is_static:
                 place = place[: slot.nbytes].view(slot.dtype.numpy).reshape(slot.known_shape)
             if not place.flags.writeable:
                 raise GeneralFailure("an output lies in a pool that cannot be written")
@@ -187,6 +205,21 @@ def _output(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> 
     raise InvalidArgument(f"the lab device takes no {type(argument).__name__} for an output")
 
 
+def _fitting(image: NDArray, slot: Slot) -> NDArray:
+    """*image*, which must have the numbers of a value of *slot*."""
+    if (
+        not slot.is_static
+        or image.dtype != slot.dtype.numpy
+        or image.size != math.prod(slot.known_shape)
+    ):
+        raise InvalidArgument(
+            f"an image of {image.dtype}{list(image.shape)} is no {slot.dtype.value} of shape {slot.shape}"
+        )
+    return image
+
+
 def _region(argument: PoolArgument, pools: Sequence[NDArray]) -> NDArray:
     place = argument.location
+    if pools[place.pool].ndim == IMAGE_RANK:
+        return pools[place.pool]
     return pools[place.pool][place.offset : place.offset + place.length]

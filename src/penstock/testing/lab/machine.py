@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import GeneralFailure, ResourceExhaustedPersistent
 from penstock.hal.roles import InterfaceOf
 from penstock.ir import NDArray
+from penstock.memory import MEMORY_KINDS
 from penstock.memory.domain import MemoryDomain
 from penstock.testing.lab.kernels import OPCODES, activate
 from penstock.testing.lab.program import MOST_BYTES, Instruction, Program, Slot
@@ -25,10 +26,14 @@ from penstock.testing.lab.tiles import (
 
 
 class Machine:
-    """Runs instructions on arrays, or on tiles where it is *tiled*; *count* is told of each "conversions"."""
+    """Runs instructions on arrays, or on tiles where it is *tiled*; *count* is told of each "conversions". It maps
+    memory of these *kinds*.
+    """
 
-    def __init__(self, *, tiled: bool, count: Callable[[str], None]) -> None:
-        self.tiled, self._count = tiled, count
+    def __init__(
+        self, *, tiled: bool, count: Callable[[str], None], kinds: tuple[str, ...] = MEMORY_KINDS
+    ) -> None:
+        self.tiled, self._count, self.kinds = tiled, count, kinds
 
     def rows(self, value: Value) -> NDArray:
         """*value* as an array."""
