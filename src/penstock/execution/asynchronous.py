@@ -1,5 +1,7 @@
 """Runs in threads of their own: futures that can cancel what they stand for, and expire where they wait."""
 
+# ruff: noqa: SLF001  # the friend of CompiledModel
+
 from __future__ import annotations
 
 import contextlib
@@ -8,13 +10,16 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import Cancelled, ClosedError, MissedDeadlinePersistent
 from penstock.execution.outputs import Outputs
 from penstock.hal import CancelToken, Priority
+
+if TYPE_CHECKING:
+    from penstock.execution.compiled import CompiledModel
 
 ROOM: Final = 64
 """Futures that are watched before those that need it no more are looked for."""
@@ -113,6 +118,30 @@ class Submitter:
         for pool in pools:
             pool.shutdown(wait=not inside)
         self._clock.close()
+
+
+def submit(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    timeout: float | None,
+    cancel: CancelToken | None,
+    priority: Priority | None,
+) -> RunFuture:
+    """`CompiledModel.submit`."""
+    compiled._gate.check()
+    config = compiled._config(timeout, cancel, False, priority, None)
+    with compiled._lock:
+        if compiled._submitter is None:
+            compiled._submitter = Submitter(compiled._threads)
+        submitter = compiled._submitter
+    token = LinkedToken(cancel)
+    end = config.deadline_ns
+
+    def run() -> Outputs:
+        left = None if end is None else max(0.0, (end - time.monotonic_ns()) / 1e9)
+        return compiled.run(inputs, timeout=left, cancel=token, priority=config.priority)
+
+    return submitter.submit(run, token, config.priority, end)
 
 
 class _Clock:

@@ -221,7 +221,9 @@ class CompiledModel:
         `penstock.execution.asynchronous.RunFuture`. Raises `InputError`, `ClosedError`, and where *timeout* leaves no
         time `MissedDeadlinePersistent`; all else comes out of the future.
         """
-        return self._submit(_call_inputs(args, kwargs), timeout, cancel, priority)
+        from penstock.execution.asynchronous import submit
+
+        return submit(self, _call_inputs(args, kwargs), timeout, cancel, priority)
 
     async def run_async(
         self,
@@ -234,7 +236,7 @@ class CompiledModel:
         """Awaits a run in a thread, as `submit` does it; cancelling the task cancels the run."""
         import asyncio
 
-        future = self._submit(_call_inputs(args, kwargs), timeout, cancel, priority)
+        future = self.submit(*args, timeout=timeout, cancel=cancel, priority=priority, **kwargs)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -473,30 +475,6 @@ class CompiledModel:
                 result = dequantize(result, operand.quantization)  # noqa: PLW2901  # the delivered form
             delivered.append(result)
         return delivered
-
-    def _submit(
-        self,
-        inputs: Mapping[str, Any] | Sequence[Any],
-        timeout: float | None,
-        cancel: CancelToken | None,
-        priority: Priority | None,
-    ) -> Future[Outputs]:
-        from penstock.execution.asynchronous import LinkedToken, Submitter
-
-        self._gate.check()
-        config = self._config(timeout, cancel, False, priority, None)
-        with self._lock:
-            if self._submitter is None:
-                self._submitter = Submitter(self._threads)
-            submitter = self._submitter
-        token = LinkedToken(cancel)
-        end = config.deadline_ns
-
-        def run() -> Outputs:
-            left = None if end is None else max(0.0, (end - time.monotonic_ns()) / 1e9)
-            return self.run(inputs, timeout=left, cancel=token, priority=config.priority)
-
-        return submitter.submit(run, token, config.priority, end)
 
 
 def _again(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
