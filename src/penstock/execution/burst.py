@@ -17,10 +17,11 @@ from penstock.compilation.receipt import Receipt
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution import gate as gates
 from penstock.execution.compiled import NOTHING_ASKED
+from penstock.execution.direct import Direct
 from penstock.execution.holding import InBurst
 from penstock.execution.outputs import Outputs
 from penstock.execution.ready import ready_inputs
-from penstock.execution.series import Direct, Series
+from penstock.execution.series import Series
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.hal import CancelToken, ExecutionConfig, Priority

@@ -25,7 +25,7 @@ ELSEWHERE: Final = {
     ("execution/transfer.py", "Copying.copy"): "writes the receipt",
     ("execution/inputs.py", "as_array"): "writes the receipt",
     ("execution/series.py", "Series.targets"): "writes the receipt",
-    ("execution/series.py", "Direct._take"): "writes the receipt",
+    ("execution/direct.py", "Direct._take"): "writes the receipt",
     ("execution/inputs.py", "_same"): "compares what was given under two names for one input",
     ("execution/inputs.py", "_parameters"): "scales and zero points",
     ("execution/inputs.py", "_import"): "makes an array of a list of strings",
