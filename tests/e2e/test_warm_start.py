@@ -67,7 +67,13 @@ UNWANTED: Final = (
     ),
     *("penstock.loaders.tflite.states", "penstock.loaders.tflite.tables", "penstock.loaders.onnx"),
     *("penstock.ir.builder", "penstock.ir.show", "penstock.export.tflite.writer"),
-    *(f"penstock.hal.{name}" for name in ["buffer", "defaults", "fence", "invalid"]),
+    *(f"penstock.hal.{name}" for name in ["buffer", "defaults", "descriptors", "fence", "invalid"]),
+    # Other ways to run than once.
+    *(
+        f"penstock.execution.{name}"
+        for name in ["asynchronous", "bound", "burst", "chain", "direct", "fenced", "holding"]
+    ),
+    *(f"penstock.execution.{name}" for name in ["quality", "scheduler", "series", "shared"]),
     # What more than one device, or several steps, need; tuning, showing, tracing.
     *(
         f"penstock.partitioning.{name}"

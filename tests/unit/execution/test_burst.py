@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import weakref
@@ -521,6 +522,37 @@ class TestLimits:
         runner.join()
         closer.join()
         assert order == ["ran", "closed"]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_a_child_process_gets_an_error_at_once(self) -> None:
+        """Also where another thread of the parent was in a run of it."""
+        inside, go_on = threading.Event(), threading.Event()
+
+        def hold(request: Request, config: ExecutionConfig) -> None:
+            inside.set()
+            assert go_on.wait(30)
+
+        with penstock.compile(
+            add_relu(), devices=[NumpyDevice(before=hold)], cache=False
+        ) as compiled:
+            burst = compiled.burst()
+            thread = threading.Thread(target=lambda: burst.run(X, Y))
+            thread.start()
+            assert inside.wait(30)
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    burst.run(X, Y)
+                except StateError:
+                    burst.close()
+                    code = 0
+                finally:
+                    os._exit(code)
+            go_on.set()
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            thread.join()
 
     def test_nothing_keeps_a_dropped_burst_alive(self, compiled: penstock.CompiledModel) -> None:
         burst = compiled.burst()
