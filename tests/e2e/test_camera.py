@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
 import penstock
@@ -38,6 +39,21 @@ def test_the_network_reads_the_cameras_own_buffers(device: str, isolate: bool) -
     with camera() as line:
         seen = list(watch(line, device, isolate=isolate, frames=6))
     assert seen == [(n, cell(n), 0) for n in range(6)]
+
+
+def test_an_array_for_a_driver_in_another_process_is_copied_and_shows() -> None:
+    """What the example would cost without the camera's buffers."""
+    with ExitStack() as stack:
+        line = stack.enter_context(camera())
+        stream, descriptors = receive_stream(line)
+        for buffer in wrap(descriptors, stream):
+            stack.enter_context(buffer)
+        compiled = stack.enter_context(
+            penstock.compile(brightest_cell(stream), devices=["reference"], isolate=True)
+        )
+        picture = np.zeros((1, stream.height, stream.width, 3), np.uint8)
+        copies = compiled(picture).receipt.copies
+    assert [c.nbytes for c in copies if c.destination != "host"] == [stream.nbytes]
 
 
 def test_not_a_byte_is_copied_in_process() -> None:

@@ -1,0 +1,49 @@
+"""docs/memory.md: its code runs and prints what the page shows, and it speaks of what there is."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stdout
+from typing import Any
+
+import penstock
+from penstock import memory
+from penstock.testing.resources import Resources
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "memory.md").read_text("utf-8")
+
+
+def test_the_code_prints_what_the_page_shows() -> None:
+    names: dict[str, Any] = {}
+    shown = io.StringIO()
+    with Resources.unchanged("the page"):
+        for kind, content in re.findall(r"```(python|text)\n(.*?)```", PAGE, re.DOTALL):
+            if kind == "text":
+                assert shown.getvalue() == content
+                shown = io.StringIO()
+                continue
+            assert shown.getvalue() == ""
+            with redirect_stdout(shown):
+                exec(compile(content, "memory.md", "exec"), names)  # our own page
+        names["compiled"].close()
+        names.clear()
+
+
+def test_the_page_names_every_kind_and_only_what_there_is() -> None:
+    assert all(f"| `{kind}` |" in PAGE for kind in memory.MEMORY_KINDS)
+    named = set(re.findall(r"`(MemoryPool|HardwareBuffer|PoolLayout)\.(\w+)`", PAGE))
+    assert named
+    assert all(hasattr(getattr(memory, owner), member) for owner, member in named)
+    assert hasattr(penstock.CompiledModel, "input_memory")
+
+
+def test_every_link_leads_somewhere() -> None:
+    anchors = {
+        re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+        for title in re.findall(r"(?m)^#+ (.*)$", PAGE)
+    }
+    for page, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", PAGE):
+        assert not page or (ROOT / "docs" / page).exists()
+        assert page or anchor in anchors
