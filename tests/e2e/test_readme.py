@@ -18,6 +18,8 @@ PAGES = (
     "docs/caching.md",
     "docs/litert.md",
     "docs/tasks.md",
+    "docs/memory.md",
+    "examples/camera/README.md",
     "examples/digits/README.md",
 )
 
