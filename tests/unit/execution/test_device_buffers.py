@@ -20,7 +20,7 @@ from penstock.errors import (
     ResourceExhaustedTransient,
     StateError,
 )
-from penstock.hal import Buffer, BufferDesc, BufferRole, Device
+from penstock.hal import Buffer, BufferDesc, BufferRole, Device, Support
 from penstock.ir import (
     DType,
     Lifetime,
@@ -40,7 +40,7 @@ from penstock.memory import (
     allocate,
 )
 from penstock.testing import assert_no_copies
-from penstock.testing.doubles import FaultyDevice
+from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from penstock.testing.lab import LabDevice
 
 F32 = DType.FLOAT32
@@ -77,6 +77,21 @@ def device(request: pytest.FixtureRequest) -> Device:
 def compiled(device: Device) -> Iterator[penstock.CompiledModel]:
     with compiled_on(relu(), device) as made:
         yield made
+
+
+class Only(ReferenceDevice):
+    """A device for some operations."""
+
+    def __init__(self, name: str, *types: str) -> None:
+        super().__init__()
+        self.name, self._types = name, types
+
+    def supported_operations(self, model: Model) -> Any:
+        answers = super().supported_operations(model)
+        return [
+            a if o.type in self._types else Support(False, "not mine")
+            for a, o in zip(answers, model.operations, strict=True)
+        ]
 
 
 def test_a_value_stays_on_the_device_between_models(device: Device) -> None:
@@ -413,27 +428,14 @@ def test_what_is_forwarded_is_copied(device: Device) -> None:
 def test_an_output_that_another_step_reads_stays_on_the_device_for_it() -> None:
     """Two steps on one device, with another between: the value is fetched for the one that has no such memory."""
 
-    def only(name: str, *types: str) -> Device:
-        class Some(ReferenceDevice):
-            def supported_operations(self, model: Model) -> Any:
-                answers = super().supported_operations(model)
-                return [
-                    a if o.type in types else penstock.hal.Support(False, "not mine")
-                    for a, o in zip(answers, model.operations, strict=True)
-                ]
-
-        made = Some()
-        made.name = name
-        return made
-
     b = ModelBuilder()
     x = b.input(F32, (2, 3), "x")
     (y,) = b.operation("RELU", [x], [(F32, (2, 3))])
     (z,) = b.operation("TANH", [y], [(F32, (2, 3))])
     with compiled_on(
         b.build([y, z]),
-        only("one", "RELU"),
-        only("two", "TANH"),
+        Only("one", "RELU"),
+        Only("two", "TANH"),
         policy=penstock.Policy(min_partition_size=1),
     ) as compiled:
         roles = allocate([OutputRole(compiled, 0)])
@@ -506,3 +508,31 @@ def test_use_fall_back_to_the_cpu(domains: Any) -> None:
                 "reference" if number in {2, 3} else "weak"
             ]
             assert len(receipt.copies) == (2 if number in {2, 3} else 0)
+
+
+def test_what_the_last_step_may_not_use_is_refused_before_the_first_runs() -> None:
+    first, second = (RecordingDevice(one) for one in (Only("one", "RELU"), Only("two", "ADD")))
+    b = ModelBuilder()
+    x, w = b.input(F32, (2, 3), "x"), b.input(F32, (2, 3), "w")
+    (y,) = b.operation("RELU", [x], [named("y", (2, 3))])
+    (z,) = b.operation("ADD", [y, w], [named("z", (2, 3))])
+    out = np.full((2, 3), 7, np.float32)
+    with (
+        compiled_on(b.build([y, z]), first, second) as compiled,
+        compiled.allocate(inputs=["w"]) as late,
+        compiled.allocate(outputs=["z"]) as result,
+    ):
+        assert [s.device for s in compiled.plan.steps] == ["one", "two"]
+        assert (late.device, result.device) == ("two", "two")
+        with pytest.raises(StateError, match="has no value"):
+            compiled.run({"x": VALUE, "w": late}, out={"y": out})
+        late.copy_from(VALUE)
+        with pytest.raises(InputError, match="was not allocated"):
+            compiled.run({"x": VALUE, "w": result}, out={"y": out})
+        with pytest.raises(InputError, match="was not allocated"):
+            compiled.run({"x": VALUE, "w": late}, out={"y": out, "z": late})
+        assert np.array_equal(out, np.full((2, 3), 7, np.float32))
+        assert first.count("execute") == 0
+        compiled.run({"x": VALUE, "w": late}, out={"y": out, "z": result})
+        assert np.array_equal(result.numpy(), np.maximum(VALUE, 0) + VALUE)
+        assert first.count("execute") == second.count("execute") == 1

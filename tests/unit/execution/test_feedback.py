@@ -265,3 +265,17 @@ def test_what_is_lost_with_a_process_is_said_and_begins_again() -> None:
         compiled._state.reset()
         assert np.array_equal(compiled(X)[0], np.maximum(X, 0))
         assert np.array_equal(compiled(X)[0], np.maximum(X * 2, 0))
+
+
+def test_runs_whose_state_is_on_the_device_are_not_compared_in_the_shadow(device: Device) -> None:
+    """The reference would compute from another state, and find a fault that is none."""
+    policy = penstock.Policy(shadow=5)
+    with penstock.compile(counting(), devices=[device], cache=None, policy=policy) as compiled:
+        compiled.bind_state()
+        compiled(X)
+        compiled(X)
+        outputs = compiled(X)
+        assert any("not compared" in note for note in outputs.receipt.notes)
+        assert np.array_equal(outputs[0], np.maximum(X * 3, 0))
+        assert compiled.shadow is not None
+        assert compiled.shadow.report().chosen == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -24,7 +25,7 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, NDArray, Quantization, Shape
-from penstock.memory import MemoryPool
+from penstock.memory import HardwareBuffer, MemoryPool
 from penstock.testing.contract.promise import (
     Check,
     NotCovered,
@@ -47,6 +48,7 @@ KINDS: Final[tuple[tuple[DType, Quantization | None], ...]] = (
     (DType.INT8, ONE),
 )
 """VTS's operand types: float32, float16, quantised asymmetric, and that signed."""
+BLOBS_FROM_LEVEL: Final = 4
 LIMIT: Final = 20.0
 """Seconds in which calls that compete for a buffer must all have returned."""
 
@@ -504,6 +506,33 @@ def _run_in_a_thread(prepared: PreparedModel, request: Request) -> None:
 
 
 @needs_values
+def check_buffers_copy_to_and_from_pools_of_every_kind(device: Device) -> None:
+    """Of `ashmem`, `mmap_fd` and, from feature level 4 on, `hardware_buffer_blob`."""
+    with bench(device) as on, tempfile.TemporaryFile() as file:
+        _, buffer = on.allocate([on.input()])
+        value = on.values()
+        file.write(bytes(value.nbytes + 40))
+        file.flush()
+        pools = [
+            MemoryPool.anonymous(value.nbytes),
+            MemoryPool.from_file(file.fileno(), 40, value.nbytes),
+        ]
+        if device.feature_level >= BLOBS_FROM_LEVEL:
+            with HardwareBuffer.allocate(value.nbytes) as blob:
+                pools.append(MemoryPool.from_hardware_buffer(blob))
+        for place, pool in enumerate(pools):
+            with pool:
+                there = pool.view(value.dtype, value.shape)
+                there[...] = value + place
+                buffer.copy_from(pool.memory, SHAPE)
+                there[...] = 0
+                buffer.copy_to(pool.memory)
+                require(
+                    np.array_equal(there, value + place), f"a copy by {pool.memory.name} is wrong"
+                )
+
+
+@needs_values
 def check_buffers_of_unknown_size_take_that_of_what_is_written(device: Device) -> None:
     """Outputs of different shapes in successive runs, smaller and larger; as an input it has the last shape written."""
     with bench(device, shape=(None, 3)) as on:
@@ -642,6 +671,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_copy_to_invalid_memory_size,
     check_copy_to_invalid_memory_size_dynamic_shape,
     *EXECUTION_CHECKS,
+    check_buffers_copy_to_and_from_pools_of_every_kind,
     check_buffers_of_unknown_size_take_that_of_what_is_written,
     check_buffers_that_many_use_at_once,
 )
