@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
@@ -18,13 +18,13 @@ from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution import gate as gates
 from penstock.execution.compiled import NOTHING_ASKED
 from penstock.execution.direct import Direct
-from penstock.execution.holding import InBurst
+from penstock.execution.holding import Holding, InBurst, Reused
 from penstock.execution.outputs import Outputs
 from penstock.execution.ready import ready_inputs
 from penstock.execution.series import Series
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
-from penstock.hal import CancelToken, ExecutionConfig, Priority
+from penstock.hal import CancelToken, ExecutionConfig, PreparedModel, Priority
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ class Burst:
     side. `close()`, or leaving the `with` block, lets go of all that was kept; closing the model does so, too.
     """
 
-    def __init__(self, compiled: CompiledModel) -> None:
-        self._compiled = compiled
+    def __init__(
+        self, compiled: CompiledModel, hold: Callable[[PreparedModel], Holding] = InBurst
+    ) -> None:
+        self._compiled, self._hold = compiled, hold
         self._gate = compiled._gate
         self._busy = threading.Lock()
         self._closed = False
@@ -64,7 +66,7 @@ class Burst:
         self._targets: list[NDArray | None] = []
         self._checked: list[NDArray] | None = None
         if not compiled._dynamic:
-            self._series = Series(compiled._base, InBurst)
+            self._series = Series(compiled._base, hold)
 
     def run(
         self,
@@ -258,7 +260,7 @@ class Burst:
             self._drop()
             variant = self._compiled._variants.take(shapes, config, trace)
             self._variant, self._shapes = variant, shapes
-            series = self._series = Series(variant, InBurst)
+            series = self._series = Series(variant, self._hold)
             if self._compiled._in_order:
                 # Inputs of the same kinds need not be looked at so closely again.
                 self._ready = ready_inputs(self._compiled._interface.inputs, shapes)
@@ -273,6 +275,16 @@ class Burst:
             self._compiled._variants.give_back(variant)
         self._given, self._arrays = (), []
         self._out, self._targets, self._checked = (), [], None
+
+
+def reusing(compiled: CompiledModel) -> Burst:
+    """A burst of *compiled* whose drivers bind its runs for reuse, where one has the arguments of the last
+    (`PreparedModel.create_reusable_execution`), instead of making bursts of theirs.
+    """
+    with compiled._gate:
+        burst = Burst(compiled, Reused)
+        compiled._bursts.add(burst)
+    return burst
 
 
 def _given(inputs: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:

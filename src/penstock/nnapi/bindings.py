@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Binding:
     memory: Memory | None = None
     offset: int = 0
     length: int = 0
+    _arrays: dict[tuple[int, ...], NDArray] = field(default_factory=dict, compare=False)
 
     @property
     def is_omitted(self) -> bool:
@@ -71,13 +72,20 @@ class Binding:
         return None if shape is None else self.array_of(shape)
 
     def array_of(self, shape: tuple[int, ...]) -> NDArray | None:
-        """The same of another shape; None also where there is no room for it."""
+        """The same of another shape, one array for good; None also where there is no room for it."""
+        if shape in self._arrays:
+            # A memory that was closed meanwhile is not used.
+            _ = self.memory and self.memory.store
+            return self._arrays[shape]
         needed = size_of(self.port.operand, shape) or 0
         room = self.bytes()
         if room.nbytes < needed:
             return None
         value = room[:needed].view(self.port.operand.type.dtype.numpy).reshape(shape)
-        return value if value.flags.aligned else None
+        if not value.flags.aligned:
+            return None
+        self._arrays[shape] = value
+        return value
 
     def value(self) -> NDArray:
         """A copy of an input whose place does not suit its type's alignment."""

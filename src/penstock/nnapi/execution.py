@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from penstock.compilation.receipt import Receipt
+from penstock.execution.burst import Burst as CompiledBurst, reusing
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.outputs import Outputs
 from penstock.hal import DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS
@@ -21,13 +23,12 @@ from penstock.nnapi.burst import Burst, usable_burst
 from penstock.nnapi.codes import DurationCode, ResultCode
 from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
 from penstock.nnapi.event import Event, Started, check_events
-from penstock.nnapi.failures import NnapiError, bad_data, bad_state, unexpected_null
+from penstock.nnapi.failures import NnapiError, bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.ports import Kind, OperandDesc
 from penstock.nnapi.rules import Metadata
 from penstock.nnapi.running import Answer, Waiting, carry_out
 
 if TYPE_CHECKING:
-    from penstock.execution.burst import Burst as CompiledBurst
     from penstock.nnapi.memory import Memory
 
 UNKNOWN_DURATION: Final = 2**64 - 1
@@ -70,6 +71,7 @@ class Execution:
         self._measure = self._reusable = self._padded = self._closed = False
         self._state = State.PREPARATION
         self._answer: Answer | None = None
+        self._series: CompiledBurst | None = None
         self._changed = threading.Condition()
 
     def set_input(
@@ -184,12 +186,12 @@ class Execution:
         shape can be asked for then), a missed deadline, or the result code of the device that failed.
         """
         self._begin()
-        self._carry_out(self._deadline_ns(), None)
+        self._carry_out(self._deadline_ns())
 
     def start_compute(self) -> Event:
         """Runs in a thread: what `compute` raises of the run, the event's `wait` does."""
         self._begin()
-        return Event(Started(partial(self._carry_out, self._deadline_ns(), None), fenced=False))
+        return self._started(partial(self._carry_out, self._deadline_ns()), fenced=False)
 
     def start_compute_with_dependencies(
         self, dependencies: Sequence[Event], duration: int = 0
@@ -206,8 +208,8 @@ class Execution:
             self._check_single("a duration")
         self._begin(fenced=True)
         waiting = Waiting(tuple(event.fence for event in events), after_ns)
-        work = partial(self._carry_out, self._deadline_ns(), None, waiting)
-        return Event(Started(work, fenced=True))
+        work = partial(self._carry_out, self._deadline_ns(), waiting=waiting)
+        return self._started(work, fenced=True)
 
     def burst_compute(self, burst: Burst) -> None:
         """As `compute`, in *burst*: BAD_DATA for one of another compilation, BAD_STATE where it is executing."""
@@ -275,6 +277,9 @@ class Execution:
             self._closed = True
             self._inputs = [None] * len(self._inputs)
             self._outputs = [None] * len(self._outputs)
+            series, self._series = self._series, None
+        if series is not None:
+            series.close()
 
     def __enter__(self) -> Self:
         return self
@@ -287,13 +292,17 @@ class Execution:
     ) -> None:
         self.close()
 
-    def _preparing(self) -> threading.Condition:
-        """The lock, for a call that is legal before the first run only."""
-        if self._closed:
-            raise bad_state("the execution is closed")
-        if self._state is not State.PREPARATION:
-            raise bad_state(f"the execution is {self._state.value} and can no longer be changed")
-        return self._changed
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """A call that is legal before the first run only; no run begins within it."""
+        with self._changed:
+            if self._closed:
+                raise bad_state("the execution is closed")
+            if self._state is not State.PREPARATION:
+                raise bad_state(
+                    f"the execution is {self._state.value} and can no longer be changed"
+                )
+            yield
 
     def _check_single(self, what: str) -> None:
         if self._compilation.single_device is None:
@@ -347,10 +356,21 @@ class Execution:
                     binding.memory.rules.check_read(binding.shape)
             self._state, self._answer = State.COMPUTATION, None
 
+    def _started(self, work: Callable[[], None], *, fenced: bool) -> Event:
+        """*work*, which ends what `_begin` began, in a thread."""
+        try:
+            return Event(Started(work, fenced=fenced))
+        except RuntimeError as error:
+            with self._changed:
+                self._state = State.PREPARATION
+                self._changed.notify_all()
+            code = ResultCode.RESOURCE_EXHAUSTED_TRANSIENT
+            raise NnapiError(code, f"no thread for the run: {error}") from error
+
     def _carry_out(
         self,
         deadline_ns: int | None,
-        burst: CompiledBurst | None,
+        burst: CompiledBurst | None = None,
         waiting: Waiting | None = None,
     ) -> None:
         """The run that `_begin` began."""
@@ -359,8 +379,11 @@ class Execution:
         try:
             omitted = frozenset(b.port.index for b in inputs if b.is_omitted)
             compiled = self._compilation.compiled_without(omitted)
-            made_for = None if omitted else burst
-            run = partial(self._run, compiled, deadline_ns, made_for, waiting)
+            if omitted:
+                burst = None
+            if burst is None and waiting is None and self._reusable:
+                burst = self._reused_for(compiled)
+            run = partial(self._run, compiled, deadline_ns, burst, waiting)
             answer = carry_out(inputs, outputs, compiled.outputs, run)
             if not all(answer.sufficient):
                 place = answer.sufficient.index(False)
@@ -392,6 +415,13 @@ class Execution:
         if waiting is not None:
             return waiting.run(compiled, values, out, settings)
         return (compiled if burst is None else burst).run(values, out=out, **settings)
+
+    def _reused_for(self, compiled: CompiledModel) -> CompiledBurst:
+        """What keeps the arguments of runs of *compiled*, and has drivers bind them."""
+        if self._series is None:
+            with translated():
+                self._series = reusing(compiled)
+        return self._series
 
     def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:
         """What memories made from descriptors hold after a run that gave *answer*, or failed."""

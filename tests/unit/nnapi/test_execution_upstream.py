@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -31,12 +33,13 @@ from penstock.nnapi import (
     NnapiError,
     OperandDesc,
     OperandType,
+    Priority,
     ResultCode,
     get_default_loop_timeout,
     get_maximum_loop_timeout,
 )
 from penstock.nnapi.failures import STATUS_CODES
-from penstock.testing.doubles import FaultyDevice, InterceptingDevice, SlowDevice
+from penstock.testing.doubles import FaultyDevice, InterceptingDevice, RecordingDevice, SlowDevice
 from tests.support_devices import NumpyDevice
 from tests.support_nnapi_drivers import (
     DOMAINS,
@@ -118,6 +121,69 @@ class TestFallback:
             assert out.tolist() == (X + X).tolist()
             (step,) = execution.receipt.steps
             assert (step.device, step.fallback_from) == ("reference", "faulty")
+
+
+class TestReuse:
+    def test_drivers_bind_what_comes_again(self) -> None:
+        device = RecordingDevice(ReferenceDevice(), "recording")
+        x, out = X.copy(), np.empty_like(X)
+        with compiled(finished(), [device]) as compilation:
+            execution = Execution(compilation)
+            execution.set_reusable(True)
+            execution.set_input(0, x)
+            execution.set_input(1, X)
+            execution.set_output(0, out)
+            for k in range(6):
+                x[:] = k
+                MODES["async" if k % 2 else "sync"](execution)
+                assert out.tolist() == (X + k).tolist()
+                assert execution.receipt.copies == ()
+            called = Counter(c.method for c in device.calls)
+            assert called["create_reusable_execution"] == 1
+            assert called["reusable_execute"] >= 3
+            assert called["execute"] + called["reusable_execute"] == 6
+            execution.close()
+
+    def test_memory_that_is_closed_meanwhile(self) -> None:
+        with HardwareBuffer.allocate(64) as buffer:
+            memory = Memory.create_from_hardware_buffer(buffer)
+        with compiled(unary()) as compilation, Execution(compilation) as execution:
+            execution.set_reusable(True)
+            execution.set_input_from_memory(0, memory, 0, 24)
+            execution.set_output(0, np.empty_like(X))
+            execution.compute()
+            memory.close()
+            with answers(ResultCode.BAD_STATE):
+                execution.compute()
+
+    def test_no_thread_is_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with compiled(unary()) as compilation:
+            execution = Execution(compilation)
+            execution.set_input(0, X)
+            execution.set_output(0, np.empty_like(X))
+            with monkeypatch.context() as patched:
+                patched.setattr(threading.Thread, "start", refuse)
+                with answers(ResultCode.RESOURCE_EXHAUSTED_TRANSIENT):
+                    execution.start_compute()
+            execution.compute()
+
+    @pytest.mark.parametrize("priority", Priority)
+    def test_the_priority_reaches_the_driver(self, priority: Priority) -> None:
+        device = RecordingDevice(ReferenceDevice(), "recording")
+        with Compilation.create_for_devices(unary(), [device]) as compilation:
+            compilation.set_priority(priority)
+            compilation.finish()
+            execution = Execution(compilation)
+            execution.set_input(0, X)
+            execution.set_output(0, np.empty_like(X))
+            execution.set_loop_timeout(10**12)
+            execution.compute()
+        (config,) = [c.arguments[1] for c in device.calls if c.method == "execute"]
+        assert config.priority == priority.name.lower()
+        assert config.loop_timeout_ns == get_maximum_loop_timeout()
 
 
 class Timed(InterceptingDevice):
