@@ -13,6 +13,7 @@ from penstock.cache.ingredients import derived_token
 from penstock.cache.naming import DRIVER_VERDICTS
 from penstock.cache.records import Digits, SealedRecords
 from penstock.hal import AccuracyClass
+from penstock.ir.digest import Form
 from penstock.sealed.files import SYSTEM_FILES, FileSystem
 from penstock.sealed.places import state_directory
 
@@ -33,7 +34,7 @@ _DOMAIN: Final = b"penstock driver verdict"
 
 
 class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """That *version* of *device* computes operations of these *forms* (`ir.digest_form`, as digits) wrongly.
+    """That *version* of *device* computes operations of these *forms* wrongly.
 
     Of several forms it does so only where all of them are compiled together. *types* are the operations' types, in
     order, *accuracy* the least class that the results break, *reason* what was measured, in words. *created* is in
@@ -43,13 +44,20 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     key: Digits
     device: Words
     version: Words
-    forms: tuple[Digits, ...]
+    forms: Annotated[tuple[Form, ...], msgspec.Meta(min_length=1, max_length=65_536)]
     types: tuple[Words, ...]
     fault: Fault
     accuracy: AccuracyClass
     reason: Words
     created: float = msgspec.field(default_factory=time.time)
     penstock: str = ""
+
+    def covered(self, forms: Sequence[Form]) -> list[int]:
+        """The positions among *forms*, those of a model's operations, that it is about; none where not all of its own are
+        there.
+        """
+        found = [[at for at, form in enumerate(forms) if own.fits(form)] for own in self.forms]
+        return sorted({at for each in found for at in each}) if all(found) else []
 
     @property
     def short(self) -> str:
@@ -62,9 +70,10 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"shadow verification found that {what} {FAULTS[self.fault]} on this version: {self.reason}"
 
 
-def driver_verdict_key(device: str, version: str, forms: Sequence[str]) -> str:
+def driver_verdict_key(device: str, version: str, forms: Sequence[Form]) -> str:
     """64 digits for these forms on that version of the device."""
-    ingredients = {"device": device, "version": version, "forms": " ".join(forms)}
+    told = msgspec.json.encode(forms).decode()
+    ingredients = {"device": device, "version": version, "forms": told}
     return derived_token({**ingredients, "kind": "driver verdict"}).hex()
 
 

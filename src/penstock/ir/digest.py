@@ -71,14 +71,38 @@ def digest_structure(model: Model) -> bytes:
     return structure.sha.digest()
 
 
-def digest_form(model: Model, operation: Operation) -> bytes:
-    """What kind of work *operation* of *model* is, 32 bytes: its type and attributes, and of each operand the element
-    type, shape, quantisation, and whether it is constant; of an IF or WHILE also what its subgraphs do. Neither names
-    nor the values of constants count, so that an operation has one form in its model and cut out of it.
+class Form(Struct, frozen=True):
+    """What kind of work an operation is: *digest*, as digits, of its type and attributes, and of each operand's element type
+    and quantisation, and whether it is constant; of an IF or WHILE also of what its subgraphs do. *shapes* are the
+    operands' shapes, None for what is not known. Neither names nor the values of constants count.
     """
+
+    digest: str
+    shapes: tuple[Shape, ...]
+
+    def fits(self, other: Form) -> bool:
+        """Whether they are one form as far as shapes are known."""
+        return (
+            self.digest == other.digest
+            and len(self.shapes) == len(other.shapes)
+            and all(map(_may_be_equal, self.shapes, other.shapes))
+        )
+
+
+def form_of(model: Model, operation: Operation) -> Form:
+    """The form of an *operation* of *model*'s entry: the same in its model and cut out of it."""
     form = _Hasher()
     _form(model, operation, model.entry, form)
-    return form.sha.digest()
+    operands = (model.operands[i] for i in (*operation.inputs, *operation.outputs))
+    return Form(form.sha.hexdigest(), tuple(o.shape for o in operands if o.has_value))
+
+
+def _may_be_equal(a: Shape, b: Shape) -> bool:
+    if a is None or b is None:
+        return True
+    return len(a) == len(b) and all(
+        x is None or y is None or x == y for x, y in zip(a, b, strict=True)
+    )
 
 
 def _form(model: Model, operation: Operation, subgraph: Subgraph, form: _Hasher) -> None:
@@ -96,7 +120,7 @@ def _form(model: Model, operation: Operation, subgraph: Subgraph, form: _Hasher)
             form.put("none")
             continue
         quantization = _quantization(operand.quantization)
-        form.put("operand", operand.is_constant, operand.dtype.value, operand.shape, quantization)
+        form.put("operand", operand.is_constant, operand.dtype.value, quantization)
     for target in subgraph_references(operation):
         form.put("subgraph")
         inner = model.subgraphs[target]

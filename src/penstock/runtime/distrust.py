@@ -10,7 +10,7 @@ from penstock.cache.driver_verdicts import DriverVerdict, DriverVerdicts
 from penstock.errors import CacheError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, Support
 from penstock.ir import Model
-from penstock.ir.digest import digest_form
+from penstock.ir.digest import form_of
 from penstock.logs import Log
 
 log = Log(__name__)
@@ -30,16 +30,14 @@ class HeldToVerdicts:
     def supported_operations(self, model: Model) -> Sequence[Support]:
         """The device's own answers, but for what it is known to compute wrongly."""
         answers: list[Any] = list(self._device.supported_operations(model))
-        forms = [digest_form(model, operation).hex() for operation in model.operations]
+        forms = [form_of(model, operation) for operation in model.operations]
         if len(answers) != len(forms):
             return answers
         for verdict in self._verdicts:
-            if not set(verdict.forms) <= set(forms):
-                continue
             reason = f"{verdict.show()} ('penstock doctor --forget {verdict.short}' lifts this)"
-            for at, form in enumerate(forms):
+            for at in verdict.covered(forms):
                 answer = answers[at]
-                if form in verdict.forms and isinstance(answer, Support) and answer.supported:
+                if isinstance(answer, Support) and answer.supported:
                     answers[at] = Support(supported=False, reason=reason, accuracy=answer.accuracy)
         return answers
 

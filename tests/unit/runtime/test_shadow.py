@@ -21,7 +21,7 @@ from penstock.errors import PlacementError, StateError
 from penstock.execution.shadow import Shadow
 from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
-from penstock.ir.digest import digest_form
+from penstock.ir.digest import form_of
 from penstock.partitioning.policy import Policy
 from penstock.runtime.shadow import investigation, worker
 from penstock.testing.contract.cases import branch, state
@@ -242,11 +242,11 @@ def test_a_form_is_the_same_in_the_model_and_cut_out_of_it() -> None:
     from penstock.partitioning.split import Cutter
 
     model = network()
-    forms = [digest_form(model, o) for o in model.operations]
+    forms = [form_of(model, o) for o in model.operations]
     assert len(set(forms)) == 4
     for index, form in enumerate(forms):
         cut = Cutter(model).cut([index]).model
-        assert digest_form(cut, cut.operations[0]) == form
+        assert form_of(cut, cut.operations[0]) == form
 
 
 def test_state_before_the_run_is_what_the_reference_gets() -> None:
@@ -395,6 +395,24 @@ def test_every_shape_of_a_dynamic_model_is_compared() -> None:
     runs = [(np.ones((n, 4), np.float32),) for n in (1, 3, 3)]
     _, shadow, _ = verified(right(), runs, model)
     assert shadow.report().compared == 3
+
+
+def test_a_fault_in_one_shape_of_a_dynamic_model_counts_where_that_shape_may_come() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (None, 4), "x")
+    (out,) = b.operation("TANH", [x], [Operand(F32, (None, 4), name="y")])
+    model = b.build([out])
+    device = wrong("TANH")
+    verified(device, [(np.ones((3, 4), np.float32),)], model)
+    for shapes, expected in (
+        (None, "right"),
+        ({"x": (3, 4)}, "right"),
+        ({"x": (2, 4)}, "wrong"),
+    ):
+        with penstock.compile(
+            model, devices=[device, right()], cache=None, shapes=shapes
+        ) as compiled:
+            assert compiled.plan.operations[0].device == expected
 
 
 def test_a_failed_run_is_not_compared() -> None:

@@ -21,7 +21,7 @@ from penstock.errors import CacheError, DriverError
 from penstock.execution.trace import Trace
 from penstock.execution.transfer import execute, ports_of
 from penstock.hal import AccuracyClass, CancelToken, Device, ExecutionConfig
-from penstock.ir.digest import digest_form
+from penstock.ir.digest import form_of
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.runtime.bisection import AMPLIFIED, Search
@@ -234,7 +234,7 @@ class Investigation:
     def _keep(self, departure: Departure, fault: Fault) -> DriverVerdict:
         """The verdict on *departure*, kept if that is possible, logged, and counted."""
         operations = [self._model.operations[i] for i in departure.operations]
-        forms = tuple(dict.fromkeys(digest_form(self._model, o).hex() for o in operations))
+        forms = tuple(dict.fromkeys(form_of(self._model, o) for o in operations))
         device = self._devices[departure.device]
         reason = departure.error if departure.distance is None else departure.distance.show()
         verdict = DriverVerdict(
