@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from penstock.errors import PenstockError, WireError
 from penstock.hal import Device
@@ -24,6 +24,7 @@ from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heart import Heart
 from penstock.ipc.host.serving import Client
+from penstock.ipc.host.sharing import SharingDevice
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000
@@ -83,7 +84,8 @@ class Host:
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
-        self._devices = load_devices(self._name, entry(self._value))
+        made = load_devices(self._name, entry(self._value))
+        self._devices = [cast("Device", SharingDevice(device)) for device in made]
         self._heart.start()
         self._accept()
         self._part()

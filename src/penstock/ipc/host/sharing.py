@@ -1,0 +1,122 @@
+"""One prepared model for all clients of a host that prepare the same: its weights are in memory once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.errors import ClosedError
+from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    CacheReport,
+    Device,
+    PrepareConfig,
+    PreparedModel,
+)
+from penstock.ir import Model
+
+
+class SharingDevice:
+    """*device*, of which equal preparations without cache files are one. Prepared models hold no state of a network, so that
+    clients cannot tell; each closes its own.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._entries: dict[object, _Entry] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the device's."""
+        return getattr(self._device, name)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
+        """As the device's; one that was prepared alike and is not closed by all is given again."""
+        if config.model_cache or config.data_cache:
+            return SharedPreparedModel(self, _Entry(self._device.prepare_model(model, config)))
+        key = (
+            model.digest,
+            config.preference,
+            config.priority,
+            config.accuracy,
+            config.num_threads,
+            config.options,
+        )
+        with self._lock:
+            known = self._entries.get(key)
+            if known is not None:
+                known.users += 1
+        if known is None:
+            made = _Entry(self._device.prepare_model(model, config), key)
+            with self._lock:
+                known = self._entries.setdefault(key, made)
+                if known is not made:
+                    known.users += 1
+            if known is not made:
+                made.prepared.close()
+        return SharedPreparedModel(self, known)
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> SharedPreparedModel:
+        """As the device's, for one client."""
+        return SharedPreparedModel(self, _Entry(self._device.prepare_model_from_cache(config)))
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        """As the device's, for its own prepared models."""
+        return self._device.allocate(desc, [replace(r, prepared=_inner(r.prepared)) for r in roles])
+
+    def leave(self, entry: _Entry) -> None:
+        """One client has closed it; it is closed when all have."""
+        with self._lock:
+            entry.users -= 1
+            last = entry.users == 0
+            if last and entry.key is not None:
+                del self._entries[entry.key]
+        if last:
+            entry.prepared.close()
+
+
+class _Entry:
+    """A prepared model and how many clients have it; *key* is None for one that is not shared."""
+
+    def __init__(self, prepared: PreparedModel, key: object = None) -> None:
+        self.prepared, self.key, self.users = prepared, key, 1
+
+
+class SharedPreparedModel:
+    """One client's hold on a prepared model."""
+
+    def __init__(self, device: SharingDevice, entry: _Entry) -> None:
+        self._device, self._entry = device, entry
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def cache_report(self) -> CacheReport:
+        return self.inner.cache_report
+
+    @property
+    def inner(self) -> PreparedModel:
+        """The device's own; raises `ClosedError` after `close`."""
+        if self._closed:
+            raise ClosedError("a prepared model was used after close()")
+        return self._entry.prepared
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the device's own."""
+        return getattr(self.inner, name)
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._device.leave(self._entry)
+
+
+def _inner(prepared: PreparedModel) -> PreparedModel:
+    return prepared.inner if isinstance(prepared, SharedPreparedModel) else prepared
