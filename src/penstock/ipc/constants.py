@@ -68,9 +68,9 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
         if known is pool:
             # No other file has this number while it is mapped.
             _mapped[file] = pool
-        return known
     except (OSError, ValueError) as error:
         raise WireError(f"a pool of constants cannot be read: {error}") from None
+    return known
 
 
 def _read(fd: int, size: int) -> bytes:

@@ -118,6 +118,7 @@ def test_a_driver_that_dies_once_answers_in_the_same_call() -> None:
         assert "run repeated" in outputs.receipt.notes[0]
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_hung_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "3000")
     with compiled() as model:
@@ -213,6 +214,7 @@ def test_a_device_that_comes_back_as_another_is_of_no_use(state: Path) -> None:
             model(X)
 
 
+@pytest.mark.slow
 def test_fifty_rounds_of_killing_and_calling() -> None:
     with compiled() as model:
         check(model(X))
@@ -222,6 +224,7 @@ def test_fifty_rounds_of_killing_and_calling() -> None:
                 check(model(X))
 
 
+@pytest.mark.slow
 def test_killing_in_the_middle_of_calls() -> None:
     stop = threading.Event()
 
