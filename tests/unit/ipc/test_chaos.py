@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -145,10 +146,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 def test_a_fault_at_a_call(rig: Rig, kind: type[Any], fault: str) -> None:
     struck = strike(rig, kind, fault)
     began = time.monotonic()
-    try:
+    with suppress(DriverError):
         CALLS[kind](rig)
-    except DriverError as error:
-        assert str(error)
     assert struck() == 1, "the call was not made"
     assert time.monotonic() - began < LIMIT
     rig.run()
@@ -183,5 +182,5 @@ def strike(rig: Rig, kind: type[Any], fault: str) -> Callable[[], int]:
         return received
 
     connection.send = sending  # type: ignore[method-assign]  # the point
-    connection.receive = receiving  # type: ignore[method-assign]
+    connection.receive = receiving  # type: ignore[assignment,method-assign]
     return lambda: len(times)
