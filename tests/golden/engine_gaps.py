@@ -27,7 +27,6 @@ ALL: Final = "xnnpack+onnxruntime-cpu+openvino-cpu"
 
 GAPS: Final[dict[tuple[str, str, str], str]] = {
     ("light_squeezenet_onnx-d", "openvino-cpu", "faithful"): ALIKE,
-    ("light_squeezenet_onnx-d", ALL, "faithful"): ALIKE,
     ("mobilenet_edgetpu_1.0_uint8-i", "xnnpack", "faithful"): OPEN_BATCH,
     ("mobilenet_edgetpu_1.0_uint8-i", ALL, "faithful"): OPEN_BATCH,
 }

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import carried, moved, moves
+from penstock.engines.moving import (
+    MAX_PIECES,
+    axis_of,
+    joined,
+    order_of,
+    pads_of,
+    require_mirrored,
+    split_axis,
+)
 from penstock.engines.site import Site, require
 from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
-
-MAX_PIECES: Final = 1024
-"""Inputs or outputs of one join or split."""
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """*axis* of *rank* dimensions, counted from the front."""
-    require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
-    return axis % rank
 
 
 def _check_reshape(site: Site) -> AccuracyClass:
@@ -36,14 +34,13 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 
 def _check_transpose(site: Site) -> AccuracyClass:
-    order = site.integers(1, "its permutation")
-    require(sorted(order) == list(range(len(site.shape()))), f"permutation {order}")
+    order_of(site)
     return moves(site)
 
 
 @rule("TRANSPOSE", check=_check_transpose)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    order = site.integers(1, "its permutation")
+    order = order_of(site)
     index = site.input_indexes[0]
     if tuple(order) == TO_LAST:
         # What is there is the result, channels first.
@@ -57,12 +54,7 @@ def emit_transpose(graph: Graph, site: Site) -> None:
 
 def _check_concatenation(site: Site) -> AccuracyClass:
     require(activation(site, ["NONE"]) == "NONE", "")
-    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
-    given = [site.input(p) for p in range(len(site.inputs))]
-    for position in range(len(given)):
-        site.shape(position)
-    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return carried(site, given)
+    return carried(site, joined(site))
 
 
 @rule("CONCATENATION", check=_check_concatenation)
@@ -75,12 +67,7 @@ def emit_concatenation(graph: Graph, site: Site) -> None:
 
 
 def _check_pack(site: Site) -> AccuracyClass:
-    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
-    given = [site.input(p) for p in range(len(site.inputs))]
-    for position in range(len(given)):
-        site.shape(position)
-    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return carried(site, given)
+    return carried(site, joined(site))
 
 
 @rule("PACK", check=_check_pack)
@@ -111,28 +98,20 @@ def emit_unpack(graph: Graph, site: Site) -> None:
         graph.move(site, node, output=position)
 
 
-def _split_axis(site: Site, position: int, data: int) -> int:
-    axes = site.integers(position, "its axis")
-    require(len(axes) == 1, f"{len(axes)} axes")
-    return axis_of(axes[0], len(site.shape(data)))
-
-
 def _check_split(site: Site) -> AccuracyClass:
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    _split_axis(site, 0, 1)
+    split_axis(site, 0, 1)
     return moves(site, 1)
 
 
 @rule("SPLIT", check=_check_split)
 def emit_split(graph: Graph, site: Site) -> None:
-    axis = _split_axis(site, 0, 1)
+    axis = split_axis(site, 0, 1)
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
     _emit_pieces(graph, site, site.input_indexes[1], axis, sizes, source=1)
 
 
 def _check_split_v(site: Site) -> AccuracyClass:
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    _split_axis(site, 2, 0)
+    split_axis(site, 2, 0)
     site.integers(1, "its sizes")
     for position in range(len(site.outputs)):
         site.output_shape(position)
@@ -141,7 +120,7 @@ def _check_split_v(site: Site) -> AccuracyClass:
 
 @rule("SPLIT_V", check=_check_split_v)
 def emit_split_v(graph: Graph, site: Site) -> None:
-    axis = _split_axis(site, 2, 0)
+    axis = split_axis(site, 2, 0)
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
     _emit_pieces(graph, site, site.input_indexes[0], axis, sizes, source=0)
 
@@ -159,15 +138,8 @@ def _emit_pieces(
         graph.move(site, piece, (source,), first=first, output=position)
 
 
-def _pads(site: Site) -> tuple[list[int], list[int]]:
-    pads = site.integers(1, "its padding")
-    require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
-    require(min(pads, default=0) >= 0, "a negative padding")
-    return pads[::2], pads[1::2]
-
-
 def _check_pad(site: Site) -> AccuracyClass:
-    _pads(site), site.output_shape()
+    pads_of(site), site.output_shape()
     if site.operation.type == "PADV2":
         require(site.constant(2, "its value").size == 1, "a padding of several values")
         require(site.input(2).dtype is site.input().dtype, "a padding value of another type")
@@ -184,10 +156,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
 
 
 def _check_mirror_pad(site: Site) -> AccuracyClass:
-    before, after = _pads(site)
-    reflect = site.operation.attributes.text("mode") == "REFLECT"
-    for size, b, a in zip(site.shape(), before, after, strict=True):
-        require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
+    require_mirrored(site)
     return moves(site)
 
 
@@ -197,7 +166,7 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
 
 
 def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> None:
-    before, after = _pads(site)
+    before, after = pads_of(site)
     first = graph.is_first(site.input_indexes[0])
     if first:
         before, after = ([side[a] for a in TO_FIRST] for side in (before, after))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import moved, moves
+from penstock.engines.moving import (
+    MAX_PIECES,
+    axis_of,
+    joined,
+    order_of,
+    pads_of,
+    require_mirrored,
+    split_axis,
+)
 from penstock.engines.site import QUANTIZED, Site, require
 from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
-
-MAX_PIECES: Final = 1024
-"""Inputs or outputs of one join or split."""
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """*axis* of *rank* dimensions, counted from the front."""
-    require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
-    return axis % rank
 
 
 def _check_reshape(site: Site) -> AccuracyClass:
@@ -36,14 +34,13 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 
 def _check_transpose(site: Site) -> AccuracyClass:
-    order = site.integers(1, "its permutation")
-    require(sorted(order) == list(range(len(site.shape()))), f"permutation {order}")
+    order_of(site)
     return moves(site)
 
 
 @rule("TRANSPOSE", check=_check_transpose)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    order = site.integers(1, "its permutation")
+    order = order_of(site)
     if tuple(order) == TO_LAST:
         # What is there is the result, channels first.
         graph.define(site, graph.source(site), first=True)
@@ -61,12 +58,7 @@ def emit_transpose(graph: Graph, site: Site) -> None:
 
 def _check_concatenation(site: Site) -> AccuracyClass:
     require(activation(site, ["NONE"]) == "NONE", "")
-    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
-    given = [site.input(p) for p in range(len(site.inputs))]
-    for position in range(len(given)):
-        site.shape(position)
-    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return moved(site, given)
+    return moved(site, joined(site))
 
 
 @rule("CONCATENATION", check=_check_concatenation)
@@ -79,12 +71,7 @@ def emit_concatenation(graph: Graph, site: Site) -> None:
 
 
 def _check_pack(site: Site) -> AccuracyClass:
-    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
-    given = [site.input(p) for p in range(len(site.inputs))]
-    for position in range(len(given)):
-        site.shape(position)
-    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return moved(site, given)
+    return moved(site, joined(site))
 
 
 @rule("PACK", check=_check_pack)
@@ -139,32 +126,25 @@ def _split(
     ]
 
 
-def _split_axis(site: Site, position: int, data: int) -> int:
-    axes = site.integers(position, "its axis")
-    require(len(axes) == 1, f"{len(axes)} axes")
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    return axis_of(axes[0], len(site.shape(data)))
-
-
 def _check_split(site: Site) -> AccuracyClass:
-    _split_axis(site, 0, 1)
+    split_axis(site, 0, 1)
     return _pieces(site, 1)
 
 
 @rule("SPLIT", check=_check_split)
 def emit_split(graph: Graph, site: Site) -> None:
-    _emit_pieces(graph, site, _split_axis(site, 0, 1), source=1)
+    _emit_pieces(graph, site, split_axis(site, 0, 1), source=1)
 
 
 def _check_split_v(site: Site) -> AccuracyClass:
-    _split_axis(site, 2, 0)
+    split_axis(site, 2, 0)
     site.integers(1, "its sizes")
     return _pieces(site, 0)
 
 
 @rule("SPLIT_V", check=_check_split_v)
 def emit_split_v(graph: Graph, site: Site) -> None:
-    _emit_pieces(graph, site, _split_axis(site, 2, 0), source=0)
+    _emit_pieces(graph, site, split_axis(site, 2, 0), source=0)
 
 
 def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
@@ -174,15 +154,8 @@ def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
         graph.define(site, piece, first=first, output=position)
 
 
-def _pads(site: Site) -> tuple[list[int], list[int]]:
-    pads = site.integers(1, "its padding")
-    require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
-    require(min(pads, default=0) >= 0, "a negative padding")
-    return pads[::2], pads[1::2]
-
-
 def _check_pad(site: Site) -> AccuracyClass:
-    _pads(site), site.output_shape()
+    pads_of(site), site.output_shape()
     if site.operation.type == "PADV2":
         require(site.constant(2, "its value").size == 1, "a padding of several values")
         return moved(site, [site.input(0), site.input(2)])
@@ -191,7 +164,7 @@ def _check_pad(site: Site) -> AccuracyClass:
 
 @rule("PAD", "PADV2", check=_check_pad)
 def emit_pad(graph: Graph, site: Site) -> None:
-    before, after = _pads(site)
+    before, after = pads_of(site)
     first = graph.is_first(site.input_indexes[0])
     if first:
         before, after = ([side[a] for a in TO_FIRST] for side in (before, after))
@@ -213,17 +186,14 @@ def _padded(graph: Graph, node: Value, pads: Value) -> Value:
 
 
 def _check_mirror_pad(site: Site) -> AccuracyClass:
-    before, after = _pads(site)
-    reflect = site.operation.attributes.text("mode") == "REFLECT"
-    for size, b, a in zip(site.shape(), before, after, strict=True):
-        require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
+    require_mirrored(site)
     return moves(site)
 
 
 @rule("MIRROR_PAD", check=_check_mirror_pad)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     """Each padded axis gathered at mirrored positions."""
-    before, after = _pads(site)
+    before, after = pads_of(site)
     first = graph.is_first(site.input_indexes[0])
     mode = "reflect" if site.operation.attributes.text("mode") == "REFLECT" else "symmetric"
     node = graph.source(site, first=first)
