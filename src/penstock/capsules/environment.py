@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +13,7 @@ from penstock.capsules.manifest import DeviceRecord, Environment, ModelRecord, T
 from penstock.errors import InputError
 from penstock.hal import Device
 from penstock.ir import Model
+from penstock.ir.digest import digest_structure
 
 PACKAGES: Final = (
     *("penstock", "numpy", "ml-dtypes", "msgspec", "flatbuffers"),
@@ -41,9 +43,13 @@ def device_record(device: Device) -> DeviceRecord:
 
 
 def model_record(model: Model) -> ModelRecord:
-    """Which model it is, told by digests alone."""
-    digest = model.digest
-    return ModelRecord(digest.structure.hex(), digest.constants.hex(), len(model.operations))
+    """Which model it is, told by digests alone. That of its constants is empty unless it is known already: hashing them
+    takes long, and a caller may be waiting.
+    """
+    known = "digest" in vars(model)
+    constants = model.digest.constants.hex() if known else ""
+    structure = model.digest.structure if known else digest_structure(model)
+    return ModelRecord(structure.hex(), constants, len(model.operations))
 
 
 def penstock_version() -> Text:
@@ -53,6 +59,7 @@ def penstock_version() -> Text:
     return found
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -63,7 +63,9 @@ class Failure(Struct, frozen=True):
 
 
 class ModelRecord(Struct, frozen=True):
-    """Which model it was, without anything of it: digests, as digits, and how many operations its entry has."""
+    """Which model it was, without anything of it: digests, as digits, and how many operations its entry has. *constants* is
+    empty where their digest was not known.
+    """
 
     structure: Text
     constants: Text

@@ -24,6 +24,10 @@ _PATH: Final = re.compile(
 )
 """Paths from the root, a home or a drive on, two names long or more."""
 
+_QUOTED: Final = re.compile(r"""(['"])(.*?)\1""")
+_LONG_WORD: Final = re.compile(r"""[^\s'"(),\[\]{}<>]+""")
+_WORD: Final = re.compile(r"\w+")
+
 ORDINARY: Final = frozenset({"root", "user", "admin", "runner", "nobody", "python", "penstock"})
 """Names of users that name nobody, and that are words as well."""
 
@@ -40,22 +44,37 @@ class Scrubber:
             (re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE), word)
             for text, word in _known()
         ]
-        kept = () if keep_names else sorted({n for n in names if n}, key=lambda n: -len(n))
-        self._quoted = {name: f"name{at}" for at, name in enumerate(kept)}
-        long = [re.escape(n) for n in kept if len(n) > SHORTEST]
-        self._names = re.compile(rf"(?<!\w)(?:{'|'.join(long)})(?!\w)") if long else None
+        kept = () if keep_names else sorted({n for n in names if n}, key=lambda n: (-len(n), n))
+        self._words = {name: f"name{at}" for at, name in enumerate(kept)}
+        self._done: dict[str, str] = {}
 
     def text(self, text: str) -> str:
         """*text* without private names."""
-        for name in re.findall(r"'([^']*)'|\"([^\"]*)\"", text) if self._quoted else ():
-            inside = name[0] or name[1]
-            if inside in self._quoted:
-                text = text.replace(f"'{inside}'", f"'{self._quoted[inside]}'")
-                text = text.replace(f'"{inside}"', f'"{self._quoted[inside]}"')
-        if self._names is not None:
-            text = self._names.sub(lambda m: self._quoted[m[0]], text)
+        if (found := self._done.get(text)) is None:
+            found = self._done[text] = self._scrubbed(text)
+        return found
+
+    def _scrubbed(self, text: str) -> str:
+        if self._words:
+            text = _QUOTED.sub(self._unquoted, text)
+            text = _LONG_WORD.sub(self._unnamed, text)
         text = _PATH.sub("<path>", text)
         return reduce(lambda said, known: known[0].sub(known[1], said), self._private, text)
+
+    def _unquoted(self, found: re.Match[str]) -> str:
+        inside = found[2]
+        return f"{found[1]}{self._words[inside]}{found[1]}" if inside in self._words else found[0]
+
+    def _unnamed(self, found: re.Match[str]) -> str:
+        """A word without spaces, or the parts of it that are names."""
+        word = found[0]
+        bare = word.rstrip(".:;,")
+        if len(bare) > SHORTEST and bare in self._words:
+            return self._words[bare] + word[len(bare) :]
+        return _WORD.sub(
+            lambda part: self._words.get(part[0], part[0]) if len(part[0]) > SHORTEST else part[0],
+            word,
+        )
 
     def tree(self, value: Any) -> Any:
         """A value of JSON's types with every text in it scrubbed."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Mapping
-from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from time import monotonic_ns, perf_counter_ns
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from penstock.execution.fallback import Fallbacks
     from penstock.memory.bound import BoundMemory
     from penstock.partitioning.plan import ExecutionPlan
+
+
+KEEPING_NS: Final = 200_000_000
+"""Nanoseconds that must be left for a failure to be kept."""
 
 
 class StepRunner:
@@ -141,9 +145,9 @@ class StepRunner:
         failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
         noted = self._noted(describe(error), values)
         if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
-            self._keep(noted, trace, began)
+            self._keep(noted, trace, config, began)
             return
-        self._keep(noted, trace, began)
+        self._keep(noted, trace, config, began)
         from penstock.compilation.failing import final
 
         others = trace.failures[len(failures) :]
@@ -159,8 +163,18 @@ class StepRunner:
 
         return noted("execute", self.prepared.step, self.prepared.device, error, values)
 
-    def _keep(self, failures: tuple[StepFailure, ...], trace: Trace, began: int) -> None:
-        if failures and self.plan is not None:
+    def _keep(
+        self,
+        failures: tuple[StepFailure, ...],
+        trace: Trace,
+        config: ExecutionConfig,
+        began: int,
+    ) -> None:
+        """Keeps what was noted, where that cannot make the run miss its deadline."""
+        in_haste = (
+            config.deadline_ns is not None and config.deadline_ns - monotonic_ns() < KEEPING_NS
+        )
+        if failures and self.plan is not None and not in_haste:
             from penstock.capsules.evidence import keep
             from penstock.execution.reporting import run_receipt
 

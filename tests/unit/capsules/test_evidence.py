@@ -122,6 +122,18 @@ def test_with_the_knob_the_step_and_its_inputs_are_there() -> None:
     assert b"private" not in found.model
 
 
+def test_a_run_that_has_no_time_left_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.execution.step.KEEPING_NS", 10**12)
+    device = failing()
+    others = [WrongDevice(reference(), "NONE", name=name) for name in ("other", "first")]
+    policy = Policy(require={"TANH": "first", "ADD": (device.name, "other")})
+    with penstock.compile(
+        network(), devices=[device, *others], cache=None, policy=policy
+    ) as compiled:
+        compiled.run([X], timeout=100)
+    assert evidence.last() is None
+
+
 def test_nothing_is_kept_with_the_knob_off(state: Path) -> None:
     with knobs.override(keep_failures=False):
         run(failing())
