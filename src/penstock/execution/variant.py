@@ -86,8 +86,12 @@ class Variant:
         self._turning = () if lends else turning_ports(self.model)
         self._needed = _variables_read(self.model)
         self._arena_size, self._alignment = plan.temporaries.nbytes, plan.temporaries.alignment
-        # What lies in a pool is not copied to devices of other processes.
-        self._crosses = any(getattr(s.device, "isolated", False) is True for s in compilation.steps)
+        # What lies in a pool is not copied to devices of other processes, nor to those that take pools only.
+        self._crosses = any(
+            getattr(s.device, "isolated", False) is True
+            or not s.device.capabilities.accepts_host_memory
+            for s in compilation.steps
+        )
         self._arenas: list[Arena] = []
         self._lock = threading.Lock()
         self._whole: WholeModel | None = None

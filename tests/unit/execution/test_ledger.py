@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock.ir import DType, Lifetime, ModelBuilder, Operand, Signature
+from penstock.memory import MemoryPool
 from penstock.testing import assert_no_copies
 from tests.conftest import ROOT
 
@@ -183,3 +184,24 @@ def copies(call: ast.Call) -> bool:
         return False
     of_numpy = isinstance(function.value, ast.Name) and function.value.id == "np"
     return of_numpy or function.attr == "tobytes" or (function.attr == "copy" and not call.args)
+
+
+def test_what_lies_between_steps_is_not_copied_to_a_device_that_takes_pools_only() -> None:
+    b = ModelBuilder()
+    value = b.input(F32, (2, 3), "x")
+    for kind in ("RELU", "TANH", "RELU"):
+        (value,) = b.operation(kind, [value], [(F32, (2, 3))])
+    policy = penstock.Policy(require={"RELU": "sample"})
+    with (
+        penstock.compile(
+            b.build([value]), devices=["sample", "reference"], cache=None, policy=policy
+        ) as compiled,
+        MemoryPool.anonymous(X.nbytes) as x,
+        MemoryPool.anonymous(X.nbytes) as y,
+    ):
+        assert [step.device for step in compiled.plan.steps] == ["sample", "reference", "sample"]
+        x.view(np.float32, X.shape)[...] = X
+        for _ in range(2):
+            with assert_no_copies():
+                compiled.run([x], out=[y])
+        np.testing.assert_allclose(y.view(np.float32, X.shape), np.tanh(X), rtol=1e-6)
