@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.hal import Device as HalDevice
+from penstock.ipc.starting import unavailable
 from penstock.runtime.discovery import Manager
 from tests.support_nnapi_drivers import hosted
 
@@ -46,4 +47,6 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture(scope="module")
 def nnapi_host() -> Iterator[list[HalDevice]]:
     """The devices of `support_nnapi_drivers.create`, in one process of their own."""
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
     yield from hosted()
