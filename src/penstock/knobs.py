@@ -291,6 +291,15 @@ isolate: Final = Knob(
     "others: those of distributions other than Penstock do.",
 )
 
+concurrent_executions: Final = Knob(
+    "concurrent_executions",
+    int,
+    0,
+    "Executions at a time on a device that does not say how many it takes; others wait, those of higher priority first. 0 "
+    "lets all go on at once.",
+    least=0,
+)
+
 openvino_compilation: Final = Knob(
     "openvino_compilation",
     str,
@@ -337,6 +346,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             keep_failure_data,
             driver_timeout_ms,
             isolate,
+            concurrent_executions,
             openvino_compilation,
             ring_spin_us,
             services,

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock import knobs
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
 from penstock.hal import (
     NO_CACHE_REPORT,
@@ -79,6 +80,16 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
             "which is no prepared model"
         )
     return prepared  # type: ignore[no-any-return]  # as far as can be known of a driver's object
+
+
+def concurrency_of(device: Device) -> int:
+    """How many executions go on *device* at a time: what it says, else the knob; 0 is any number."""
+    try:
+        told = getattr(device.capabilities, "concurrent_executions", 0)
+    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        log.warning("device %s failed in capabilities: %r", device.name, error)
+        told = 0
+    return told if type(told) is int and told > 0 else knobs.concurrent_executions()
 
 
 def is_simulated(device: Device) -> bool:

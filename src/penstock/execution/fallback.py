@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, describe, is_simulated
+from penstock.compilation.calls import call_driver, concurrency_of, describe, is_simulated
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import Failure, Span, StepReceipt
 from penstock.compilation.repeating import NOT_CACHED, able_devices
@@ -108,7 +108,7 @@ class Fallbacks:
                     simulated=is_simulated(device),
                 )
                 prepared = PreparedStep(step, device, made, receipt)
-                if device.capabilities.concurrent_executions > 0:
+                if concurrency_of(device) > 0:
                     from penstock.execution.scheduler import scheduled
 
                     prepared = scheduled(prepared)

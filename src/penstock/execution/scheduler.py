@@ -1,6 +1,7 @@
 """One scheduler a device: as many executions at a time as it takes, those of higher priority first.
 
-Only a device that says how many it takes (`Capabilities.concurrent_executions`) has one. A slot is held for one
+Only a device that says how many it takes (`Capabilities.concurrent_executions`), or any where the knob
+`concurrent_executions` says so, has one. A slot is held for one
 execution of one step and never while something else is waited for, so that no run keeps a slot from another by a lock
 that it holds. Priorities compare whatever runs this process has on the device; equal ones go in the order they came.
 """
@@ -16,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from penstock.compilation.calls import concurrency_of
 from penstock.errors import MissedDeadlinePersistent
 from penstock.execution.holding import Holding
 from penstock.hal import Burst, Device, ExecutionConfig, ExecutionResult, Priority, Request
@@ -232,11 +234,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def scheduler_of(device: Device) -> Scheduler:
-    """The one scheduler of *device*, which says how many executions it takes at a time."""
+    """The one scheduler of *device*."""
     with _registry.lock:
         scheduler = _registry.by_device.get(id(device))
         if scheduler is None:
-            limit = device.capabilities.concurrent_executions
+            limit = max(1, concurrency_of(device))
             scheduler = _registry.by_device[id(device)] = Scheduler(device, limit)
         return scheduler
 

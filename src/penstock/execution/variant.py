@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.compilation.calls import concurrency_of
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
     Cancelled,
@@ -135,7 +136,7 @@ class Variant:
             from penstock.execution.control import ControlRunner
 
             return ControlRunner(step, self._devices, self._config, self._allow_fallback)
-        if step.device.capabilities.concurrent_executions > 0:
+        if concurrency_of(step.device) > 0:
             from penstock.execution.scheduler import scheduled
 
             step = scheduled(step)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import penstock
+from penstock import knobs
 from penstock.errors import (
     Cancelled,
     ClosedError,
@@ -158,6 +159,18 @@ def test_no_more_than_the_device_takes(slow: Slow) -> None:
         for future in futures:
             future.result(PATIENCE_S)
     assert slow.most <= 2
+
+
+def test_a_device_that_says_nothing_takes_as_many_as_the_knob_says(slow: Slow) -> None:
+    device = NumpyDevice(before=slow)
+    slow.let_go(10**6)
+    with knobs.override(concurrent_executions=1), compiled_for(device) as compiled:
+        for future in [compiled.submit(X, X) for _ in range(20)]:
+            future.result(PATIENCE_S)
+    assert slow.most == 1
+    said = NumpyDevice(capabilities=Capabilities(concurrent_executions=3))
+    with knobs.override(concurrent_executions=1), compiled_for(said):
+        assert len(scheduler_of(said)._slots) == 3
 
 
 def test_bursts_and_fall_backs_take_turns_too(slow: Slow) -> None:
