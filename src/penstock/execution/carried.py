@@ -29,4 +29,7 @@ def note_carried(prepared: PreparedStep, result: ExecutionResult, trace: Trace) 
                 copy.wall_ns,
             )
         )
-    trace.notes += tuple(f"device {device}: {incident}" for incident in result.incidents)
+    for incident in result.incidents:
+        # Of one death each model of the process has the same to tell.
+        if (note := f"device {device}: {incident}") not in trace.notes:
+            trace.notes += (note,)

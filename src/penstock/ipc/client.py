@@ -15,6 +15,7 @@ from penstock.hal import (
     BufferDesc,
     BufferRole,
     Burst,
+    CacheReport,
     Capabilities,
     CarriedResult,
     DeviceType,
@@ -168,7 +169,18 @@ class RemotePreparedModel(RemoteObject):
 
     def __init__(self, channel: Channel, made: wire.Made) -> None:
         super().__init__(channel, made)
-        self.cache_report = made.cache
+        self._report = made.cache
+
+    @property
+    def cache_report(self) -> CacheReport:
+        """What became of its cache files by now; once nothing is to be written any more that is known here."""
+        if self._report.later and self._close.alive:
+            try:
+                made = _ask(self.channel, lambda _: wire.Report(self.number), wire.Made)[0]
+            except PenstockError:
+                return self._report
+            self._report = made.cache
+        return self._report
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return _execute(self, request, config)

@@ -119,6 +119,9 @@ class Dispatcher:
             case wire.CopyFrom(buffer=target, source=memory, dimensions=dimensions):
                 self._find(target, "buffer").copy_from(take.memory(memory), dimensions)
                 return wire.Done()
+            case wire.Report(prepared=target):
+                prepared = self._find(target, "prepared model")
+                return wire.Made(target, getattr(prepared, "cache_report", NO_CACHE_REPORT))
             case wire.Close(target=target):
                 return self._close(target)
         return self._run(call, take, pack, lease)

@@ -213,4 +213,4 @@ class Link:
     def _say(self, line: bytes) -> None:
         text = line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace")
         if text:
-            log.warning("%s (%d): %s", self.place.name, self.pid, text)
+            log.info("%s (%d): %s", self.place.name, self.pid, text)

@@ -257,6 +257,12 @@ class CopyFrom(Form, frozen=True, tag="copy_from"):
     dimensions: tuple[int, ...]
 
 
+class Report(Form, frozen=True, tag="report"):
+    """`PreparedModel.cache_report`, which a late write changes: answered by `Made`."""
+
+    prepared: ObjectId
+
+
 class OpenRing(Form, frozen=True, tag="open_ring"):
     """A burst of a prepared model whose calls go through shared memory: answered by `Made`, and over with `Close`.
 
@@ -298,6 +304,7 @@ Call: TypeAlias = (
     | CreateReusableExecution
     | CopyTo
     | CopyFrom
+    | Report
     | OpenRing
     | LendPool
     | Close

@@ -18,6 +18,7 @@ from penstock.errors import DriverError
 from penstock.hal import (
     BufferDesc,
     BufferRole,
+    CacheReport,
     EventFence,
     ExecutionConfig,
     HostMemory,
@@ -89,6 +90,11 @@ class Rig:
     def close_one(self) -> None:
         self.device.prepare_model(MODEL, PrepareConfig()).close()
 
+    def report(self) -> None:
+        remote = self.prepared._remote
+        remote._report = CacheReport(later=True)
+        assert self.prepared.cache_report in (CacheReport(), CacheReport(later=True))
+
     def load(self) -> None:
         self.device.prepare_model_from_cache(PrepareConfig())
 
@@ -110,6 +116,7 @@ CALLS: Final[dict[type[Any], Callable[[Rig], object]]] = {
     wire.CreateReusableExecution: lambda rig: rig.repeated(),
     wire.CopyFrom: lambda rig: rig.buffer.copy_from(rig.pool.memory, support.SHAPE),
     wire.CopyTo: lambda rig: rig.buffer.copy_to(rig.pool.memory),
+    wire.Report: lambda rig: rig.report(),
     wire.Close: lambda rig: rig.close_one(),
     wire.OpenRing: lambda rig: rig.burst(),
     wire.LendPool: lambda rig: rig.burst(),
@@ -181,6 +188,6 @@ def strike(rig: Rig, kind: type[Any], fault: str) -> Callable[[], int]:
             return Received(b"\xff" * 40, received.descriptors)
         return received
 
-    connection.send = sending  # type: ignore[method-assign]  # the point
+    connection.send = sending  # type: ignore[assignment,method-assign]  # the point
     connection.receive = receiving  # type: ignore[assignment,method-assign]
     return lambda: len(times)

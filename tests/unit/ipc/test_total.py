@@ -86,6 +86,7 @@ def transcript() -> Transcript:
             channel.call(pack.frame(wire.CopyTo(1, pack.memory(memory))))
             pack = Packer()
             channel.call(pack.frame(wire.CopyFrom(1, pack.memory(memory), (2,))))
+        channel.call(Packer().frame(wire.Report(prepared.number)))
         prepared.close()
     for refused in (
         lambda: device.allocate(BufferDesc(), []),
