@@ -97,7 +97,10 @@ class RingBurst:
                 bound.close()
             self._bound.clear()
             self._latest = None
+            inherited = self._ring.is_inherited
             self._ring.close()
+            if inherited:
+                return
             remote.close()
             for _, pool in self._pools.values():
                 pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from time import monotonic_ns
 from typing import Final
 
@@ -10,6 +11,7 @@ from penstock.errors import (
     DeadObject,
     GeneralFailure,
     MissedDeadlineTransient,
+    StateError,
     WireError,
 )
 from penstock.hal import (
@@ -77,6 +79,7 @@ class RingClient:
         budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
         listener = Listener(to_client, life_fd)
         self._watch = Watch(region, ring.ANSWERED, ring.CLIENT_WAITS, listener, budget)
+        self._process = _process
         self._sent = self._answered = 0
         self._usual_ns = self._calls = 0
         # What a call takes beside the device's own time, sleeping and looking.
@@ -98,6 +101,8 @@ class RingClient:
         """
         if self.broken is not None:
             raise DeadObject(self.broken)
+        if self._process is not _process:
+            raise StateError("a burst of a driver's process cannot be used after a fork")
         region, number = self._region, self._sent + 1
         layout = region.layout
         if number - self._answered > layout.slots:
@@ -139,6 +144,11 @@ class RingClient:
             self._wait(number, value, deadline_ns, cancel)
         self._answered = number
         return self._taken(number, at + layout.slot_bytes, looks, monotonic_ns() - began)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child's copy, made by `fork`, of its parent's."""
+        return self._process is not _process
 
     def close(self) -> None:
         self.broken = "this ring is closed"
@@ -254,6 +264,18 @@ class RingClient:
         self.broken = f"the ring is over: {why}"
         return DeadObject(self.broken)
 
+
+_process = object()
+"""Stands for this process: a child made by `fork` has another."""
+
+
+def _forked() -> None:
+    global _process  # noqa: PLW0603  # the one place that changes it
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 _FLAGS: Final = {
     (measure, priority): (ring.MEASURE if measure else 0) | index << ring.PRIORITY_SHIFT

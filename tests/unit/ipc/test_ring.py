@@ -23,6 +23,7 @@ from penstock.errors import (
     InvalidArgument,
     MissedDeadline,
     MissedDeadlineTransient,
+    StateError,
 )
 from penstock.hal import (
     CancelToken,
@@ -345,4 +346,24 @@ def test_alarms_without_an_answer_end_the_ring(
         burst.execute(host(four(-0.3), four()), PLAIN)
     stop.set()
     thread.join()
+    burst.close()
+
+
+def test_a_child_made_by_fork_leaves_its_parents_ring_alone(slow: ChildChannel) -> None:
+    burst = opened(slow)
+    burst.execute(host(four(), four()), PLAIN)
+    child_pid = os.fork()
+    if not child_pid:
+        status = 1
+        try:
+            burst.execute(host(four(), four()), PLAIN)
+        except StateError:
+            burst.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child_pid, 0)[1] == 0
+    y = four(9.0)
+    burst.execute(host(four(), y), PLAIN)
+    np.testing.assert_array_equal(y, four())
     burst.close()
