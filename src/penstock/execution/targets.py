@@ -26,7 +26,8 @@ def bind_targets(
 ) -> list[NDArray | None]:
     """One array, or None, for each of the model's ordinary *outputs*; what stands for memory that is no array.
 
-    A mapping may name some of them, a sequence gives every one an array or None. *user* is the compiled model.
+    A mapping may name some of them, a sequence gives every one an array or None. Arrays of other libraries are written
+    through DLPack or the buffer protocol. *user* is the compiled model.
     Raises `InputError` for what does not fit, and for memory that two outputs, or an output and an input, would share.
     """
     if (ready := ready_targets(out, interface, outputs, inputs)) is not None:
@@ -127,7 +128,20 @@ def store(
     return target
 
 
-def _checked(value: object, operand: Operand, position: int) -> NDArray:
+def _viewed(value: Any) -> Any:
+    """The memory of another library's array as NumPy's; *value* itself where it cannot be seen so."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        return value
+
+
+def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
+    value = _viewed(given_value)
     if (
         isinstance(value, np.ndarray)
         and value.dtype == operand.dtype.numpy
