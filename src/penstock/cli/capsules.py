@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.hal import AccuracyClass
 
 ALL: Final = "all"
+MOST_TYPES: Final = 4
 
 
 def write_capsule(
@@ -155,7 +156,7 @@ def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
                     v.short,
                     v.device,
                     v.version,
-                    ", ".join(v.types),
+                    in_words(v.types),
                     f"{v.fault}: {v.reason}",
                     when(v.created),
                 )
@@ -163,6 +164,12 @@ def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
             ],
             whole=("verdict",),
         )
+
+
+def in_words(types: Sequence[str]) -> str:
+    """The first few types of operations, and how many more there are."""
+    more = len(types) - MOST_TYPES
+    return ", ".join(types[:MOST_TYPES]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
@@ -189,6 +196,6 @@ def forget(output: Output, beginning: str) -> None:
         raise UsageError(f"--forget {beginning}: {count_text} so; 'penstock doctor' lists them")
     store.remove(found[0].key)
     output.line(
-        f"forgotten: {', '.join(found[0].types)} on {found[0].device}, version {found[0].version}"
+        f"forgotten: {in_words(found[0].types)} on {found[0].device}, version {found[0].version}"
     )
     output.json({"forgotten": 1, "verdict": describe_verdict(found[0])})
