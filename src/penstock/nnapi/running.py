@@ -55,7 +55,8 @@ class Waiting:
         settings: dict[str, Any],
     ) -> Outputs:
         """Runs *compiled*, by its drivers' own waiting where shapes are known (`CompiledModel.run` has the *settings*)."""
-        from penstock.execution.chain import await_fences, run_fenced
+        from penstock.execution.chain import await_fences
+        from penstock.execution.fenced import run_fenced
 
         after = self.after_ns / 1e9 or None
         if all(is_static(operand.shape) for operand in compiled.model.outputs):
