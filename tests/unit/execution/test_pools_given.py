@@ -121,6 +121,22 @@ def test_views_of_pools_are_not_copied_either(
         assert np.array_equal(content(y), np.maximum(VALUE * 2, 0))
 
 
+@KINDS
+def test_a_driver_in_another_process_reads_them_where_they_lie(make: Make, tmp_path: Path) -> None:
+    with (
+        penstock.compile(
+            model(), devices=["reference"], cache=None, isolate=True, policy=ALONE
+        ) as compiled,
+        make(tmp_path / "x", 24) as x,
+        make(tmp_path / "y", 24) as y,
+    ):
+        content(x)[:] = VALUE
+        for _ in range(2):
+            with assert_no_copies():
+                compiled.run([x], out=[y])
+        assert np.array_equal(content(y), np.maximum(VALUE * 2, 0))
+
+
 def test_a_pool_that_is_too_small_is_refused(compiled: penstock.CompiledModel) -> None:
     with MemoryPool.anonymous(20) as small, MemoryPool.anonymous(24) as enough:
         with pytest.raises(InputError, match="input 'x' takes 24 bytes"):
