@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from penstock.execution.state import State
     from penstock.execution.trace import Trace
     from penstock.hal import ExecutionConfig
-
-
-NOT_COMPARED: Final = (
-    "shadow verification: not compared, for the state does not lie in the host's memory"
-)
 
 
 class Loop(Struct, frozen=True):
@@ -107,9 +102,7 @@ class Feedback:
                 bound[loop.read] = BoundBuffer(read, loop.name, read.value_shape())
                 bound[loop.written] = BoundBuffer(written, loop.name, None)
             feeds = None if self._variables else state
-            if variant.shadow is not None:
-                trace.notes += (NOT_COMPARED,)
-            results = Variant.run(variant, inputs, out, feeds, config, trace, bound)
+            results = variant.run(inputs, out, feeds, config, trace, bound)
             state.end_on_device()
             return results
 
