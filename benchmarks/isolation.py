@@ -53,6 +53,9 @@ def rows(*, quick: bool) -> list[Row]:
 @contextmanager
 def every_processor() -> Iterator[None]:
     """Lets this process, and those that it starts, use what others may."""
+    if sys.platform != "linux":
+        yield
+        return
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     try:

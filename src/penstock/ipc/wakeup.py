@@ -21,6 +21,8 @@ NS_PER_MS: Final = 1_000_000
 FD_SETSIZE: Final = 1024
 """Descriptors that `select` takes are below it."""
 
+NOT_ON_WINDOWS: Final = "doorbells need descriptors that can be polled, which Windows has not"
+
 Heard: TypeAlias = Literal["rung", "dead", "nothing"]
 
 
@@ -30,6 +32,8 @@ class Doorbell:
     """
 
     def __init__(self, listen_fd: int, ring_fd: int) -> None:
+        if sys.platform == "win32":
+            raise OSError(NOT_ON_WINDOWS)
         self.listen_fd, self.ring_fd = listen_fd, ring_fd
         self._room = select.poll()
         if ring_fd >= 0:
@@ -39,6 +43,8 @@ class Doorbell:
     @classmethod
     def create(cls) -> Self:
         """A new one with both ends; raises `ResourceExhaustedTransient` where no descriptor is left."""
+        if sys.platform == "win32":
+            raise OSError(NOT_ON_WINDOWS)
         try:
             if sys.platform == "linux" and HAS_EVENTFD:
                 fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -84,6 +90,8 @@ class Listener:
     """
 
     def __init__(self, bell: Doorbell, life_fd: int | None = None) -> None:
+        if sys.platform == "win32":
+            raise OSError(NOT_ON_WINDOWS)
         self._bell, self._life_fd = bell, life_fd
         self._poll = select.poll()
         self._poll.register(bell.listen_fd, select.POLLIN)

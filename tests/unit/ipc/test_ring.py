@@ -349,6 +349,7 @@ def test_alarms_without_an_answer_end_the_ring(
     burst.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_child_made_by_fork_leaves_its_parents_ring_alone(slow: ChildChannel) -> None:
     burst = opened(slow)
     burst.execute(host(four(), four()), PLAIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,8 @@ def listen(path: str) -> int:
     Raises `OSError` where somebody does, where a file that is no socket lies there, and where the directory is one in
     which others could put a socket of their own.
     """
+    if sys.platform == "win32":
+        raise OSError("a service needs Unix sockets")
     reason = untrusted(Path(path), os.geteuid())
     if reason is not None:
         raise PermissionError(reason)
@@ -58,6 +61,8 @@ def connect_service(name: str, path: str) -> socket.socket:
     Raises `DeviceUnavailable` where none listens, and where who listens is not surely the one that the path was given for:
     the socket's owner, in a directory that nobody else but root can write.
     """
+    if sys.platform == "win32":
+        raise DeviceUnavailable(f"driver {name}: a service needs Unix sockets")
     from penstock.ipc.host.process import peer_user
 
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -23,13 +24,15 @@ def scratch_directory() -> str | None:
 
     Directories of processes that have ended are removed first.
     """
-    try:
-        import fcntl
+    if sys.platform != "linux":
+        return None
+    import fcntl
 
+    try:
         root = Path(state_directory(), NAME)
         make_private_directory(root)
         whole = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (ImportError, OSError, Unreadable):
+    except (OSError, Unreadable):
         return None
     try:
         fcntl.flock(whole, fcntl.LOCK_EX)
@@ -49,6 +52,8 @@ def scratch_directory() -> str | None:
 
 def _sweep(directory: Path) -> None:
     """Removes *directory* unless its process lives."""
+    if sys.platform != "linux":
+        return
     import fcntl
 
     with suppress(OSError):
