@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ClosedError
 from penstock.hal import PrepareConfig
-from penstock.ipc.host.sharing import SharingDevice
+from penstock.ipc.host.sharing import ClientDevice, SharingDevice
 from penstock.testing.contract.cases import every_case
 from tests.unit.ipc.slow import SlowDevice, SlowPreparedModel, slow_model
 
@@ -80,3 +80,15 @@ def test_other_models_are_others() -> None:
     for case in every_case()[:4]:
         shared.prepare_model(case.model, PrepareConfig())
     assert device.made == 4
+
+
+def test_what_one_client_prepares_twice_is_two() -> None:
+    device = Counting()
+    shared = SharingDevice(device)
+    one, other = ClientDevice(shared), ClientDevice(shared)
+    first, again = (one.prepare_model(slow_model(), PrepareConfig()) for _ in range(2))
+    assert first.inner is not again.inner
+    assert other.prepare_model(slow_model(), PrepareConfig()).inner is first.inner
+    first.close()
+    assert one.prepare_model(slow_model(), PrepareConfig()).inner is first._entry.prepared
+    assert device.made == 2

@@ -24,7 +24,7 @@ from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heart import Heart
 from penstock.ipc.host.serving import Client
-from penstock.ipc.host.sharing import SharingDevice
+from penstock.ipc.host.sharing import ClientDevice, SharingDevice
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000
@@ -76,7 +76,7 @@ class Host:
         self._lock = threading.Lock()
         self._clients = 0
         self._wake, self._woken = os.pipe()
-        self._devices: list[Device] = []
+        self._devices: list[SharingDevice] = []
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
@@ -85,7 +85,7 @@ class Host:
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
         made = load_devices(self._name, entry(self._value))
-        self._devices = [cast("Device", SharingDevice(device)) for device in made]
+        self._devices = [SharingDevice(device) for device in made]
         self._heart.start()
         self._accept()
         self._part()
@@ -143,7 +143,10 @@ class Host:
             connection.close()
             self._gone()
             return
-        dispatchers = [Dispatcher(device, owns_device=False) for device in self._devices]
+        dispatchers = [
+            Dispatcher(cast("Device", ClientDevice(device)), owns_device=False)
+            for device in self._devices
+        ]
         Client(connection, dispatchers, self._gone).start()
 
     def _gone(self) -> None:

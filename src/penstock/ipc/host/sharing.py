@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ class SharingDevice:
     def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
         """As the device's; one that was prepared alike and is not closed by all is given again."""
         if config.model_cache or config.data_cache:
-            return SharedPreparedModel(self, _Entry(self._device.prepare_model(model, config)))
+            return self.prepare_alone(model, config)
         key = (
             model.digest,
             config.preference,
@@ -61,6 +62,10 @@ class SharingDevice:
                 made.prepared.close()
         return SharedPreparedModel(self, known)
 
+    def prepare_alone(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
+        """As the device's, for one client."""
+        return SharedPreparedModel(self, _Entry(self._device.prepare_model(model, config)))
+
     def prepare_model_from_cache(self, config: PrepareConfig) -> SharedPreparedModel:
         """As the device's, for one client."""
         return SharedPreparedModel(self, _Entry(self._device.prepare_model_from_cache(config)))
@@ -80,6 +85,35 @@ class SharingDevice:
             entry.prepared.close()
 
 
+class ClientDevice:
+    """A `SharingDevice` as one client has it: what it prepares twice is two, so that a buffer for one is not one for the
+    other.
+    """
+
+    def __init__(self, shared: SharingDevice) -> None:
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._mine: weakref.WeakKeyDictionary[_Entry, weakref.ref[SharedPreparedModel]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the device's."""
+        return getattr(self._shared, name)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
+        """As the shared device's, where this client has not got the same already."""
+        made = self._shared.prepare_model(model, config)
+        with self._lock:
+            known = self._mine.get(made.entry)
+            held = None if known is None else known()
+            if held is None or held.closed:
+                self._mine[made.entry] = weakref.ref(made)
+                return made
+        made.close()
+        return self._shared.prepare_alone(model, config)
+
+
 class _Entry:
     """A prepared model and how many clients have it; *key* is None for one that is not shared."""
 
@@ -94,6 +128,16 @@ class SharedPreparedModel:
         self._device, self._entry = device, entry
         self._lock = threading.Lock()
         self._closed = False
+
+    @property
+    def entry(self) -> _Entry:
+        """What it shares with others."""
+        return self._entry
+
+    @property
+    def closed(self) -> bool:
+        """Whether this client has closed it."""
+        return self._closed
 
     @property
     def cache_report(self) -> CacheReport:
