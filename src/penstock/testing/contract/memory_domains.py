@@ -109,11 +109,13 @@ class Bench(Struct, frozen=True):
             return pool.view(self.dtype.numpy, shape).copy()
 
 
-def adding(dtype: DType, quantization: Quantization | None, shape: Shape) -> Model:
-    """The sum of two inputs."""
+def adding(
+    dtype: DType, quantization: Quantization | None, shape: Shape, operation: str = "ADD"
+) -> Model:
+    """The sum of two inputs, or what else *operation* makes of them."""
     b = ModelBuilder()
     u, v = (b.input(dtype, shape, name, quantization) for name in "uv")
-    return b.build(b.operation("ADD", [u, v], [(dtype, shape, quantization)]))
+    return b.build(b.operation(operation, [u, v], [(dtype, shape, quantization)]))
 
 
 def carrying(dtype: DType, quantization: Quantization | None, shape: Shape) -> Model:
@@ -369,7 +371,8 @@ def _invalid_token(on: Bench, run: Callable[[Request], None]) -> None:
 
 
 def _invalid_prepared_model(on: Bench, run: Callable[[Request], None]) -> None:
-    model = adding(on.dtype, dict(KINDS)[on.dtype], on.shape)
+    # Of a model that is the same a driver may have one prepared form for everybody.
+    model = adding(on.dtype, dict(KINDS)[on.dtype], on.shape, "MUL")
     with closing(_prepared(on.device, model)) as other:
         token, buffer = on.allocate([(other, "input", 0)])
         on.write(buffer, on.values())
