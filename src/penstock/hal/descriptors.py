@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from typing import Final
@@ -188,7 +189,7 @@ def _message(fd: int) -> tuple[ErrorStatus, str] | None:
 def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
     """Whether it is readable, and whether it reports an error; None for what is no descriptor."""
     end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
-    if not hasattr(select, "poll"):
+    if sys.platform == "win32":
         left = None if timeout_ns is None else timeout_ns / 1e9
         try:
             readable, _, failed = select.select([fd], [], [fd], left)

@@ -11,6 +11,7 @@ import weakref
 from typing import Final
 
 from penstock.errors import ResourceExhaustedTransient, WireError
+from penstock.ipc.linux import LINUX_ONLY
 from penstock.ir import ConstantPool
 
 _lock = threading.Lock()
@@ -61,6 +62,8 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
         file = status.st_dev, status.st_ino, size, kind
         if (known := _mapped.get(file)) is not None:
             return known
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
         region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         pool = ConstantPool(memoryview(region), None, kind)
@@ -74,6 +77,8 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
 
 
 def _read(fd: int, size: int) -> bytes:
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     content = bytearray()
     while len(content) < size:
         chunk = os.pread(fd, min(size - len(content), 1 << 22), len(content))

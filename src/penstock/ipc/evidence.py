@@ -111,7 +111,7 @@ class Crash(msgspec.Struct, frozen=True):
             name = f"{int(self.when * 1000):013d}-{self.pid}{SUFFIX}"
             temporary = os.path.join(directory, f".{name}.{os.getpid()}")
             try:
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with open(fd, "wb") as file:
                     file.write(msgspec.json.format(msgspec.json.encode(self)))
                 os.replace(temporary, os.path.join(directory, name))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Final
 from penstock import knobs
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
+from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
 from penstock.ipc.starting import Place, Started, connect, tail
 from penstock.ipc.transport import close_all
 from penstock.logs import Log
@@ -45,11 +47,11 @@ class Link:
         self._rest = b""
         self._lock = threading.Lock()
         self._closing = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake = event()
         pidfd = self._started.pidfd
         self.session = Session(
             self._started.connection,
-            lambda: os.eventfd_write(self._wake, 1),
+            lambda: signal_event(self._wake),
             pidfd if pidfd >= 0 else None,
         )
         self._watcher = threading.Thread(
@@ -110,7 +112,7 @@ class Link:
             if not self._wait_for_end(END_SECONDS) and self._pulse.read() == beats:
                 # Nobody else's either: one that has other clients beats on.
                 with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+                    kill_process(started.pidfd)
                 self._wait_for_end(END_SECONDS)
             self._reap()
         self._drain(last=True)
@@ -119,6 +121,8 @@ class Link:
         close_all([started.pidfd, started.page, started.output, self._wake])
 
     def _watch(self) -> None:
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if self._started.pidfd >= 0:
@@ -157,14 +161,14 @@ class Link:
         """Ends a host that is of no use any more."""
         if self._started.pidfd >= 0:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._started.pidfd, signal.SIGKILL)
+                kill_process(self._started.pidfd)
             if self._started.child and self._wait_for_end(END_SECONDS):
                 self._reap()
         return f"was killed: {why}"
 
     def _how_it_ended(self) -> str:
         status = self._reap() if self._started.child else None
-        if status is None:
+        if status is None or sys.platform == "win32":
             return "ended"
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -174,13 +178,15 @@ class Link:
         return f"ended with exit status {os.WEXITSTATUS(status)}"
 
     def _wait_for_end(self, seconds: float) -> bool:
-        if self._started.pidfd < 0:
+        if self._started.pidfd < 0 or sys.platform == "win32":
             return False
         poll = select.poll()
         poll.register(self._started.pidfd, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def _reap(self) -> int | None:
+        if sys.platform == "win32":
+            return None
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
@@ -189,6 +195,8 @@ class Link:
 
     def _drain(self, *, last: bool = False) -> None:
         """Whatever the host has written since, line by line into the log."""
+        if sys.platform == "win32":
+            return
         while True:
             output = self._started.output
             try:

@@ -22,6 +22,7 @@ from penstock.errors import (
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.process import BACKLOG, peer
+from penstock.ipc.linux import LINUX_ONLY, memory_file, open_process
 from penstock.ipc.transport import Connection, close_all
 
 START_SECONDS: Final = 60.0
@@ -116,6 +117,8 @@ def address_of(place: Place, settings: Mapping[str, str]) -> bytes:
     """Where the host of *place* listens: a name that lives no longer than the socket, the same for all processes of
     this user that would start it alike.
     """
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     digest = hashlib.sha256()
     parts = [str(os.geteuid()), sys.executable, *place, str(wire.WIRE_VERSION)]
     parts += [f"{name}={value}" for name, value in sorted(settings.items())]
@@ -176,6 +179,8 @@ def _reach(
     address: bytes, place: Place, settings: Mapping[str, str]
 ) -> tuple[socket.socket | None, int | None, int]:
     """A socket to the host; and the process, and what it writes, where this call started it. None: try again."""
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     if address:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -203,7 +208,7 @@ def _reach(
         output = -1
         try:
             sock.connect(listener.getsockname())
-            output = os.memfd_create("penstock-output", os.MFD_CLOEXEC)
+            output = memory_file("penstock-output")
             pid = _spawn(place, settings, listener.fileno(), output)
         except BaseException:
             sock.close()
@@ -214,6 +219,8 @@ def _reach(
 
 def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int) -> int:
     """Starts the process, in a session of its own: a terminal's interrupt is for its client alone."""
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     import fcntl
 
     high: list[int] = []
@@ -250,7 +257,7 @@ def _enter(sock: socket.socket, place: Place, pid: int | None, output: int) -> S
             raise WireError(f"{type(answer).__name__} in answer to Hello")
         known = pid if pid is not None else _process_of(sock, answer.pid)
         if known is not None:
-            pidfd = os.pidfd_open(known)
+            pidfd = open_process(known)
         return Started(
             connection,
             answer.pid if pid is None else pid,
@@ -284,6 +291,8 @@ def _process_of(sock: socket.socket, told: int) -> int | None:
 
 
 def _kill(pid: int) -> None:
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     import signal
 
     os.kill(pid, signal.SIGKILL)
@@ -303,6 +312,8 @@ def _tail(output: int) -> str:
 
 def tail(output: int, most: int = TAIL_BYTES) -> str:
     """The end of what a host wrote."""
+    if sys.platform == "win32":
+        return ""
     try:
         size = os.fstat(output).st_size
         content = os.pread(output, most, max(0, size - most))

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.ipc import wire
+from penstock.ipc.linux import LINUX_ONLY
 
 HEADER: Final = struct.Struct("<IQ")
 """How many descriptors a frame has, and how many bytes."""
@@ -165,6 +167,8 @@ class Connection:
         self, data: bytes | memoryview, descriptors: Sequence[int], deadline_ns: int | None
     ) -> int:
         """Sends some of *data*, with the descriptors: at least one byte."""
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         beside = []
         if descriptors:
             if not all(0 <= fd < 1 << 31 for fd in descriptors):
@@ -190,6 +194,8 @@ class Connection:
 
     def _pull(self, nbytes: int, deadline_ns: int | None) -> bytes:
         """Some bytes, at most *nbytes*. Descriptors that come with them have no receiver: the kernel closes them."""
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         while True:
             try:
                 data = self._socket.recv(nbytes)
@@ -204,6 +210,8 @@ class Connection:
 
     def _with_descriptors(self, nbytes: int, deadline_ns: int | None) -> bytes:
         """Some bytes, at most *nbytes*; what descriptors come with them go to the frame."""
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
         while True:
             try:
@@ -225,6 +233,8 @@ class Connection:
 
     def _wait(self, events: int, deadline_ns: int | None) -> None:
         """Until something may be possible. Raises `TimeoutError` at the deadline."""
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         fd = self._socket.fileno()
         if fd < 0:
             raise EOFError("the connection is closed")

@@ -10,7 +10,7 @@ import os
 import select
 import sys
 import weakref
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from penstock.errors import ResourceExhaustedTransient
 
@@ -30,6 +30,11 @@ class Doorbell:
     """One direction. *listen_fd* is the end that is heard, *ring_fd* the one that is rung; -1 where the other
     process alone has that end. Both descriptors belong to it.
     """
+
+    listen_fd: int
+    ring_fd: int
+    _room: Any  # a poll object, a type that Windows has not
+    _close: weakref.finalize[..., Any]
 
     def __init__(self, listen_fd: int, ring_fd: int) -> None:
         if sys.platform == "win32":
@@ -88,6 +93,11 @@ class Listener:
     """Waits for *bell*, and for *life_fd* (a pidfd, or any descriptor that becomes readable when the other process is
     gone; None without one). For one thread at a time.
     """
+
+    _bell: Doorbell
+    _life_fd: int | None
+    _fds: list[int]
+    _poll: Any
 
     def __init__(self, bell: Doorbell, life_fd: int | None = None) -> None:
         if sys.platform == "win32":

@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 
 from penstock import knobs
+from penstock.ipc.linux import LINUX_ONLY, map_to_read, memory_file
+from penstock.ir import NDArray
 
 BEAT_SECONDS: Final = 1.0
 PAGE: Final = 4096
@@ -25,15 +27,17 @@ class Heart:
     *fd* is the page, for clients: from now on nobody can map it for writing. Raises `OSError`.
     """
 
+    fd: int
+
     def __init__(self) -> None:
         if sys.platform != "linux":
-            raise OSError("memory that only one process can write is Linux's")
+            raise OSError(LINUX_ONLY)
         import fcntl
 
-        self.fd = os.memfd_create("penstock-heart", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = memory_file("penstock-heart", sealable=True)
         os.ftruncate(self.fd, PAGE)
         self._page = mmap.mmap(self.fd, PAGE)
-        self._beats = np.frombuffer(self._page, np.int64)
+        self._beats: NDArray = np.frombuffer(self._page, np.int64)
         size = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         # F_SEAL_FUTURE_WRITE, which Python 3.11 has no name for.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, size | 0x0010 | fcntl.F_SEAL_SEAL)
@@ -56,6 +60,8 @@ def trim_output() -> None:
     """Gives back the memory of what this process wrote to its standard output and error, once it is much: who reads it
     reads on where it was.
     """
+    if sys.platform == "win32":
+        return
     try:
         if os.fstat(2).st_blocks * 512 > MOST_OUTPUT:
             # What is written next lies as far behind the beginning as before, with nothing in between.
@@ -68,7 +74,7 @@ class Pulse:
     """A client's view of a host's page. Raises `OSError` or `ValueError` for what is no such page."""
 
     def __init__(self, fd: int) -> None:
-        self._page = mmap.mmap(fd, PAGE, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        self._page = map_to_read(fd, PAGE)
         self._beats: memoryview | None = memoryview(self._page).cast("q")
         self._last = 0
 

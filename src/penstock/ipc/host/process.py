@@ -25,6 +25,7 @@ from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heart import Heart
 from penstock.ipc.host.serving import Client
 from penstock.ipc.host.sharing import ClientDevice, SharingDevice
+from penstock.ipc.linux import LINUX_ONLY, current_user
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000
@@ -64,15 +65,15 @@ class Host:
     ) -> None:
         self._name, self._value = name, value
         self._service = service
-        self._users = users if service else frozenset({os.geteuid()})
+        self._users = users if service else frozenset({current_user()})
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
         # Peers see the credentials of the last `listen`.
         self._listener.listen(BACKLOG)
         self._heart = Heart()
         shown = os.devnull if service else "/proc/self/fd/2"
-        self._output = os.open(shown, os.O_RDONLY | os.O_CLOEXEC)
-        self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._output = os.open(shown, os.O_RDONLY)
+        self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY)
         self._lock = threading.Lock()
         self._clients = 0
         self._wake, self._woken = os.pipe()
@@ -92,6 +93,8 @@ class Host:
 
     def _accept(self) -> None:
         """Takes clients on until there are none left."""
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
         poll = select.poll()
         poll.register(self._listener.fileno(), select.POLLIN)
         poll.register(self._wake, select.POLLIN)

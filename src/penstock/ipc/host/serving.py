@@ -19,7 +19,7 @@ from penstock.errors import (
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
-from penstock.ipc.constants import is_sealed, mapped
+from penstock.ipc.constants import SHRINK, is_sealed, mapped
 from penstock.ipc.dispatch import Dispatcher, Lease, refusal
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
@@ -271,13 +271,11 @@ def _close_after(fence: DescriptorFence, lease: Lease) -> None:
 
 def _mapped(fd: int, size: int) -> NDArray:
     """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads it."""
-    import fcntl
-
     try:
         available = os.fstat(fd).st_size
         if not 0 < size <= available:
             raise WireError(f"{size} bytes are lent of a memory that has {available}")
-        if not is_sealed(fd, fcntl.F_SEAL_SHRINK):
+        if not is_sealed(fd, SHRINK):
             raise WireError("memory that may shrink cannot be lent")
         region = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
     except (OSError, ValueError) as error:
