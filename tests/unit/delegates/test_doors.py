@@ -66,12 +66,13 @@ def test_a_directory_that_cannot_be_used_is_told(
     caplog.set_level(logging.WARNING)
     taken = tmp_path / "file"
     taken.write_bytes(b"")
-    for place, reason in ((taken, "File exists"), (taken / "inside", "Not a directory")):
-        caplog.clear()
-        NnapiDelegate("reference", cache_dir=place)
-        (record,) = caplog.records
-        told = f"NnapiDelegate(reference) keeps nothing in cache_dir {place}: {reason}"
-        assert record.getMessage() == told
+    with pytest.raises(InputError, match="cache_dir must be a directory, and '.*file' is none"):
+        NnapiDelegate("reference", cache_dir=taken)
+    place = taken / "inside"
+    NnapiDelegate("reference", cache_dir=place)
+    (record,) = caplog.records
+    told = f"NnapiDelegate(reference) keeps nothing in cache_dir {place}: Not a directory"
+    assert record.getMessage() == told
     caplog.clear()
     NnapiDelegate("reference", cache_dir=tmp_path / "made" / "here")
     assert caplog.records == []
