@@ -14,6 +14,7 @@ from penstock.execution.transfer import Copying
 from penstock.memory.bound import BoundMemory
 
 if TYPE_CHECKING:
+    from penstock.execution.trace import Trace
     from penstock.ir import NDArray
 
 
@@ -89,6 +90,14 @@ def put_all(
     for operand in operands:
         if operand is not None and operand in bound:
             copying.put(bound[operand], values[operand], operand)
+
+
+def lose(outputs: Sequence[int], bound: Mapping[int, BoundMemory], trace: Trace) -> None:
+    """A run has failed: what its steps have written of *bound* *outputs* is no value."""
+    written = {operand for step in trace.steps for operand in step.prepared.step.outputs}
+    for operand in written.intersection(outputs):
+        if operand in bound:
+            bound[operand].lost()
 
 
 def deliver(

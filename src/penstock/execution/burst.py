@@ -135,7 +135,7 @@ class Burst:
             if not self._closed:
                 self._closed = True
                 self._drop()
-                self._compiled._bursts.discard(self)
+                self._compiled._release(self)
 
     def __enter__(self) -> Self:
         self._gate.check()
@@ -283,7 +283,7 @@ def reusing(compiled: CompiledModel) -> Burst:
     """
     with compiled._gate:
         burst = Burst(compiled, Reused)
-        compiled._bursts.add(burst)
+        compiled._keep(burst)
     return burst
 
 

@@ -274,8 +274,16 @@ class CompiledModel:
 
         with self._gate:
             burst = Burst(self)
-            self._bursts.add(burst)
+            self._keep(burst)
         return burst
+
+    def _keep(self, burst: Burst) -> None:
+        with self._lock:
+            self._bursts.add(burst)
+
+    def _release(self, burst: Burst) -> None:
+        with self._lock:
+            self._bursts.discard(burst)
 
     def bind_state(self, bindings: Mapping[str, str] | None = None) -> BoundState:
         """Outputs that become inputs of the next run, by their names, and stay on the device in between; the network's
@@ -287,13 +295,15 @@ class CompiledModel:
         receipts say so. Call it once, before the first run.
 
         Raises `InputError` for names that there are not, an output or input that is bound twice, and two that differ
-        in type, quantisation or shape; `StateError` the second time.
+        in type, quantisation or shape; `StateError` the second time, and where there are bursts.
         """
         from penstock.execution.feedback import BoundState, Feedback
 
-        with self._gate:
+        with self._gate, self._lock:
             if self._feedback is not None:
                 raise StateError("bind_state was called already; compile again for other bindings")
+            if len(self._bursts):
+                raise StateError("bind_state comes before bursts; close those that there are")
             feedback = Feedback(self._base, self._interface, bindings or {})
             if feedback.names:
                 self._feedback = feedback
@@ -330,8 +340,14 @@ class CompiledModel:
         """Waits for runs in flight and releases the drivers' models; twice is harmless."""
         if self._gate.forked:
             return
-        with self._closing:
+        # Who closes already may wait for this thread, where it is one of the model's own.
+        inside = threading.current_thread().name.startswith(self._threads)
+        if not self._closing.acquire(blocking=not inside):
+            return
+        try:
             self._close()
+        finally:
+            self._closing.release()
 
     def _close(self) -> None:
         with self._lock:
@@ -340,7 +356,9 @@ class CompiledModel:
             submitter.close()
         if not self._gate.close():
             return
-        for burst in list(self._bursts):
+        with self._lock:
+            bursts = list(self._bursts)
+        for burst in bursts:
             burst.close()
         if self._feedback is not None and self._state is not None:
             self._state.release()

@@ -16,6 +16,7 @@ from penstock.errors import (
     DriverError,
     GeneralFailure,
     MissedDeadline,
+    MissedDeadlinePersistent,
     MissedDeadlineTransient,
 )
 from penstock.execution.carried import note_carried
@@ -107,6 +108,10 @@ class Direct:
                     given = [argument.array for argument in call.writable]
                     check_result(result, call.operands, given)
                     note_carried(call.runner.prepared, result, trace)
+            except MissedDeadlinePersistent as error:
+                if steps:
+                    raise MissedDeadlineTransient(str(error)) from error
+                raise
             except (MissedDeadline, Cancelled):
                 raise
             except Exception as error:  # noqa: BLE001  # a driver may raise anything

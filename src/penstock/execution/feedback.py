@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError, InvalidArgument, StateError
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
@@ -91,7 +94,7 @@ class Feedback:
         with state.held(config):
             if self._variables:
                 variant.check_assigned(state)
-            cells = state.cells(self)
+            cells = state.cells(self, trace.copies)
             for loop, (read, written) in zip(self._loops, cells.of(self._loops), strict=True):
                 inputs[loop.input_position] = BoundBuffer(read, loop.name, read.value_shape())
                 out[loop.position] = BoundBuffer(written, loop.name, None)
@@ -153,11 +156,17 @@ class Cells:
         found = self._made.items()
         return {p.variable: read.numpy() for p, (read, _) in found if p.variable >= 0}
 
-    def put_variables(self, values: Sequence[NDArray]) -> None:
-        """Others, by variable."""
+    def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
+        """Others, by variable, each copy with its receipt."""
         for loop, (read, _) in self._made.items():
-            if loop.variable >= 0:
-                read.copy_from(np.asarray(values[loop.variable]))
+            if loop.variable < 0:
+                continue
+            value, began = np.asarray(values[loop.variable]), perf_counter_ns()
+            read.copy_from(value)
+            spent = perf_counter_ns() - began
+            route = ("host", read.device or "pool")
+            reason = f"the state has another value of {loop.name!r} than its device"
+            copies.append(CopyReceipt(value.nbytes, *route, reason, None, loop.read, began, spent))
 
     def close(self) -> None:
         """Frees the buffers."""
@@ -181,27 +190,29 @@ class BoundState:
 
     def device(self, name: str, state: State | None = None) -> str | None:
         """The device that has the value, None where it is a pool. Raises `InputError` for another name."""
-        return self._buffer(name, state).device
+        with self._held(name, state) as (buffer, _):
+            return buffer.device
 
     def read(self, name: str, state: State | None = None) -> NDArray:
         """The present value, copied to the host. Raises `StateError` where there is none."""
-        return self._buffer(name, state).numpy()
+        with self._held(name, state) as (buffer, _):
+            return buffer.numpy()
 
     def write(self, name: str, value: Any, state: State | None = None) -> None:
         """Another present value: an array, a pool or a device buffer. Raises what `DeviceBuffer.copy_from` does."""
-        buffer = self._buffer(name, state)
-        own = self._compiled._state_for(state)
-        buffer.copy_from(value)
-        if own is not None:
+        with self._held(name, state) as (buffer, own):
+            buffer.copy_from(value)
             own.written_on_device()
 
-    def _buffer(self, name: str, state: State | None) -> DeviceBuffer:
+    @contextmanager
+    def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
+        """The buffer with the present value, which no run replaces in this block; and the state that it belongs to."""
         loop = self._feedback.find(name)
         own = self._compiled._state_for(state)
         if own is None:
             raise StateError("the compiled model has no state")
         with self._compiled._gate, own.lock:
-            return own.cells(self._feedback).of([loop])[0][0]
+            yield own.cells(self._feedback).of([loop])[0][0], own
 
 
 class _User:

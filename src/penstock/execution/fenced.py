@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -51,7 +52,8 @@ class FencedRun:
         """The outputs, once the run has ended; raises what it ended with, and `MissedDeadlineTransient` after *timeout*
         seconds without an end, which leave the run as it is.
         """
-        if not self.fence.wait(None if timeout is None else int(timeout * 1e9)):
+        forever = timeout is None or math.isinf(timeout)
+        if not self.fence.wait(None if forever else int((timeout or 0) * 1e9)):
             raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
         if self._error is not None:
             raise self._error
@@ -154,6 +156,7 @@ def _run(
     after: float | None,
 ) -> Outputs:
     began = perf_counter_ns()
+    after = None if after is None or math.isinf(after) else after
     if state is not None or not _may_chain(compiled, config, wait_for, after, (inputs, out)):
         await_fences(wait_for, config)
         return compiled.run(

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import MissedDeadlinePersistent, StateError
+from penstock.errors import DriverError, MissedDeadlinePersistent, StateError
 from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.model import constant_array
+from penstock.logs import Log
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from penstock.compilation.receipt import CopyReceipt
     from penstock.execution.feedback import Cells, Feedback
     from penstock.hal import ExecutionConfig
+
+log = Log(__name__)
 
 POLL_SECONDS: Final = 0.01
 """How often a run that waits for the state looks at its cancel token."""
@@ -94,8 +98,10 @@ class State:
             self._assigned |= turns.written
             self._changed = True
 
-    def cells(self, feedback: Feedback) -> Cells:
-        """The memory of devices with the present values of what goes round in *feedback*. The lock is held."""
+    def cells(self, feedback: Feedback, copies: list[CopyReceipt] | None = None) -> Cells:
+        """The memory of devices with the present values of what goes round in *feedback*; what was copied there from
+        the values here is added to *copies*. The lock is held.
+        """
         cells = self._cells
         if cells is None or self._feedback is not feedback:
             self._fetch()
@@ -104,7 +110,7 @@ class State:
                 cells.close()
             self._cells, self._feedback, cells = made, feedback, made
         elif self._changed:
-            cells.put_variables(self._values)
+            cells.put_variables(self._values, [] if copies is None else copies)
         self._changed = False
         return cells
 
@@ -126,7 +132,11 @@ class State:
         """Frees memory of devices; the values are kept, but for those that are bound."""
         with self._lock:
             if (cells := self._cells) is not None:
-                self._fetch()
+                try:
+                    self._fetch()
+                except (DriverError, StateError) as error:
+                    log.warning("values that were on a device are lost: %s", error)
+                    self._away = False
                 self._cells = None
                 cells.close()
 

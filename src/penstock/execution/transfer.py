@@ -104,6 +104,8 @@ def execute(
                 result = call_execute(prepared, request, config)
             check_result(result, operands, given)
         except OutputInsufficientSize as error:
+            if direct is not None:
+                direct.lose()
             sizes = grown_sizes(sizes, operands, error)
             continue
         except BaseException:
@@ -161,6 +163,8 @@ class Direct:
             found = bound[index].argument(device, model, "output", position, self.pools)
             if found is not None:
                 self.outputs[index] = found
+                # What was staged for a device that failed is not the value.
+                values.pop(index, None)
             elif is_sized(operand):
                 staged = bound[index].stage(static_shape(operand.shape) or (), operand)
                 if staged is not None:

@@ -117,10 +117,17 @@ class Variant:
 
         With state ports *state* is needed; it is locked for the run and changed only by success.
         """
-        if state is None or not self._states:
-            return self._run(inputs, out, None, config, trace, bound)
-        with state.held(config):
-            return self._run(inputs, out, state, config, trace, bound)
+        try:
+            if state is None or not self._states:
+                return self._run(inputs, out, None, config, trace, bound)
+            with state.held(config):
+                return self._run(inputs, out, state, config, trace, bound)
+        except BaseException:
+            if bound is not None:
+                from penstock.execution.binding import lose
+
+                lose(self.outputs, bound, trace)
+            raise
 
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
         """For `run`, the operands among *inputs* and *out* that are a `BoundMemory`.
@@ -210,6 +217,10 @@ class Variant:
                 if config.deadline_ns is not None:
                     check_time(config.deadline_ns, begun=self.within or len(trace.steps) > 0)
                 runner.run(values, config, trace, places)
+        except MissedDeadlinePersistent as error:
+            if self.within or trace.steps:
+                raise MissedDeadlineTransient(str(error)) from error
+            raise
         except (MissedDeadline, Cancelled):
             raise
         except DriverError:

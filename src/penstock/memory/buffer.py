@@ -33,7 +33,7 @@ class DeviceBuffer:
     It is given where an array is, as the inputs and outputs that it was allocated for, and stays on the device between
     runs. It has no value at first: copy one in, or let a run write it; a run that fails leaves it without. Buffers
     whose shape was not known take that of what is written. Any number of runs may read it at the same time; what
-    others read while one writes is one of the values, whole.
+    others read while one writes is one of the values, whole, on a device; of a pool it may be parts of both.
 
     *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it is one.
     """

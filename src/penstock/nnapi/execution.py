@@ -206,8 +206,8 @@ class Execution:
         after_ns = arguments.whole(duration, "the duration", 0, GREATEST_DURATION)
         if after_ns:
             self._check_single("a duration")
-        self._begin(fenced=True)
         waiting = Waiting(tuple(event.fence for event in events), after_ns)
+        self._begin(fenced=True)
         work = partial(self._carry_out, self._deadline_ns(), waiting=waiting)
         return self._started(work, fenced=True)
 
