@@ -66,7 +66,7 @@ def test_a_directory_that_cannot_be_used_is_told(
     caplog.set_level(logging.WARNING)
     taken = tmp_path / "file"
     taken.write_bytes(b"")
-    with pytest.raises(InputError, match="cache_dir must be a directory, and '.*file' is none"):
+    with pytest.raises(InputError, match=r"cache_dir must be a directory, and '.*file' is none"):
         NnapiDelegate("reference", cache_dir=taken)
     place = taken / "inside"
     NnapiDelegate("reference", cache_dir=place)
