@@ -36,6 +36,8 @@ CANCEL_POLL_NS: Final = 10_000_000
 MAX_EVENTS: Final = 1024
 """Progress events kept of a call whose thread does not come to tell them; of more the oldest go."""
 
+NOT_TAKEN: Final = "the driver's process did not take the call before the deadline"
+
 CANCEL_GRACE_NS: Final = 1_000_000_000
 """How long a cancelled call waits for the driver to stop by itself."""
 
@@ -74,7 +76,7 @@ class Session:
         self._turn = threading.Condition()
         self._reading = False
         self._gone = ""
-        self._later: deque[wire.Drop | wire.Release] = deque()
+        self._later: deque[wire.Drop | wire.Release | wire.Cancel] = deque()
         self.staging = Staging(self._lend, self._release)
 
     @property
@@ -92,8 +94,14 @@ class Session:
         set, `WireError` for handles that no process can be sent.
         """
         self._check()
-        self.flush()
-        waiting, table = _Waiting(device), _Table(self.staging, frame.handles)
+        self.flush(frame.deadline_ns)
+        try:
+            waiting, table = (
+                _Waiting(device),
+                _Table(self.staging, frame.handles, frame.deadline_ns),
+            )
+        except TimeoutError:
+            raise MissedDeadlineTransient(NOT_TAKEN) from None
         number = next(self._numbers)
         try:
             data = encode(wire.Ask(number, device, frame.data, tuple(table.forms)))
@@ -169,8 +177,7 @@ class Session:
             with self._turn:
                 self._calls.pop(number, None)
             if isinstance(error, TimeoutError):
-                told = "the driver's process did not take the call before the deadline"
-                raise MissedDeadlineTransient(told) from None
+                raise MissedDeadlineTransient(NOT_TAKEN) from None
             if isinstance(error, EOFError):
                 self.end(f"the driver's process is gone: {error}")
                 raise DeadObject(self._gone) from None
@@ -188,8 +195,8 @@ class Session:
         with suppress(EOFError):
             self._connection.send(encode(message), descriptors, deadline_ns)
 
-    def _lend(self, number: wire.MemoryId, fd: int, size: int) -> None:
-        self._tell(wire.Lend(number, size), (fd,))
+    def _lend(self, number: wire.MemoryId, fd: int, size: int, deadline_ns: int | None) -> None:
+        self._tell(wire.Lend(number, size), (fd,), deadline_ns)
 
     def _release(self, number: wire.MemoryId) -> None:
         self._later.append(wire.Release(number))
@@ -216,7 +223,7 @@ class Session:
             if table.cancel is not None:
                 if cancelled_ns is None and table.cancel.is_set():
                     cancelled_ns = now
-                    self._tell(wire.Cancel(number))
+                    self._cancel(number)
                 if cancelled_ns is not None and now - cancelled_ns > CANCEL_GRACE_NS:
                     raise Cancelled("the cancel token was set")
                 poll = now + CANCEL_POLL_NS
@@ -251,6 +258,9 @@ class Session:
         while not self._gone:
             self._deliver(self._connection.receive(until_ns))
             if waiting.answer is not None or waiting.events:
+                return
+            if until_ns is not None and time.monotonic_ns() >= until_ns:
+                # What comes for others without end must not keep this call.
                 return
 
     def _deliver(self, received: Received) -> None:
@@ -295,7 +305,12 @@ class Session:
                 self._calls.pop(number, None)
                 return
             waiting.abandoned, waiting.is_abandoned = table.staged, True
-        self._tell(wire.Cancel(number))
+        self._cancel(number)
+
+    def _cancel(self, number: wire.CallId) -> None:
+        """Tells the host at once, where it takes anything, else as soon as it does."""
+        self._later.append(wire.Cancel(number))
+        self.flush(time.monotonic_ns())
 
     def _answered(self, answer: wire.Answer, waiting: _Waiting, table: _Table) -> Frame:
         try:
@@ -338,7 +353,9 @@ class DeviceChannel:
 class _Table:
     """The handles of one call as forms and descriptors; what is copied goes through shared memory."""
 
-    def __init__(self, staging: Staging, handles: Sequence[object]) -> None:
+    def __init__(
+        self, staging: Staging, handles: Sequence[object], deadline_ns: int | None = None
+    ) -> None:
         self.forms: list[wire.HandleForm] = []
         self.descriptors: list[int] = []
         self.cancel: CancelToken | None = None
@@ -347,7 +364,7 @@ class _Table:
         self._fences: list[DescriptorFence] = []
         arrays = [h for h in handles if isinstance(h, np.ndarray)]
         if arrays:
-            self.staged = staging.stage(arrays)
+            self.staged = staging.stage(arrays, deadline_ns)
         placed = iter(self.staged.forms if self.staged is not None else ())
         try:
             for handle in handles:

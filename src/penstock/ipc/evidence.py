@@ -26,6 +26,8 @@ MOST_OPERATIONS: Final = 64
 
 SUFFIX: Final = ".crash.json"
 
+DIGITS: Final = 13
+
 
 class Evidence(msgspec.Struct, frozen=True):
     """A call that was under way: what it did (*call*), on which device and version, and with which model: its digests of
@@ -108,7 +110,11 @@ class Crash(msgspec.Struct, frozen=True):
         try:
             directory = crash_directory()
             make_private_directory(directory)
-            name = f"{int(self.when * 1000):013d}-{self.pid}{SUFFIX}"
+            # Newest by name, also after the clock was set back.
+            number = max(
+                int(self.when * 1000), *(n + 1 for n in map(_number, _names(directory))), 0
+            )
+            name = f"{number:0{DIGITS}d}-{self.pid}{SUFFIX}"
             temporary = os.path.join(directory, f".{name}.{os.getpid()}")
             try:
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -141,6 +147,11 @@ def last_crash() -> Crash | None:
         except (OSError, msgspec.MsgspecError):
             continue
     return None
+
+
+def _number(name: str) -> int:
+    digits = name.partition("-")[0]
+    return int(digits) if digits.isdecimal() and len(digits) <= DIGITS else 0
 
 
 def _names(directory: str) -> list[str]:

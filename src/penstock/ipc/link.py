@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock import knobs
+from penstock.errors import DeviceUnavailable, WireError
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
@@ -28,6 +29,9 @@ LOOK_SECONDS: Final = 0.25
 LINE_BYTES: Final = 4096
 """Bytes of one line of a host's output that enter the log."""
 
+MOST_CHUNKS: Final = 64
+"""Chunks of 64 KiB of a host's output that one look takes: who floods it must not keep its end from being seen."""
+
 END_SECONDS: Final = 3.0
 """How long closing the last connection waits for the host to end, where it is this process's child."""
 
@@ -42,7 +46,13 @@ class Link:
         self._started: Started = connect(place)
         self._ended = ended
         self._process = os.getpid()
-        self._pulse = Pulse(self._started.page)
+        try:
+            self._pulse = Pulse(self._started.page)
+        except WireError as error:
+            self._refuse()
+            raise DeviceUnavailable(
+                f"driver {place.name}: its process does not answer as one: {error}"
+            ) from error
         self._written = 0
         self._rest = b""
         self._lock = threading.Lock()
@@ -99,6 +109,17 @@ class Link:
         if threading.current_thread() is not self._watcher and os.getpid() == self._process:
             self._watcher.join(2 * END_SECONDS)
         self.close()
+
+    def _refuse(self) -> None:
+        """Leaves a host that cannot be watched."""
+        started = self._started
+        started.connection.close()
+        if started.child:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+            self._wait_for_end(END_SECONDS)
+            self._reap()
+        close_all([started.pidfd, started.page, started.output])
 
     def _leave(self) -> None:
         self.session.leave()
@@ -197,7 +218,7 @@ class Link:
         """Whatever the host has written since, line by line into the log."""
         if sys.platform == "win32":
             return
-        while True:
+        for _ in range(MOST_CHUNKS):
             output = self._started.output
             try:
                 # What the host gave up to save memory is a hole.

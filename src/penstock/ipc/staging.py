@@ -26,8 +26,8 @@ LEAST_BYTES: Final = 1 << 16
 MOST_FREE: Final = 4
 """Pools kept for the next calls."""
 
-Lender = Callable[[int, int, int], None]
-"""Tells the other side that it has memory: number, descriptor, size."""
+Lender = Callable[[int, int, int, int | None], None]
+"""Tells the other side that it has memory: number, descriptor, size; raises `TimeoutError` at a deadline."""
 
 
 class _Pool(NamedTuple):
@@ -50,9 +50,11 @@ class Staging:
         self._free: list[_Pool] = []
         self._known: dict[int, wire.MemoryId] = {}
 
-    def stage(self, arrays: Sequence[NDArray]) -> Staged:
-        """*arrays* as the other side finds them. Raises `WireError` for an array that no operand has."""
-        staged = Staged(self, arrays)
+    def stage(self, arrays: Sequence[NDArray], deadline_ns: int | None = None) -> Staged:
+        """*arrays* as the other side finds them. Raises `WireError` for an array that no operand has, `TimeoutError` where it
+        has not been told of the memory by the deadline.
+        """
+        staged = Staged(self, arrays, deadline_ns)
         try:
             staged.place()
         except BaseException:
@@ -67,7 +69,7 @@ class Staging:
         for kept in free:
             kept.pool.close()
 
-    def take(self, nbytes: int) -> _Pool:
+    def take(self, nbytes: int, deadline_ns: int | None = None) -> _Pool:
         """A pool of *nbytes* bytes at least, that nobody else has."""
         with self._lock:
             fitting = [
@@ -79,7 +81,11 @@ class Staging:
                 return best
         pool = MemoryPool.anonymous(max(nbytes + -nbytes % 4096, LEAST_BYTES))
         number = next(self._numbers)
-        self._lend(number, pool.memory.handle, pool.nbytes)
+        try:
+            self._lend(number, pool.memory.handle, pool.nbytes, deadline_ns)
+        except BaseException:
+            pool.close()
+            raise
         return _Pool(number, pool, pool.view(np.uint8, pool.nbytes))
 
     def put_back(self, pool: _Pool) -> None:
@@ -91,7 +97,9 @@ class Staging:
             self._drop(dropped.number)
             dropped.pool.close()
 
-    def number_of(self, array: NDArray) -> tuple[wire.MemoryId, int] | None:
+    def number_of(
+        self, array: NDArray, deadline_ns: int | None = None
+    ) -> tuple[wire.MemoryId, int] | None:
         """The number of the pool that *array* lies in, and the byte at which it does."""
         place = pool_of(array)
         if place is None:
@@ -104,7 +112,7 @@ class Staging:
                 if fd is None:
                     return None
                 number = next(self._numbers)
-                self._lend(number, fd, place.memory.size)
+                self._lend(number, fd, place.memory.size, deadline_ns)
                 self._known[id(region)] = number
                 weakref.finalize(region, self._forget, id(region), number).atexit = False
         return number, place.offset
@@ -120,7 +128,10 @@ class Staging:
 class Staged:
     """The arrays of one call. *copies* says what was copied, by the number of the array."""
 
-    def __init__(self, staging: Staging, arrays: Sequence[NDArray]) -> None:
+    def __init__(
+        self, staging: Staging, arrays: Sequence[NDArray], deadline_ns: int | None = None
+    ) -> None:
+        self._deadline_ns = deadline_ns
         self._staging, self._arrays = staging, arrays
         self._pool: _Pool | None = None
         self._copied: list[tuple[int, int]] = []
@@ -132,12 +143,12 @@ class Staged:
         needed, places = 0, []
         for array in self._arrays:
             check(array)
-            known = self._staging.number_of(array)
+            known = self._staging.number_of(array, self._deadline_ns)
             places.append((known, needed))
             if known is None:
                 needed += array.nbytes + -array.nbytes % ALIGNMENT
         if needed or any(known is None for known, _ in places):
-            self._pool = self._staging.take(needed)
+            self._pool = self._staging.take(needed, self._deadline_ns)
         for index, (array, (known, at)) in enumerate(zip(self._arrays, places, strict=True)):
             writable = bool(array.flags.writeable)
             if known is not None:

@@ -16,10 +16,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
+from penstock.errors import (
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhaustedTransient,
+)
 from penstock.hal import (
     BufferDesc,
     BufferRole,
+    EventFence,
     ExecutionConfig,
     HostMemory,
     PrepareConfig,
@@ -224,6 +230,39 @@ def test_memory_that_is_not_safe_to_read_is_not_mapped(
     raw.send(wire.Lend(1, size), [fd])
     os.close(fd)
     assert complaint in raw.refusal(run(array(1, 0, (1,))))
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 62, 1 << 62), (0, 1 << 63)])
+def test_shapes_that_no_array_has_are_refused(raw: Raw, shape: tuple[int, ...]) -> None:
+    with MemoryPool.anonymous(SIZE) as pool:
+        raw.send(wire.Lend(1, pool.nbytes), (pool.memory.handle,))
+        form = wire.ArrayForm(1, 0, DType.FLOAT32, shape, False)
+        assert "shape" in raw.refusal(wire.Ask(7, 0, encode(wire.Check()), (form,)))
+
+
+def test_a_host_without_descriptors_answers_every_call(raw: Raw) -> None:
+    import resource
+
+    prepared = RemoteDevice(Session(raw.connection).channel(0)).prepare_model(
+        MODEL, PrepareConfig()
+    )
+    ready = EventFence()
+    ready.signal()
+    pid = raw.started.pid
+    _, hard = before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = sorted(int(n.name) for n in Path(f"/proc/{pid}/fd").iterdir())
+    try:
+        for room in range(6):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken[-1] + 1 + room, hard))
+            out = np.zeros(support.SHAPE, np.float32)
+            request = Request((HostMemory(support.order(1)),), (HostMemory(out),))
+            config = ExecutionConfig(deadline_ns=soon())
+            began = time.monotonic()
+            with suppress(ResourceExhaustedTransient, InvalidArgument, GeneralFailure):
+                assert prepared.execute_fenced(request, [ready], config).wait(10**10)
+            assert time.monotonic() - began < 5
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def test_memory_lent_twice_ends_the_connection(raw: Raw) -> None:

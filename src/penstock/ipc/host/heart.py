@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 
 from penstock import knobs
+from penstock.errors import WireError
+from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ipc.linux import LINUX_ONLY, map_to_read, memory_file
 from penstock.ir import NDArray
 
@@ -71,9 +73,17 @@ def trim_output() -> None:
 
 
 class Pulse:
-    """A client's view of a host's page. Raises `OSError` or `ValueError` for what is no such page."""
+    """A client's view of a host's page. Raises `WireError` for what is no such page, or could shrink under its reader."""
 
     def __init__(self, fd: int) -> None:
+        try:
+            if not is_sealed(fd, SHRINK):
+                raise WireError("the page of a host's heart is not sealed against shrinking")
+            self._map(fd)
+        except (OSError, ValueError) as error:
+            raise WireError(f"the page of a host's heart cannot be mapped: {error}") from None
+
+    def _map(self, fd: int) -> None:
         self._page = map_to_read(fd, PAGE)
         self._beats: memoryview | None = memoryview(self._page).cast("q")
         self._last = 0

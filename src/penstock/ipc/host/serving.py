@@ -13,6 +13,7 @@ import numpy as np
 from penstock.errors import (
     DriverError,
     InvalidArgument,
+    PenstockError,
     ResourceExhaustedTransient,
     WireError,
 )
@@ -184,6 +185,8 @@ class Client:
                 handles = tuple(self._handle(form, job) for form in ask.handles)
             except WireError as error:
                 reply = refusal(InvalidArgument(str(error)))
+            except (PenstockError, OSError) as error:
+                reply = refusal(error)
             else:
                 reply = self._dispatchers[ask.device].answer(Frame(ask.body, handles), lease)
                 del handles
@@ -200,10 +203,14 @@ class Client:
         """Sends the reply, and gives the fence that it has."""
         forms: list[wire.HandleForm] = []
         fences: list[DescriptorFence] = []
-        for handle in reply.handles:
-            fence: Any = handle
-            forms.append(wire.FenceForm(len(fences)))
-            fences.append(as_descriptor(fence))
+        try:
+            for handle in reply.handles:
+                fence: Any = handle
+                forms.append(wire.FenceForm(len(fences)))
+                fences.append(as_descriptor(fence))
+        except (PenstockError, OSError) as error:
+            told = f"no descriptor for the call's fence: {error}"
+            return self._answer(call, refusal(ResourceExhaustedTransient(told)))
         answer = wire.Answer(call, reply.data, tuple(forms), reply.failed)
         try:
             self._connection.send(encode(answer), [f.fileno() for f in fences])
@@ -252,7 +259,11 @@ class Client:
             nbytes *= dimension
         if form.offset < 0 or form.offset % dtype.alignment or form.offset + nbytes > memory.size:
             raise WireError(f"an array of {nbytes} bytes at {form.offset} of {memory.size}")
-        array: NDArray = memory[form.offset : form.offset + nbytes].view(dtype).reshape(form.shape)
+        flat = memory[form.offset : form.offset + nbytes].view(dtype)
+        try:
+            array: NDArray = flat.reshape(form.shape)
+        except (ValueError, OverflowError) as error:
+            raise WireError(f"an array of the shape {form.shape}: {error}") from None
         if not form.writable:
             array.flags.writeable = False
         return array

@@ -1,0 +1,139 @@
+"""What a client makes of hosts that break the rules: no call is held beyond its deadline, and nothing is believed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.errors import DeadObject, MissedDeadlineTransient, WireError
+from penstock.hal import ProgressEvent
+from penstock.ipc import evidence, wire
+from penstock.ipc.channel import Session
+from penstock.ipc.codec import Frame, decode_to_host, encode
+from penstock.ipc.host.heart import PAGE, Pulse
+from penstock.ipc.link import Link
+from penstock.ipc.starting import Place
+from penstock.ipc.transport import HEADER, Connection
+
+CHECK = encode(wire.Check())
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Session, socket.socket]]:
+    """A session, and its host's end."""
+    ours, theirs = socket.socketpair()
+    session = Session(Connection(ours))
+    yield session, theirs
+    session.close()
+    theirs.close()
+
+
+def soon(seconds: float) -> int:
+    return time.monotonic_ns() + int(seconds * 1e9)
+
+
+@pytest.mark.parametrize("body", [CHECK, b"x" * 30_000], ids=["arrays", "long messages"])
+def test_a_host_that_reads_nothing_holds_no_call(
+    pair: tuple[Session, socket.socket], body: bytes
+) -> None:
+    session, _ = pair
+    handles = (np.ones(4, np.float32),) if body is CHECK else ()
+    for _ in range(120):
+        calls = threading.Thread(target=_missed, args=(session, body, handles), daemon=True)
+        calls.start()
+        calls.join(5)
+        assert not calls.is_alive()
+
+
+def _missed(session: Session, body: bytes, handles: tuple[object, ...]) -> None:
+    with pytest.raises(MissedDeadlineTransient):
+        session.call(0, Frame(body, handles, soon(0.005)))
+
+
+def test_what_comes_for_others_without_end_holds_no_call(
+    pair: tuple[Session, socket.socket],
+) -> None:
+    session, theirs = pair
+
+    def other() -> None:
+        with pytest.raises(DeadObject):
+            session.call(0, Frame(CHECK, (lambda _: None,)))
+
+    waiting = threading.Thread(target=other, daemon=True)
+    waiting.start()
+    number = decode_to_host(Connection(theirs).receive(soon(5)).data).call  # type: ignore[union-attr]
+    event = encode(wire.Progress(ProgressEvent("compile", "x", 1, 2), number))
+    flood = (HEADER.pack(0, len(event)) + event) * 50_000
+
+    def drown() -> None:
+        theirs.settimeout(0.5)
+        try:
+            while not session.gone:
+                theirs.sendall(flood)
+        except OSError:
+            return
+
+    drowning = threading.Thread(target=drown, daemon=True)
+    drowning.start()
+    began = time.monotonic()
+    with pytest.raises(MissedDeadlineTransient):
+        session.call(0, Frame(CHECK, (), soon(0.2)))
+    assert time.monotonic() - began < 2
+    session.end("enough")
+    waiting.join(5)
+    drowning.join(5)
+    assert not waiting.is_alive()
+    assert not drowning.is_alive()
+
+
+def test_a_page_that_could_shrink_is_not_read() -> None:
+    fd = os.memfd_create("page")
+    try:
+        with pytest.raises(WireError, match="sealed"):
+            Pulse(fd)
+        os.ftruncate(fd, PAGE)
+        with pytest.raises(WireError, match="sealed"):
+            Pulse(fd)
+    finally:
+        os.close(fd)
+
+
+def test_an_output_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link.__new__(Link)
+    link.place = Place("endless", "m:f")
+    link._written, link._rest = 0, b""
+    zero = os.open("/dev/zero", os.O_RDONLY)
+    monkeypatch.setattr(Link, "pid", 1)
+    link._started = type("Started", (), {"output": zero})()
+    try:
+        drain = threading.Thread(target=link._drain, daemon=True)
+        drain.start()
+        drain.join(10)
+        assert not drain.is_alive()
+    finally:
+        os.close(zero)
+
+
+def test_the_newest_crash_is_the_last_one_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    now = time.time()
+
+    def keep(how: str, when: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: when)
+        evidence.Crash.of(Place("d", "m:f"), 1, how, 1, (), "", quarantined=False).keep()
+
+    for turn in range(evidence.MOST_KEPT):
+        keep(f"old {turn}", now + turn)
+    keep("new", now - 86_400)
+    last = evidence.last_crash()
+    assert last is not None
+    assert last.how == "new"
