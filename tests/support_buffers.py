@@ -38,7 +38,6 @@ class Contest:
         self.refused: Counter[str] = Counter()
         self.slowest = 0.0
         self.problems: list[str] = []
-        self._until = time.monotonic() + seconds
         self._seed, self._lock = seed, threading.Lock()
         policy = penstock.Policy(allow_fallback=False)
         with (
@@ -53,6 +52,7 @@ class Contest:
                 return
             calm.copy_from(_value(7, 11.0))
             contested.copy_from(_value(1, 1.0))
+            self._until = time.monotonic() + seconds
             self._run(compiled, contested, calm)
             contested.copy_from(_value(4, 2.0))
             if not np.array_equal(compiled.run([contested])[0], _value(4, 4.0)):

@@ -14,14 +14,28 @@ from msgspec.structs import replace
 import penstock
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import (
+    Cancelled,
     DeadObject,
     GeneralFailure,
     MissedDeadlineTransient,
     StateError,
 )
+from penstock.execution.holding import Reused
 from penstock.execution.outputs import Outputs
-from penstock.hal import Buffer, BufferDesc, EventFence, Memory, Support
+from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    CancelToken,
+    EventFence,
+    ExecutionConfig,
+    HostMemory,
+    Memory,
+    Request,
+    Support,
+)
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand
+from penstock.memory.domain import ManagedBuffer
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice
 
 F32 = DType.FLOAT32
@@ -171,7 +185,7 @@ def test_what_a_run_calls_when_it_ends_may_close_the_model_that_somebody_closes(
 class Forgetful(ReferenceDevice):
     """Its buffers can be lost."""
 
-    lost = False
+    lost = full = False
 
     def allocate(self, desc: BufferDesc, roles: Any) -> tuple[int, Buffer]:
         token, buffer = super().allocate(desc, roles)
@@ -188,6 +202,8 @@ class _Forgotten:
         self._buffer.copy_to(destination)
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
+        if self._device.full:
+            raise GeneralFailure("it takes no more")
         self._buffer.copy_from(source, dimensions)
 
     def close(self) -> None:
@@ -276,3 +292,65 @@ def test_an_endless_time_after_fences_is_no_time_at_all() -> None:
         run = compiled.start_fenced([X, X], [fence], timeout_after_fence=float("inf"))
         outputs: Outputs = run.result(float("inf"))
         assert np.array_equal(outputs[0], X * 2)
+
+
+def test_a_buffer_that_its_driver_failed_to_fill_has_no_value() -> None:
+    device = Forgetful()
+    with (
+        compiled_on(summing(), device) as compiled,
+        compiled.allocate(inputs=["x"]) as buffer,
+    ):
+        buffer.copy_from(X)
+        device.full = True
+        with pytest.raises(GeneralFailure, match="takes no more"):
+            buffer.copy_from(X * 2)
+        assert not buffer.is_initialized
+        with pytest.raises(StateError, match="no value"):
+            compiled.run([buffer, X])
+
+
+def test_the_callers_token_cancels_what_was_submitted() -> None:
+    inside, token = threading.Event(), CancelToken()
+
+    def wait() -> None:
+        inside.set()
+        end = time.monotonic() + PATIENCE
+        while not token.is_set() and time.monotonic() < end:
+            time.sleep(0.001)
+
+    first, last = Around(Only("first", "RELU"), wait), Only("last", "NEG")
+    with compiled_on(relu_and_negative(), first, last) as compiled:
+        future = compiled.submit(X, cancel=token)
+        assert inside.wait(PATIENCE)
+        token.set()
+        with pytest.raises(Cancelled):
+            future.result(PATIENCE)
+
+
+def test_an_execution_bound_for_reuse_is_of_the_request_that_comes_now() -> None:
+    with compiled_on(summing(), ReferenceDevice()) as compiled:
+        held = Reused(compiled._base.compilation.steps[0].prepared)
+        for times in (1, 1, 2, 2, 3):
+            out = np.zeros(3, np.float32)
+            given = HostMemory(X * times)
+            request = Request((given, given), (HostMemory(out),))
+            for _ in range(3):
+                out[:] = 0
+                held.execute(request, ExecutionConfig())
+                assert np.array_equal(out, X * times * 2)
+        held.close()
+
+
+def test_memory_of_a_value_that_somebody_reads_is_not_written_again() -> None:
+    device = ReferenceDevice()
+    with compiled_on(summing(), device) as compiled:
+        role = BufferRole(compiled._base.compilation.steps[0].prepared, "output", 0)
+        _, buffer = device.allocate(BufferDesc(), [role])
+        assert isinstance(buffer, ManagedBuffer)
+        buffer.publish(X.copy(), (3,), "output ok")
+        value = buffer.begin("copy_to")
+        buffer.publish(X * 2, (3,), "output ok")
+        assert buffer.room((3,)) is not value.content
+        buffer.end(value)
+        buffer.publish(X * 3, (3,), "output ok")
+        buffer.close()
