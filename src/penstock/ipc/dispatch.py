@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,8 @@ from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call,
 Kind: TypeAlias = Literal[
     "prepared model", "burst", "reusable execution", "buffer", "ring", "lent pool"
 ]
+
+logger: Final = logging.getLogger(__name__)
 
 MAX_OBJECTS: Final = 1 << 16
 """Objects that one client may have at a time."""
@@ -84,7 +87,11 @@ class Dispatcher:
             objects, self._objects = list(self._objects.values()), {}
             self._tokens.clear()
         for each in reversed(objects):
-            each.close()
+            try:
+                each.close()
+            except Exception:
+                # One that cannot be closed must not keep the others open.
+                logger.exception("an object of a client that left could not be closed")
 
     @property
     def live_objects(self) -> int:

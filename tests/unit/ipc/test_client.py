@@ -153,3 +153,24 @@ def test_nothing_where_something_was_to_be_made_is_a_general_failure(what: str) 
         device.allocate(
             BufferDesc(), [BufferRole(device.prepare_model(model, PrepareConfig()), "input", 0)]
         )
+
+
+def test_an_object_that_cannot_be_closed_keeps_no_other_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Closing:
+        def __init__(self, *, fails: bool) -> None:
+            self.fails, self.closed = fails, False
+
+        def close(self) -> None:
+            self.closed = True
+            if self.fails:
+                raise RuntimeError("not now")
+
+    dispatcher = Dispatcher(create())
+    objects = [Closing(fails=False), Closing(fails=True)]
+    for each in objects:
+        dispatcher._keep("buffer", each)
+    dispatcher.close()
+    assert all(each.closed for each in objects)
+    assert "could not be closed" in caplog.text

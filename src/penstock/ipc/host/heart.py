@@ -26,16 +26,18 @@ MOST_OUTPUT: Final = 4 << 20
 class Heart:
     """A thread that counts up a number in shared memory each second, for as long as the interpreter runs threads.
 
-    *fd* is the page, for clients: from now on nobody can map it for writing. Raises `OSError`.
+    One that *trims* keeps the process's output small. *fd* is the page, for clients: from now on nobody can map it for
+    writing. Raises `OSError`.
     """
 
     fd: int
 
-    def __init__(self) -> None:
+    def __init__(self, *, trims: bool = True) -> None:
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         import fcntl
 
+        self._trims = trims
         self.fd = memory_file("penstock-heart", sealable=True)
         os.ftruncate(self.fd, PAGE)
         self._page = mmap.mmap(self.fd, PAGE)
@@ -54,7 +56,8 @@ class Heart:
         interval = min(BEAT_SECONDS, knobs.driver_timeout_ms() / 5000)
         while True:
             self._beats[0] += 1
-            trim_output()
+            if self._trims:
+                trim_output()
             pause.wait(interval)
 
 

@@ -70,7 +70,8 @@ class Host:
         self._listener.setblocking(False)
         # Peers see the credentials of the last `listen`.
         self._listener.listen(BACKLOG)
-        self._heart = Heart()
+        # What a service writes is its administrator's.
+        self._heart = Heart(trims=not service)
         shown = os.devnull if service else "/proc/self/fd/2"
         self._output = os.open(shown, os.O_RDONLY)
         self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY)
