@@ -75,6 +75,11 @@ class RemoteDevice:
         )[0]
 
     @property
+    def channel(self) -> Channel:
+        """What its calls go over."""
+        return self._channel
+
+    @property
     def name(self) -> str:
         return self._description.name
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, NoReturn, TypeVar
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -142,11 +143,15 @@ class IsolatedDevice:
         deadline_ns: int | None = None,
     ) -> T:
         """*call*, once more where the process died of it, or before."""
+        session = self._link.session
         try:
             with self.noted(name, model):
-                return call(self.remote(deadline_ns))
+                remote = self.remote(deadline_ns)
+                session = session_of(remote)
+                return call(remote)
         except DeadObject:
-            if not self._link.session.gone:
+            # Another call may have found it gone, and have had it started again, since.
+            if not session.gone:
                 raise
             self.buried()
         with self.noted(name, model):
@@ -222,6 +227,8 @@ class IsolatedPreparedModel:
         )
         self._lock = threading.Lock()
         self._deaths = 0
+        # A death is one death, however many runs found it.
+        self._mourned: WeakSet[Session] = WeakSet()
         self._barred_until = 0.0
         self._closed = False
 
@@ -323,7 +330,7 @@ class IsolatedPreparedModel:
             if not session_of(remote).gone:
                 raise
             self.device.buried()
-            self._mourn()
+            self._mourn(session_of(remote))
             raise DeadObject(
                 f"the process of device {self.device.name} {self.device.supervisor.last_end}, "
                 "the one that was started in its place too"
@@ -337,14 +344,18 @@ class IsolatedPreparedModel:
         """
         if not session.gone:
             return False
-        self._mourn()
+        self._mourn(session)
         self.device.buried()
         arguments = (*request.inputs, *request.outputs)
         return not any(isinstance(a, TokenArgument) for a in arguments)
 
-    def _mourn(self) -> None:
-        self._deaths += 1
-        self._barred_until = time.monotonic() + QUARANTINE_SECONDS
+    def _mourn(self, session: Session) -> None:
+        with self._lock:
+            if session in self._mourned:
+                return
+            self._mourned.add(session)
+            self._deaths += 1
+            self._barred_until = time.monotonic() + QUARANTINE_SECONDS
 
     def living(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
@@ -454,7 +465,7 @@ def half_of(deadline_ns: int | None) -> int | None:
     return now + max(0, deadline_ns - now) // 2
 
 
-def session_of(remote: RemotePreparedModel) -> Session:
+def session_of(remote: RemoteDevice | RemotePreparedModel) -> Session:
     """The connection to the process that *remote* lives in."""
     channel = remote.channel
     assert isinstance(channel, DeviceChannel)

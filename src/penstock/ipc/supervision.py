@@ -101,8 +101,9 @@ class Supervisor:
             self._starting.release()
 
     def died(self, link: Link) -> None:
-        """A call found *link* gone; waits until its end is known, so that the record is complete."""
-        link.settle()
+        """A call found *link* gone; waits until its end is known, so that the record is complete. One that lives is left."""
+        if link.session.gone:
+            link.settle()
 
     def succeeded(self) -> None:
         """An execution went well: what died before is forgiven."""

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -129,6 +130,32 @@ def test_a_driver_that_dies_once_answers_in_the_same_call() -> None:
         outputs = model(support.order(support.ONCE))
         np.testing.assert_array_equal(outputs[0], support.order(support.ONCE) + 1)
         assert "run repeated" in outputs.receipt.notes[0]
+
+
+def test_one_death_is_one_death_however_many_runs_found_it() -> None:
+    with compiled(ALONE) as model, ThreadPoolExecutor(8) as threads:
+        check(model(X))
+        pid = host()
+        stop(pid)
+        runs = [threads.submit(model, X) for _ in range(8)]
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        for run in runs:
+            outputs = run.result(30)
+            check(outputs)
+            assert "run repeated" in " ".join(outputs.receipt.notes)
+        (supervisor,) = isolation.supervisors()
+        assert supervisor.starts == 2
+
+
+def test_a_late_burial_leaves_the_process_that_lives() -> None:
+    with compiled(ALONE) as model:
+        check(model(X))
+        (supervisor,) = isolation.supervisors()
+        link = supervisor.link()
+        supervisor.died(link)
+        assert supervisor.running is link
+        check(model(X))
 
 
 @pytest.mark.slow
