@@ -15,11 +15,12 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from penstock.errors import GeneralFailure, ResourceExhaustedTransient, WireError
+from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.ipc import wire
 from penstock.ipc.linux import LINUX_ONLY
 
@@ -43,6 +44,15 @@ class Received(NamedTuple):
     data: bytes
     descriptors: list[int]
     complete: bool = True
+
+
+class _Part(NamedTuple):
+    """What one message of the kernel takes of a frame, at least one byte; of what is kept for later the descriptors are
+    duplicates.
+    """
+
+    data: memoryview
+    descriptors: Sequence[int]
 
 
 class _Partial:
@@ -69,7 +79,7 @@ class Connection:
         sock.setblocking(False)
         self._socket = sock
         self._sending = threading.Lock()
-        self._unsent = memoryview(b"")
+        self._unsent: deque[_Part] = deque()
         self._partial = _Partial()
 
     def fileno(self) -> int:
@@ -89,20 +99,19 @@ class Connection:
         if len(descriptors) > wire.MAX_HANDLES:
             raise WireError(f"{len(descriptors)} descriptors beside one message")
         header = HEADER.pack(len(descriptors), len(data))
-        later = range(BATCH, len(descriptors), BATCH)
+        parts = [_Part(memoryview(header + data), descriptors)]
+        if len(descriptors) > BATCH:
+            _check_open(descriptors)
+            batches = range(BATCH, len(descriptors), BATCH)
+            parts = [_Part(memoryview(header), descriptors[:BATCH])]
+            parts += [_Part(memoryview(b"\0"), descriptors[at : at + BATCH]) for at in batches]
+            parts += [_Part(memoryview(data), ())] if data else []
         remaining = None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9
         if not self._sending.acquire(timeout=-1 if remaining is None else max(remaining, 0.0)):
             raise TimeoutError("another message is still being sent")
         try:
-            while self._unsent:
-                self._unsent = self._unsent[self._push(self._unsent, (), deadline_ns) :]
-            if not later:
-                self._all(header + data, descriptors, deadline_ns)
-                return
-            self._all(header, descriptors[:BATCH], deadline_ns)
-            for at in later:
-                self._all(b"\0", descriptors[at : at + BATCH], None)
-            self._all(data, (), deadline_ns)
+            self._send_kept(deadline_ns)
+            self._send_parts(parts, deadline_ns)
         finally:
             self._sending.release()
 
@@ -146,6 +155,8 @@ class Connection:
     def close(self) -> None:
         """Closes the socket, and what came by halves; twice is harmless. Nobody may send or receive meanwhile."""
         self._socket.close()
+        while self._unsent:
+            close_all(self._unsent.popleft().descriptors)
         close_all(self._partial.descriptors)
         self._partial = _Partial()
 
@@ -154,14 +165,47 @@ class Connection:
         self._partial = _Partial()
         return WireError(complaint)
 
-    def _all(self, data: bytes, descriptors: Sequence[int], deadline_ns: int | None) -> None:
-        sent = self._push(data, descriptors, deadline_ns)
-        rest = memoryview(data)[sent:]
+    def _send_kept(self, deadline_ns: int | None) -> None:
+        """Sends what an earlier frame lacks."""
+        while self._unsent:
+            part = self._unsent[0]
+            sent = self._push(part.data, part.descriptors, deadline_ns)
+            close_all(part.descriptors)
+            self._unsent.popleft()
+            if sent < len(part.data):
+                self._unsent.appendleft(_Part(part.data[sent:], ()))
+
+    def _send_parts(self, parts: list[_Part], deadline_ns: int | None) -> None:
+        """Sends one frame. Of one that has begun the rest is kept at the deadline, for whoever sends next; where that
+        cannot be, the stream is over.
+        """
+        begun = False
         try:
-            while rest:
-                rest = rest[self._push(rest, (), deadline_ns) :]
-        except TimeoutError:
-            self._unsent = memoryview(bytes(rest))
+            while parts:
+                part = parts[0]
+                sent = self._push(part.data, part.descriptors, deadline_ns)
+                begun = True
+                parts[0] = _Part(part.data[sent:], ())
+                if sent == len(part.data):
+                    del parts[0]
+        except (TimeoutError, DriverError) as error:
+            if not begun:
+                raise
+            if not isinstance(error, TimeoutError):
+                self.shut()
+                raise EOFError(str(error)) from None
+            self._keep(parts)
+
+    def _keep(self, parts: list[_Part]) -> None:
+        try:
+            for part in parts:
+                kept: list[int] = []
+                self._unsent.append(_Part(memoryview(bytes(part.data)), kept))
+                for fd in part.descriptors:
+                    kept.append(os.dup(fd))
+        except OSError as error:
+            self.shut()
+            raise EOFError(f"no descriptor is left for what is still to be sent: {error}") from None
 
     def _push(
         self, data: bytes | memoryview, descriptors: Sequence[int], deadline_ns: int | None
@@ -246,6 +290,15 @@ class Connection:
         left = deadline_ns - time.monotonic_ns()
         if left <= 0 or not poll.poll(left / 1e6):
             raise TimeoutError("nothing happened by the deadline")
+
+
+def _check_open(descriptors: Iterable[int]) -> None:
+    """Before a frame begins that could not be ended."""
+    for fd in descriptors:
+        try:
+            os.fstat(fd)
+        except (OSError, OverflowError) as error:
+            raise GeneralFailure(f"a descriptor that is not open cannot be sent: {error}") from None
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import GeneralFailure, WireError
-from penstock.ipc import wire
+from penstock.ipc import transport, wire
 from penstock.ipc.transport import BATCH, HEADER, Connection, close_all
 from penstock.testing.resources import Resources
 
@@ -34,6 +34,12 @@ def soon() -> int:
 
 def descriptors(count: int) -> list[int]:
     return [os.memfd_create(f"d{n}", os.MFD_CLOEXEC) for n in range(count)]
+
+
+def shorten(connection: Connection) -> None:
+    """Has it take few messages that nobody reads."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH, BATCH + 1, 3 * BATCH])
@@ -193,3 +199,56 @@ def test_too_much_cannot_be_sent(pair: tuple[Connection, Connection]) -> None:
         left.send(b"", [0] * (wire.MAX_HANDLES + 1), soon())
     with pytest.raises(WireError, match="the limit is"):
         left.send(bytes(wire.MAX_FRAME + 1), (), soon())
+
+
+def test_descriptors_that_are_not_taken_by_the_deadline_go_before_the_next_frame(
+    pair: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "BATCH", 2)
+    left, right = pair
+    shorten(left)
+    sent = descriptors(60)
+    for number, fd in enumerate(sent):
+        os.write(fd, b"%d" % number)
+    began = time.monotonic()
+    sender = threading.Thread(
+        target=left.send, args=(b"many", sent, time.monotonic_ns() + 50_000_000), daemon=True
+    )
+    sender.start()
+    sender.join(2)
+    assert not sender.is_alive()
+    assert time.monotonic() - began < 2
+    close_all(sent)
+    following = threading.Thread(target=left.send, args=(b"next", (), soon()))
+    following.start()
+    received = right.receive(soon())
+    assert received.data == b"many"
+    told = [os.pread(fd, 8, 0) for fd in received.descriptors]
+    close_all(received.descriptors)
+    assert told == [b"%d" % n for n in range(60)]
+    assert right.receive(soon()).data == b"next"
+    following.join()
+
+
+def test_descriptors_kept_for_later_close_with_the_connection(
+    pair: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "BATCH", 2)
+    left, _ = pair
+    shorten(left)
+    sent = descriptors(60)
+    left.send(b"many", sent, time.monotonic_ns() + 50_000_000)
+    close_all(sent)
+
+
+def test_a_closed_descriptor_of_a_later_batch_leaves_the_stream_in_order(
+    pair: tuple[Connection, Connection],
+) -> None:
+    left, right = pair
+    sent = descriptors(BATCH + 1)
+    os.close(sent[-1])
+    with pytest.raises(GeneralFailure, match="not open"):
+        left.send(b"many", sent, soon())
+    close_all(sent[:-1])
+    left.send(b"next", (), soon())
+    assert right.receive(soon()).data == b"next"
