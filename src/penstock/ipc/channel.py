@@ -36,6 +36,8 @@ CANCEL_POLL_NS: Final = 10_000_000
 MAX_EVENTS: Final = 1024
 """Progress events kept of a call whose thread does not come to tell them; of more the oldest go."""
 
+CLOSED_BY_HOST: Final = "the driver's process closed the connection"
+
 NOT_TAKEN: Final = "the driver's process did not take the call before the deadline"
 
 CANCEL_GRACE_NS: Final = 1_000_000_000
@@ -135,10 +137,12 @@ class Session:
                 self._later.appendleft(message)
                 return
 
-    def end(self, reason: str) -> None:
-        """Fails every call, those under way too, with `DeadObject` and *reason*. From any thread."""
+    def end(self, reason: str, *, certain: bool = False) -> None:
+        """Fails every call, those under way too, with `DeadObject` and *reason*: the first that was given, but for one
+        that is *certain*. From any thread.
+        """
         with self._turn:
-            first, self._gone = not self._gone, self._gone or reason
+            first, self._gone = not self._gone, reason if certain else self._gone or reason
             self._turn.notify_all()
         if first:
             self._connection.shut()
@@ -179,7 +183,7 @@ class Session:
             if isinstance(error, TimeoutError):
                 raise MissedDeadlineTransient(NOT_TAKEN) from None
             if isinstance(error, EOFError):
-                self.end(f"the driver's process is gone: {error}")
+                self.end(CLOSED_BY_HOST)
                 raise DeadObject(self._gone) from None
             raise
 
@@ -245,8 +249,8 @@ class Session:
             self._read(waiting, until_ns)
         except TimeoutError:
             return
-        except EOFError as error:
-            self.end(f"the driver's process is gone: {error}")
+        except EOFError:
+            self.end(CLOSED_BY_HOST)
         except WireError as error:
             self.end(f"the driver's process sent what is no message: {error}")
         finally:
@@ -341,6 +345,11 @@ class DeviceChannel:
     def __init__(self, session: Session, device: int) -> None:
         self.session, self._device = session, device
         self.life_fd = session.life_fd
+
+    @property
+    def gone(self) -> str:
+        """See `Session.gone`."""
+        return self.session.gone
 
     def call(self, frame: Frame) -> Frame:
         return self.session.call(self._device, frame)

@@ -309,6 +309,12 @@ class RemoteExecution(RemoteObject):
 class RemoteBuffer(RemoteObject):
     """A `Buffer`."""
 
+    @property
+    def lost(self) -> str:
+        """How the process that it was in ended; empty while it is there."""
+        gone: str = getattr(self.channel, "gone", "")
+        return gone
+
     def copy_to(self, destination: Memory) -> None:
         def call(pack: Packer) -> wire.Call:
             return wire.CopyTo(self.number, pack.memory(destination))

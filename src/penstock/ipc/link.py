@@ -175,7 +175,8 @@ class Link:
 
     def _over(self, how: str) -> None:
         self._drain(last=True)
-        self.session.end(f"the process of driver {self.place.name} ({self.pid}) {how}")
+        told = f"the process of driver {self.place.name} ({self.pid}) {how}"
+        self.session.end(told, certain=True)
         self._ended(self, how)
 
     def _killed(self, why: str) -> str:

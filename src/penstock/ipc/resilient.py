@@ -316,6 +316,8 @@ class IsolatedPreparedModel:
                     raise
             else:
                 return result, ""
+        elif names_buffers(request):
+            raise DeadObject(f"{session.gone}, and the buffers of this run with it")
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(
                 f"the process of device {self.device.name} died {self._deaths} times in a row while it ran "
@@ -346,8 +348,7 @@ class IsolatedPreparedModel:
             return False
         self._mourn(session)
         self.device.buried()
-        arguments = (*request.inputs, *request.outputs)
-        return not any(isinstance(a, TokenArgument) for a in arguments)
+        return not names_buffers(request)
 
     def _mourn(self, session: Session) -> None:
         with self._lock:
@@ -455,6 +456,11 @@ class _Repeated:
 
     def _made(self, remote: RemotePreparedModel) -> tuple[RemotePreparedModel, ReusableExecution]:
         return remote, remote.create_reusable_execution(self._request)
+
+
+def names_buffers(request: Request) -> bool:
+    """Whether *request* names memory of the process that it is made to."""
+    return any(isinstance(a, TokenArgument) for a in (*request.inputs, *request.outputs))
 
 
 def half_of(deadline_ns: int | None) -> int | None:

@@ -113,16 +113,22 @@ class Supervisor:
 
     @contextmanager
     def noted(self, call: Underway) -> Iterator[None]:
-        """While the block runs, the death of the process has *call* in its record, which is complete when the block ends."""
+        """While the block runs, the death of the process has *call* in its record, which is complete when the block ends.
+        A `DeadObject` says how it ended.
+        """
         key = id(call)
         self.underway[key] = call
         try:
             yield
-        except DeadObject:
+        except DeadObject as error:
             link = self._link
-            if link is not None and link.session.gone:
-                link.settle()
-            raise
+            if link is None or not link.session.gone:
+                raise
+            before = link.session.gone
+            link.settle()
+            if str(error) != before or link.session.gone == before:
+                raise
+            raise DeadObject(link.session.gone) from error
         finally:
             self.underway.pop(key, None)
 

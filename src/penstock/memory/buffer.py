@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from penstock.memory.storage import Storage, memory_of, place_of, staging
 if TYPE_CHECKING:
     from penstock.hal import Device, PreparedModel, RequestArgument
 
+T = TypeVar("T")
+
 OFTEN: Final = 3
 """After so many runs that all were followed, or preceded, by a copy of the host's, a receipt remarks on it."""
 
@@ -31,7 +33,7 @@ class DeviceBuffer:
     """One value in a device's memory, or in a pool where no device would have it; made by `penstock.memory.allocate`.
 
     It is given where an array is, as the inputs and outputs that it was allocated for, and stays on the device between
-    runs. It has no value at first: copy one in, or let a run write it; a run that fails leaves it without. Buffers
+    runs. Where that device's process ends, every use raises `DeadObject`. It has no value at first: copy one in, or let a run write it; a run that fails leaves it without. Buffers
     whose shape was not known take that of what is written. Any number of runs may read it at the same time; what
     others read while one writes is one of the values, whole, on a device; of a pool it may be parts of both.
 
@@ -77,7 +79,7 @@ class DeviceBuffer:
     @property
     def is_initialized(self) -> bool:
         """Whether it has a value."""
-        return self._shape is not None
+        return self._shape is not None and not self._storage.lost
 
     def copy_to(self, destination: MemoryPool | DeviceBuffer | NDArray | Any) -> None:
         """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, a C-contiguous array of
@@ -268,16 +270,17 @@ class DeviceBuffer:
             raise
         self._shape = shape
 
-    def _asked(self, call: Any) -> None:
+    def _asked(self, call: Callable[[], T]) -> T:
         try:
-            call()
+            return call()
         except InvalidArgument as error:
             raise InputError(f"{self._name}: {error}") from error
         except DeadObject as error:
-            self._shape = None
-            raise DeadObject(
-                f"{self._name} is lost with its device ({error}); allocate another"
-            ) from error
+            raise self._dead(str(error)) from error
+
+    def _dead(self, how: str) -> DeadObject:
+        self._shape = None
+        return DeadObject(f"{self._name} is lost with its device ({how}); allocate another")
 
     def _initialized(self) -> tuple[int, ...]:
         shape = self._shape
@@ -316,6 +319,8 @@ class DeviceBuffer:
             raise ClosedError(f"{self._name} used after close()")
         if self._process != os.getpid():
             raise StateError(f"{self._name} belongs to the process before a fork; allocate it here")
+        if lost := self._storage.lost:
+            raise self._dead(lost)
 
 
 def _release(storage: Storage, process: int) -> None:
@@ -338,7 +343,9 @@ class BoundBuffer(BoundMemory):
         pools: list[Memory],
     ) -> RequestArgument | None:
         storage = self.owner._storage  # noqa: SLF001  # one part of it
-        found = storage.argument(device, prepared, kind, position, pools)
+        found = self.owner._asked(  # noqa: SLF001
+            lambda: storage.argument(device, prepared, kind, position, pools)
+        )
         if found is not None:
             self.owner._used(kind)  # noqa: SLF001
         return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import ClosedError, InputError
+from penstock.errors import ClosedError, DeadObject, InputError
 from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument, mappable_kinds
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
@@ -45,6 +45,11 @@ class Storage(Protocol):
     device: str | None
     reason: str
 
+    @property
+    def lost(self) -> str:
+        """How the process that it was in ended; empty while it is there."""
+        ...
+
     def argument(
         self,
         device: Device,
@@ -53,7 +58,7 @@ class Storage(Protocol):
         position: int,
         pools: list[Memory],
     ) -> RequestArgument | None:
-        """As `BoundMemory.argument`."""
+        """As `BoundMemory.argument`; `DeadObject` where the device that had the value is gone."""
         ...
 
     def copy_to(self, memory: Memory) -> None:
@@ -78,6 +83,12 @@ class OnDevice:
         self.device: str | None = owner.name
         self._owner, self._token, self._buffer, self._uses = owner, token, buffer, uses
 
+    @property
+    def lost(self) -> str:
+        # A driver's own object may have no such thing.
+        told: str = getattr(self._buffer, "lost", "")
+        return told
+
     def argument(
         self,
         device: Device,
@@ -86,6 +97,9 @@ class OnDevice:
         position: int,
         pools: list[Memory],
     ) -> RequestArgument | None:
+        # Its token may be another buffer's where the driver's process is another one.
+        if self.lost:
+            raise DeadObject(self.lost)
         for use in self._uses:
             if (
                 use.kind == kind
@@ -128,6 +142,7 @@ class InPool:
     """A pool of the runtime's, as large as the value that it holds; *reason* says why it is one."""
 
     device: str | None = None
+    lost = ""
 
     def __init__(self, allocation: Allocation, reason: str) -> None:
         self.reason = reason

@@ -267,6 +267,44 @@ def test_what_is_lost_with_a_process_is_said_and_begins_again() -> None:
         assert np.array_equal(compiled(X)[0], np.maximum(X * 2, 0))
 
 
+def test_every_use_of_a_buffer_that_died_says_that_it_is_lost() -> None:
+    with penstock.compile(summing(), devices=["sample"], isolate=True, cache=None) as compiled:
+        given, taken = compiled.allocate(inputs=["x"]), compiled.allocate(outputs=["seen"])
+        given.copy_from(X)
+        compiled.run([given, X], out={"seen": taken})
+        (step,) = compiled._base.compilation.steps
+        os.kill(step.device.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # it is isolated
+        # Its token is another buffer's in the process that follows.
+        assert np.array_equal(compiled.run([X, X])["seen"], np.maximum(X * 2, 0))
+        another = compiled.allocate(inputs=["x"])
+        another.copy_from(X)
+        for _ in range(2):
+            for use in (
+                lambda: compiled.run([given, X]),
+                lambda: compiled.run([X, X], out={"seen": taken}),
+                lambda: given.copy_from(X),
+                given.numpy,
+                taken.numpy,
+                lambda: given.copy_to(np.empty_like(X)),
+                lambda: another.copy_from(given),
+            ):
+                with pytest.raises(DeadObject, match=r"is lost with its device \(.*SIGKILL\)"):
+                    use()
+        assert not given.is_initialized
+        assert np.array_equal(another.numpy(), X)
+
+
+def test_a_run_finds_the_buffer_lost_with_the_process() -> None:
+    with penstock.compile(summing(), devices=["sample"], isolate=True, cache=None) as compiled:
+        given = compiled.allocate(inputs=["x"])
+        given.copy_from(X)
+        (step,) = compiled._base.compilation.steps
+        os.kill(step.device.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # it is isolated
+        with pytest.raises(DeadObject, match="SIGKILL") as caught:
+            compiled.run([given, X])
+        assert "Errno" not in str(caught.value)
+
+
 def test_runs_whose_state_is_on_the_device_are_not_compared_in_the_shadow(device: Device) -> None:
     """The reference would compute from another state, and find a fault that is none."""
     policy = penstock.Policy(shadow=5)

@@ -197,6 +197,26 @@ def test_a_thread_that_hangs_is_left_at_the_deadline_and_at_a_cancellation() -> 
         check(model(X))
 
 
+def test_what_is_said_of_a_death_is_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """And no number of an error of the socket."""
+    with compiled(ALONE) as model:
+        check(model(X))
+        pid = host()
+        stop(pid)
+        with ThreadPoolExecutor(1) as threads:
+            run = threads.submit(model._base.compilation.steps[0].device.check)
+            time.sleep(0.2)
+            (supervisor,) = isolation.supervisors()
+            session = supervisor.link().session
+            os.kill(pid, signal.SIGKILL)
+            run.result(30)
+        assert session.gone == f"the process of driver misbehaving ({pid}) was ended by SIGKILL"
+        with pytest.raises(DeadObject) as caught:
+            model(support.order(support.KILL))
+        assert "SIGKILL" in str(caught.value)
+    assert "Errno" not in caplog.text + str(caught.value)
+
+
 def test_garbage_in_the_stream_ends_the_process_and_not_the_call() -> None:
     with compiled() as model:
         outputs = model(support.order(support.LIE))
