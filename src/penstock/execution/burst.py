@@ -62,8 +62,11 @@ class Burst:
         # What the last run was given, and what was made of it.
         self._given: tuple[Any, ...] = ()
         self._arrays: list[NDArray] = []
+        # As they were: an array's shape may be changed in place.
+        self._kinds: tuple[tuple[int, ...], ...] = ()
         self._out: tuple[Any, ...] = ()
         self._targets: list[NDArray | None] = []
+        self._sizes: list[tuple[int, ...] | None] = []
         self._checked: list[NDArray] | None = None
         if not compiled._dynamic:
             self._series = Series(compiled._base, hold)
@@ -114,8 +117,8 @@ class Burst:
                 and not (dequantize or named)
                 and len(inputs) == len(self._arrays)
             ):
-                for array, last in zip(inputs, self._arrays, strict=True):
-                    if array is not last:
+                for array, last, shape in zip(inputs, self._arrays, self._kinds, strict=True):
+                    if array is not last or array.shape != shape:
                         results = self._other(direct, inputs, config, trace)
                         break
                 else:
@@ -198,6 +201,7 @@ class Burst:
             return None
         self._given = inputs if type(inputs) is tuple else ()
         self._arrays, self._direct = arrays, None
+        self._kinds = tuple([a.shape for a in arrays])
         results = direct.run(arrays, None, config, trace)
         self._direct = direct if direct.settled else None
         return results
@@ -216,13 +220,15 @@ class Burst:
                 if a is not b:
                     break
             else:
-                return self._arrays
+                if self._kinds == tuple([a.shape for a in self._arrays]):
+                    return self._arrays
         ready = self._ready
         arrays = None if ready is None or real else ready.arrays(given)
         if arrays is None:
-            self._given, self._arrays = (), []
+            self._given, self._arrays, self._kinds = (), [], ()
             return self._compiled._bind(given, real, trace.copies)
         self._given, self._arrays = known, arrays
+        self._kinds = tuple([a.shape for a in arrays])
         return arrays
 
     def _take_out(
@@ -238,7 +244,8 @@ class Burst:
                 if a is not b:
                     break
             else:
-                return self._targets
+                if self._sizes == _shapes(self._targets):
+                    return self._targets
         if real:
             raise InputError("out= takes stored values; it cannot be combined with dequantize=True")
         from penstock.execution.targets import bind_targets
@@ -248,6 +255,7 @@ class Burst:
         self._checked = None
         if known and all(a is None or type(a) is np.ndarray for a in targets):
             self._out, self._targets, self._checked = known, targets, arrays
+            self._sizes = _shapes(targets)
         return targets
 
     def _series_for(
@@ -273,7 +281,7 @@ class Burst:
         variant, self._variant = self._variant, None
         if variant is not None:
             self._compiled._variants.give_back(variant)
-        self._given, self._arrays = (), []
+        self._given, self._arrays, self._kinds = (), [], ()
         self._out, self._targets, self._checked = (), [], None
 
 
@@ -285,6 +293,10 @@ def reusing(compiled: CompiledModel) -> Burst:
         burst = Burst(compiled, Reused)
         compiled._keep(burst)
     return burst
+
+
+def _shapes(arrays: Sequence[NDArray | None]) -> list[tuple[int, ...] | None]:
+    return [None if a is None else a.shape for a in arrays]
 
 
 def _given(inputs: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:

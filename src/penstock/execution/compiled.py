@@ -360,8 +360,8 @@ class CompiledModel:
             bursts = list(self._bursts)
         for burst in bursts:
             burst.close()
-        if self._feedback is not None and self._state is not None:
-            self._state.release()
+        if self._feedback is not None:
+            self._feedback.close()
         self._variants.close()
         self._base.close()
 

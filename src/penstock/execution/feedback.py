@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 from msgspec import Struct
@@ -68,6 +70,8 @@ class Feedback:
             tuple(interface.input_positions[k] for k in keep),
             tuple(interface.output_positions[k] for k in give),
         )
+        self._lock = threading.Lock()
+        self._states: WeakSet[State] = WeakSet()
         self._taken = sorted(set(self.interface.input_positions))
 
     @property
@@ -109,8 +113,8 @@ class Feedback:
             state.end_on_device()
             return results
 
-    def make_cells(self, values: Sequence[NDArray]) -> Cells:
-        """The memory for one `State`, whose variables have *values*."""
+    def make_cells(self, state: State, values: Sequence[NDArray]) -> Cells:
+        """The memory for *state*, whose variables have *values*."""
         made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
         try:
             for loop in self._all:
@@ -129,7 +133,16 @@ class Feedback:
                 for buffer in pair:
                     buffer.close()
             raise
+        with self._lock:
+            self._states.add(state)
         return Cells(made)
+
+    def close(self) -> None:
+        """Frees the memory of every `State`."""
+        with self._lock:
+            states = list(self._states)
+        for state in states:
+            state.release(self)
 
     def find(self, name: str) -> Loop:
         """The loop whose input, or variable, is *name*. Raises `InputError`."""

@@ -101,14 +101,18 @@ class State:
     def cells(self, feedback: Feedback, copies: list[CopyReceipt] | None = None) -> Cells:
         """The memory of devices with the present values of what goes round in *feedback*; what was copied there from
         the values here is added to *copies*. The lock is held.
+
+        Raises `StateError` where the values are in the memory of another model's feedback.
         """
         cells = self._cells
-        if cells is None or self._feedback is not feedback:
-            self._fetch()
-            made = feedback.make_cells(self._values)
-            if cells is not None:
-                cells.close()
-            self._cells, self._feedback, cells = made, feedback, made
+        if cells is not None and self._feedback is not feedback:
+            raise StateError(
+                "the values of this State are in the memory of another compiled model; use one that new_state() made, "
+                "or close that model first"
+            )
+        if cells is None:
+            cells = self._cells = feedback.make_cells(self, self._values)
+            self._feedback = feedback
         elif self._changed:
             cells.put_variables(self._values, [] if copies is None else copies)
         self._changed = False
@@ -128,9 +132,13 @@ class State:
                 self._away = bool(cells.variables)
                 self._assigned |= set(cells.variables)
 
-    def release(self) -> None:
-        """Frees memory of devices; the values are kept, but for those that are bound."""
+    def release(self, feedback: Feedback | None = None) -> None:
+        """Frees memory of devices, where it is *feedback*'s if one is given; the values are kept, but for those that are
+        bound.
+        """
         with self._lock:
+            if feedback is not None and self._feedback is not feedback:
+                return
             if (cells := self._cells) is not None:
                 try:
                     self._fetch()

@@ -411,6 +411,33 @@ class TestState:
 
 
 class TestLimits:
+    @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
+    def test_arrays_whose_shape_was_changed_in_place_are_looked_at_again(
+        self, compiled: penstock.CompiledModel
+    ) -> None:
+        x, out = X.copy(), np.empty_like(X)
+        runs: list[Callable[[Any], Any]] = [
+            lambda burst: burst.run(x, Y),
+            lambda burst: burst.run([x, Y]),
+            lambda burst: burst.run(x=x, y=Y),
+        ]
+        for run in runs:
+            with compiled.burst() as burst:
+                run(burst)
+                run(burst)
+                x.shape = (3, 2)
+                for _ in range(2):
+                    with pytest.raises(InputError, match="shape"):
+                        run(burst)
+                x.shape = (2, 3)
+                np.testing.assert_array_equal(run(burst)[1], SUM)
+        with compiled.burst() as burst:
+            for _ in range(2):
+                burst.run(x, Y, out=[None, out])
+            out.shape = (3, 2)
+            with pytest.raises(InputError, match="shape"):
+                burst.run(x, Y, out=[None, out])
+
     def test_deadlines_and_cancellation(self) -> None:
         configs: list[ExecutionConfig] = []
         device = NumpyDevice(before=lambda _, config: configs.append(config))

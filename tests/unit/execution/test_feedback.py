@@ -230,6 +230,32 @@ def test_what_is_bound_is_freed_with_the_model(device: Any) -> None:
     assert device.domain.live == 0
 
 
+def test_states_of_ones_own_are_freed_with_the_model_and_keep_its_variables(device: Any) -> None:
+    with penstock.compile(counting(), devices=[device], cache=None) as compiled:
+        compiled.bind_state()
+        mine = compiled.new_state()
+        compiled.run([X], state=mine)
+        assert device.domain.live == 2
+    assert device.domain.live == 0
+    assert np.array_equal(mine.as_dict()["total"], X)
+
+
+def test_a_state_serves_one_model_that_binds_it_at_a_time(device: Device) -> None:
+    other = penstock.compile(summing(), devices=[device], cache=None)
+    with penstock.compile(summing(), devices=[device], cache=None) as compiled:
+        bound = compiled.bind_state({"total_out": "total_in"})
+        again = other.bind_state({"total_out": "total_in"})
+        mine = compiled.new_state()
+        compiled.run([X], state=mine)
+        with pytest.raises(StateError, match="another compiled model"):
+            other.run([X], state=mine)
+        with pytest.raises(StateError, match="another compiled model"):
+            again.read("total_in", mine)
+        assert np.array_equal(bound.read("total_in", mine), X)
+    with other:
+        assert np.array_equal(other.run([X], state=mine)[0], np.maximum(X, 0))
+
+
 def test_a_buffer_that_is_forgotten_is_freed(device: Any, compiled: penstock.CompiledModel) -> None:
     kept: list[DeviceBuffer] = [compiled.allocate(inputs=["x"])]
     assert device.domain.live == 1

@@ -217,6 +217,34 @@ def test_who_gives_up_leaves_the_queue(slow: Slow) -> None:
     assert len(slow.began) == 2
 
 
+def test_a_newcomer_does_not_overtake_a_waiter() -> None:
+    scheduler = Scheduler(NumpyDevice(), 1)
+    order: list[str] = []
+
+    def run(name: str) -> None:
+        assert scheduler.enter(ExecutionConfig())
+        order.append(name)
+        scheduler.leave()
+
+    assert scheduler.enter(ExecutionConfig())
+    waiter = threading.Thread(target=run, args=("waiter",))
+    waiter.start()
+    eventually(lambda: scheduler.waiting == 1)
+    newcomer = threading.Thread(target=run, args=("newcomer",))
+    with scheduler._lock:
+        # A slot is free, and the waiter has not been given it yet.
+        scheduler._slots.append(None)
+        newcomer.start()
+        newcomer.join(0.1)
+        assert order == []
+    scheduler._holders.discard(threading.get_ident())
+    with scheduler._lock:
+        scheduler._grant()
+    for thread in (waiter, newcomer):
+        thread.join(PATIENCE_S)
+    assert order == ["waiter", "newcomer"]
+
+
 def test_a_failed_execution_gives_its_slot_back() -> None:
     failing = [True]
 
