@@ -17,6 +17,7 @@ import numpy as np
 
 import penstock
 from examples.camera.frames import Numbers, Stream, receive_stream, send_number
+from penstock.errors import PenstockError, PlacementError
 from penstock.ir import DType, Model, ModelBuilder, Quantization
 from penstock.memory import (
     HardwareBuffer,
@@ -114,12 +115,17 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=10)
     given = parser.parse_args()
     with camera(given.camera) as line:
-        for sequence, cell, copied in watch(
-            line, given.device, isolate=given.isolate, frames=given.frames
-        ):
-            print(
-                f"picture {sequence}: brightest in cell {cell}, {copied} bytes copied to the driver"
-            )
+        try:
+            for sequence, cell, copied in watch(
+                line, given.device, isolate=given.isolate, frames=given.frames
+            ):
+                print(
+                    f"picture {sequence}: brightest in cell {cell}, {copied} bytes copied to the driver"
+                )
+        except PlacementError as error:
+            sys.exit(f"{given.device} cannot run this network; reference and xnnpack can\n{error}")
+        except PenstockError as error:
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,20 @@ def test_the_network_reads_the_cameras_own_buffers(device: str, isolate: bool) -
     assert seen == [(n, cell(n), 0) for n in range(6)]
 
 
+def test_a_device_that_cannot_ends_the_example_in_a_sentence() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "examples.camera.consumer", "--device", "sample"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("sample cannot run this network; reference and xnnpack can\n")
+    assert "Traceback" not in result.stderr
+
+
 def test_an_array_for_a_driver_in_another_process_is_copied_and_shows() -> None:
     """What the example would cost without the camera's buffers."""
     with ExitStack() as stack:

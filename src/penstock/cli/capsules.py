@@ -53,6 +53,12 @@ def write_capsule(
     output.line(f"written: {target} ({target.stat().st_size} bytes; {source})")
     if capsule.manifest.case is not None:
         output.line(f"penstock replay {target} repeats it", "dim")
+    else:
+        output.line(
+            "it cannot be replayed: --model MODEL --device NAME brings the failure about with its step, and "
+            "the knob keep_failure_data keeps the steps of failures to come",
+            "dim",
+        )
     output.json({"written": str(target), "source": source, **describe(capsule)})
 
 

@@ -21,6 +21,8 @@ from penstock.hal import CancelToken, Priority
 if TYPE_CHECKING:
     from penstock.execution.compiled import CompiledModel
 
+TOO_LATE: Final = "the timeout passed before a thread took the run"
+
 ROOM: Final = 64
 """Futures that are watched before those that need it no more are looked for."""
 
@@ -138,7 +140,9 @@ def submit(
     end = config.deadline_ns
 
     def run() -> Outputs:
-        left = None if end is None else max(0.0, (end - time.monotonic_ns()) / 1e9)
+        left = None if end is None else (end - time.monotonic_ns()) / 1e9
+        if left is not None and left <= 0:
+            raise MissedDeadlinePersistent(TOO_LATE)
         return compiled.run(inputs, timeout=left, cancel=token, priority=config.priority)
 
     return submitter.submit(run, token, config.priority, end)
@@ -180,7 +184,7 @@ class _Clock:
     def _run(self) -> None:
         while (late := self._next()) is not None:
             if late.claimed():
-                error = MissedDeadlinePersistent("the timeout passed before a thread took the run")
+                error = MissedDeadlinePersistent(TOO_LATE)
                 with contextlib.suppress(InvalidStateError):
                     late.set_exception(error)
 

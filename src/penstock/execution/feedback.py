@@ -201,6 +201,9 @@ class BoundState:
         """Of everything that goes round."""
         return self._feedback.names
 
+    def __repr__(self) -> str:
+        return f"BoundState({', '.join(self.names) or 'nothing'})"
+
     def device(self, name: str, state: State | None = None) -> str | None:
         """The device that has the value, None where it is a pool. Raises `InputError` for another name."""
         with self._held(name, state) as (buffer, _):
@@ -238,7 +241,9 @@ class _User:
         loop, inputs = self._loop, kind == "input"
         operand, index = (loop.input, loop.read) if inputs else (loop.output, loop.written)
         return RoleUse(
-            0, replace(operand, name=loop.name), step_uses(self._variant, index, inputs=inputs)
+            0,
+            replace(operand, name=operand.name or loop.name),
+            step_uses(self._variant, index, inputs=inputs),
         )
 
 

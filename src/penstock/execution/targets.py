@@ -156,6 +156,10 @@ def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
         if isinstance(value, np.ndarray)
         else type(value).__name__
     )
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        given = f"read-only {given}"
+    elif isinstance(value, np.ndarray) and not value.flags.c_contiguous:
+        given = f"non-contiguous {given}"
     raise InputError(
         f"out for output {position} ({operand.name}) must be a writable C-contiguous "
         f"{operand.dtype.value} array of shape {operand.shape}, not {given}"

@@ -313,7 +313,7 @@ class Variant:
         # What was fetched for its output is the caller's already.
         fresh = {i for i in bound if i in values and i not in before and bound[i].array is None}
         for memory in bound.values():
-            trace.notes += tuple(memory.notes())
+            trace.notes += tuple(n for n in memory.notes() if n not in trace.notes)
         results = []
         for k, i in enumerate(self.outputs):
             if k in found:

@@ -101,7 +101,8 @@ class Staging:
         self, array: NDArray, deadline_ns: int | None = None
     ) -> tuple[wire.MemoryId, int] | None:
         """The number of the pool that *array* lies in, and the byte at which it does."""
-        place = pool_of(array)
+        # The other side views a place as its type, for which an engine needs it aligned.
+        place = pool_of(array) if array.flags.aligned else None
         if place is None:
             return None
         region = _owner(array)

@@ -43,6 +43,11 @@ class Supervisor:
         self._process = os.getpid()
         self.starts = 0
 
+    def __repr__(self) -> str:
+        link = self.running
+        now = "quarantined" if self.quarantined else "running" if link else "not running"
+        return f"Supervisor({self.place.name} = {self.place.value}, {now}, {self.starts} starts)"
+
     @property
     def quarantined(self) -> str:
         """Why the driver is not started for now; empty where it may be."""

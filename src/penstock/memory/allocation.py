@@ -43,11 +43,17 @@ class RoleUser(Protocol):
 
 
 class InputRole(Struct, frozen=True, eq=False):
-    """The buffer is to be input *name* (or position) of *compiled*, in a share of *frequency* of its runs, (0, 1]."""
+    """The buffer is to be input *name* (or position) of *compiled*, in a share of *frequency* of its runs, (0, 1].
+
+    Raises `InputError` for another frequency.
+    """
 
     compiled: Any
     name: str | int
     frequency: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_frequency(self.frequency)
 
 
 class OutputRole(Struct, frozen=True, eq=False):
@@ -56,6 +62,9 @@ class OutputRole(Struct, frozen=True, eq=False):
     compiled: Any
     name: str | int
     frequency: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_frequency(self.frequency)
 
 
 def allocate(
@@ -71,8 +80,7 @@ def allocate(
     where it has no memory of its own, the buffer is a pool, and says so, as do the receipts of runs with it. Without
     *fallback* that raises instead: what the device said, or `PlacementError` where there is not one device.
 
-    Raises `InputError` without roles, for one that names no input or output of a compiled model, or is there twice, for a
-    frequency outside (0, 1], for roles that differ in element type or quantisation, and for dimensions that
+    Raises `InputError` without roles, for one that names no input or output of a compiled model, or is there twice, for roles that differ in element type or quantisation, and for dimensions that
     contradict each other.
     """
     named = list(roles)
@@ -89,6 +97,11 @@ def allocate(
         raise InputError(f"no buffer: {error}") from None
     name = f"the buffer for {', '.join(f'{r.kind} {r.operand.name or r.index}' for r in managed)}"
     return DeviceBuffer(allocation, _stored(allocation, desc, managed, steps, fallback), name)
+
+
+def _check_frequency(given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= 1:
+        raise InputError(f"the frequency of a role is above 0 and at most 1, not {given!r}")
 
 
 def _use_of(role: object, place: int) -> RoleUse:

@@ -120,7 +120,7 @@ def _extent(memory: Memory, kind: Kind, operand: Operand) -> tuple[tuple[int, ..
     if needed > memory.size:
         raise InputError(
             f"{_place(kind, operand)} takes {needed} bytes ({operand.dtype.value} of shape {shape}), "
-            f"a {memory.name} memory of {memory.size} bytes was given"
+            f"{memory.size} bytes of {memory.name} memory were given"
         )
     return shape, needed
 

@@ -53,6 +53,7 @@ class MemoryPool:
         `ResourceExhaustedTransient` when the system has no room or no descriptor left.
         """
         check_size(nbytes)
+        nbytes = int(nbytes)
         fd = anonymous_fd(nbytes, "pool")
         return cls(SharedMemory(fd, Memory(ASHMEM, fd, nbytes)), fd)
 
@@ -242,6 +243,9 @@ def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
 
 def _checked_length(fd: int, offset: int, nbytes: int | None) -> int:
     size = size_of(fd)
+    if nbytes is None and 0 <= size <= offset:
+        where = f"byte {offset} is not in a file of {size} bytes" if size else "the file is empty"
+        raise InputError(f"no pool without a byte can be made of a file: {where}")
     length = size - offset if nbytes is None else nbytes
     if offset < 0 or length <= 0 or offset + length > size:
         raise InputError(

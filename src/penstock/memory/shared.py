@@ -68,6 +68,8 @@ class SharedMemory:
 
 def check_size(nbytes: int) -> None:
     """Raises `InputError` for a size that no pool can have."""
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer):
+        raise InputError(f"the size of a pool is a whole number of bytes, not {nbytes!r}")
     if not 0 <= nbytes <= MAX_POOL_BYTES:
         raise InputError(f"a pool of {nbytes} bytes; 0 to {MAX_POOL_BYTES} are possible")
 

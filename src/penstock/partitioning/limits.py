@@ -8,12 +8,16 @@ this ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.errors import PlacementError
+from penstock.ir.types import static_shape
 from penstock.partitioning.cost import Costs
 from penstock.partitioning.greedy import best_device, handle_users, partitions_of
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import Arrangement, Partition, SupportTable
+
+SHAPE_UNKNOWN: Final = "known only when it runs"
 
 
 def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
@@ -57,7 +61,18 @@ def require_homes(table: SupportTable) -> None:
             message += f" (the first of {len(homeless)} such operations)"
         if not table.candidates:
             message += "; no device is given"
-        raise PlacementError(message, table.refusals(homeless[0]))
+        reasons = table.refusals(homeless[0])
+        if any(SHAPE_UNKNOWN in reason for reason in reasons.values()):
+            message += _open_inputs(table)
+        raise PlacementError(message, reasons)
+
+
+def _open_inputs(table: SupportTable) -> str:
+    """Which inputs a caller may give shapes for."""
+    entry = table.model.entry
+    given = [entry.operands[i] for i in entry.ordinary_inputs]
+    hints = [f"{o.name!r}: {o.shape}" for o in given if static_shape(o.shape) is None]
+    return f"; shapes={{name: shape}} makes shapes known: {', '.join(hints)}" if hints else ""
 
 
 def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:

@@ -70,7 +70,7 @@ class Policy(Struct, frozen=True):
         if isinstance(self.shadow, int):
             _count("shadow", self.shadow, 0)
         else:
-            _share("shadow", self.shadow)
+            _share("shadow", self.shadow, "; an int is a number of first runs")
         force_setattr(self, "require", _constraint("require", self.require))
         force_setattr(self, "forbid", _constraint("forbid", self.forbid))
 
@@ -114,10 +114,10 @@ def _choice(label: str, value: object, choices: tuple[str, ...]) -> None:
         raise InputError(f"policy {label} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def _share(label: str, value: object) -> None:
+def _share(label: str, value: object, hint: str = "") -> None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return
-    raise InputError(f"policy {label} must be a number from 0 to 1, not {value!r}")
+    raise InputError(f"policy {label} must be a number from 0 to 1, not {value!r}{hint}")
 
 
 def _count(label: str, value: object, least: int) -> None:

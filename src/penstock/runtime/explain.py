@@ -20,7 +20,7 @@ from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import plan_model
 from penstock.runtime.rules import check_rules
-from penstock.runtime.session import shapes_by_position
+from penstock.runtime.session import Shapes, shapes_by_position
 from penstock.threads import allowed_threads
 
 _Shapes: TypeAlias = "Mapping[int, Sequence[int]]"
@@ -44,7 +44,7 @@ def explain_model(
     priority: Priority = "medium",
     num_threads: int | None = None,
     signature: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes | None = None,
     policy: Policy | None = None,
 ) -> tuple[ExecutionPlan, list[ExplainedStep]]:
     """The plan that `compile_model` would make with these arguments, and for each of its steps whether

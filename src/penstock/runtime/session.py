@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
+Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
+"""Full shapes by the names of inputs, or by their positions."""
+
 
 def compile_model(
     model: Model | Source,
@@ -60,7 +63,7 @@ def compile_model(
     cancel: CancelToken | None = None,
     num_threads: int | None = None,
     signature: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Shapes | None = None,
     cache: bool | str | os.PathLike[str] | CacheInfo | None = True,
     policy: Policy | None = None,
     isolate: bool | None = None,
@@ -74,7 +77,7 @@ def compile_model(
     goes to the device "reference" all the same, unless *policy* says otherwise. *timeout* is in
     seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity and
     OMP_NUM_THREADS allow; a number holds up to four for each of the machine's cores. *signature* chooses an entry point and its names; *shapes* maps input
-    names to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
+    names, or positions, to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
     user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo` under the
     caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a cache only
     means a compile; the receipt says what was hit, or why not. *tune* measures candidate placements on this machine,
@@ -127,7 +130,7 @@ class _Arguments(Struct, frozen=True):
     priority: Priority
     num_threads: int | None
     signature: str | None
-    shapes: Mapping[str, Sequence[int]] | None
+    shapes: Shapes | None
     policy: Policy
     cache: CacheInfo | None
     tune: bool = False
@@ -299,9 +302,7 @@ def _for_later(config: PrepareConfig) -> PrepareConfig:
     return structs.replace(config, deadline_ns=None, progress=None, cancel=None)
 
 
-def shapes_by_position(
-    interface: Interface, shapes: Mapping[str, Sequence[int]] | None
-) -> dict[int, tuple[int, ...]]:
+def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int, tuple[int, ...]]:
     """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no input."""
     result: dict[int, tuple[int, ...]] = {}
     for name, shape in (shapes or {}).items():
@@ -311,10 +312,20 @@ def shapes_by_position(
             dimensions = (-1,)
         if any(d < 0 for d in dimensions):
             raise InputError(f"shape {shape!r} of input {name!r} must be whole numbers, 0 or more")
-        position = interface.input_positions[find_name(name, interface.input_names, "input")]
+        position = interface.input_positions[_find(name, interface)]
         if result.setdefault(position, dimensions) != dimensions:
             raise InputError(f"two shapes are given for the input that {name!r} is a name of")
     return result
+
+
+def _find(key: object, interface: Interface) -> int:
+    """The input of that name or position."""
+    if isinstance(key, str):
+        return find_name(key, interface.input_names, "input")
+    count = len(interface.inputs)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < count:
+        raise InputError(f"shapes: no input has the position {key!r}; the model has {count}")
+    return key
 
 
 def _check_types(
@@ -325,7 +336,9 @@ def _check_types(
     if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
         raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
     if shapes is not None and not isinstance(shapes, Mapping):
-        raise InputError(f"shapes must map input names to shapes, not {type(shapes).__name__}")
+        raise InputError(
+            f"shapes must map input names or positions to shapes, not {type(shapes).__name__}"
+        )
     if not isinstance(policy, Policy):
         raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
     if progress is not None and not callable(progress):

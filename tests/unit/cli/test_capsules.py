@@ -152,6 +152,9 @@ def test_the_last_failure_is_written_without_data(run: Run, model: Path, tmp_pat
     result = run("doctor", "--capsule", path)
     assert result.exit_code == 0, result.output
     assert "kept when it happened" in result.stdout
+    words = " ".join(result.stdout.split())
+    assert "it cannot be replayed: --model MODEL --device NAME" in words
+    assert "keep_failure_data" in words
     again = run("replay", path)
     assert again.exit_code == 3
     assert "no step to repeat" in again.stderr

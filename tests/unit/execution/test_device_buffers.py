@@ -167,15 +167,19 @@ def test_roles_that_make_no_sense_are_refused(compiled: penstock.CompiledModel) 
         ("no compiled model", [InputRole(3, "x")], None),
         ("must be an InputRole", ["x"], None),
         ("there already", [InputRole(compiled, "x"), InputRole(compiled, 0)], None),
-        ("frequency", [InputRole(compiled, "x", 0.0)], None),
-        ("frequency", [InputRole(compiled, "x", -0.5)], None),
-        ("frequency", [InputRole(compiled, "x", 10.0)], None),
         ("rank", [InputRole(compiled, "x")], (6,)),
         ("dimensions", [InputRole(compiled, "x")], (2, 4)),
         ("make no sense", [InputRole(compiled, "x")], (2, -3)),
     ):
         with pytest.raises(InputError, match=match):
             allocate(roles, dimensions)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("frequency", [0.0, 0, -0.5, 10.0, float("nan"), True, "often"])
+@pytest.mark.parametrize("role", [InputRole, OutputRole])
+def test_a_frequency_that_makes_no_sense_is_refused_at_once(role: Any, frequency: Any) -> None:
+    with pytest.raises(InputError, match="frequency of a role is above 0 and at most 1"):
+        role(None, "x", frequency)
 
 
 def test_roles_that_disagree_are_refused() -> None:

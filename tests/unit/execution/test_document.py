@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "execution-modes.md").rea
 def test_the_examples_print_what_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "example"}
     pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert len(pairs) == PAGE.count("```python") == 8
+    assert len(pairs) == PAGE.count("```python") == 9
     try:
         for code, shown in pairs:
             exec(compile(code, "execution-modes.md", "exec"), names)  # our own page

@@ -77,6 +77,8 @@ def test_what_is_read_only_is_read_and_never_written(compiled: penstock.Compiled
     for target in (Foreign(fixed), memoryview(fixed), bytes(16)):
         with pytest.raises(InputError, match="must be a writable C-contiguous float32 array"):
             compiled.run([values()], out=[target])
+    with pytest.raises(InputError, match="not read-only float32"):
+        compiled.run([values()], out=[fixed])
     assert fixed.tolist() == values().tolist()
 
 

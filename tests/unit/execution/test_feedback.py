@@ -199,10 +199,13 @@ def test_without_memory_domains_the_state_lies_in_pools_and_receipts_say_so(devi
     weak = FaultyDevice(device, {"allocate": "always"})
     with penstock.compile(summing(), devices=[weak], cache=None) as compiled:
         bound = compiled.bind_state({"total_out": "total_in"})
+        assert repr(bound) == "BoundState(total_in)"
         for times in (1, 2, 3):
             outputs = compiled(X)
             assert np.array_equal(outputs[0], np.maximum(X * times, 0))
-            assert any("lies in a pool" in note for note in outputs.receipt.notes)
+            notes = outputs.receipt.notes
+            assert all("input total_in, output total_out lies in a pool" in n for n in notes)
+            assert 1 <= len(notes) == len(set(notes))
         assert bound.device("total_in") is None
 
 

@@ -57,6 +57,27 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     isolation.close_hosts()
 
 
+@pytest.mark.parametrize("burst", [False, True])
+def test_a_view_that_is_not_aligned_is_copied(burst: bool) -> None:
+    nbytes = X.nbytes + 16
+    with compiled(ALONE) as model, MemoryPool.anonymous(2 * nbytes) as pool, model.burst() as more:
+        given = pool.view(np.float32, support.SHAPE, 3)
+        out = pool.view(np.float32, support.SHAPE, nbytes + 1)
+        given[...] = X
+        outputs = more.run(given, out=[out]) if burst else model.run([given], out=[out])
+        assert np.array_equal(out, X + 1)
+        assert outputs[0] is out
+        assert burst or len(outputs.receipt.copies) == 2
+
+
+def test_a_supervisor_says_whose_it_is() -> None:
+    with compiled():
+        names = [repr(s) for s in isolation.supervisors()]
+    assert len(names) == 1
+    assert names[0].startswith("Supervisor(misbehaving = ")
+    assert "running, 1 start" in names[0]
+
+
 def compiled(policy: Policy | None = None) -> CompiledModel:
     return penstock.compile(
         MODEL, devices=["misbehaving"], isolate=True, cache=False, policy=policy or Policy()

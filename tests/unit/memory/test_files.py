@@ -52,6 +52,19 @@ def test_without_a_size_a_pool_goes_to_the_end(path: Path) -> None:
         assert pool.nbytes == len(CONTENT) - 100
 
 
+@pytest.mark.parametrize("offset", [len(CONTENT), 1 << 40])
+def test_an_offset_beyond_the_end_is_named(path: Path, offset: int) -> None:
+    message = f"byte {offset} is not in a file of {len(CONTENT)} bytes"
+    with pytest.raises(InputError, match=message):
+        MemoryPool.from_file(path, offset)
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "none").touch()
+    with pytest.raises(InputError, match="the file is empty"):
+        MemoryPool.from_file(tmp_path / "none")
+
+
 def test_a_descriptor_is_duplicated(path: Path) -> None:
     with path.open("r+b") as file, MemoryPool.from_file(file.fileno(), 3, 5) as pool:
         file.close()

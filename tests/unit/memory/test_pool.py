@@ -5,6 +5,7 @@ import os
 import pickle
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,17 @@ def test_a_view_of_objects_is_refused() -> None:
 def test_sizes_out_of_range_are_refused(nbytes: int) -> None:
     with pytest.raises(InputError, match=str(nbytes)):
         MemoryPool.anonymous(nbytes)
+
+
+@pytest.mark.parametrize("nbytes", ["a", 1.5, None, True])
+def test_what_is_no_size_is_refused(nbytes: Any) -> None:
+    with pytest.raises(InputError, match="whole number of bytes"):
+        MemoryPool.anonymous(nbytes)
+
+
+def test_a_numpy_integer_is_a_size() -> None:
+    with MemoryPool.anonymous(np.int64(12)) as pool:  # type: ignore[arg-type]
+        assert type(pool.nbytes) is int
 
 
 def test_close_is_idempotent_and_every_use_after_it_is_named() -> None:

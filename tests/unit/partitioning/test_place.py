@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.errors import InputError, PlacementError
+from penstock.hal import Support
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand
 from penstock.partitioning import ExecutionPlan, Policy, place
 from tests.support_devices import NumpyDevice, evaluate, run_plan
@@ -238,3 +239,18 @@ def test_a_plan_is_a_value() -> None:
     assert len({plan, place(plan.model, adder_and_rest())}) == 1
     with pytest.raises(TypeError):
         plan.operations[0].reasons["x"] = "y"  # type: ignore[index]  # that is the point
+
+
+def test_an_unknown_shape_that_keeps_devices_away_names_the_input() -> None:
+    class Static(NumpyDevice):
+        def supported_operations(self, model: Model) -> list[Support]:
+            known = super().supported_operations(model)
+            reason = "the shape of output 0 is known only when it runs"
+            return [replace(answer, supported=False, reason=reason) for answer in known]
+
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (None, 3), "x")
+    model = b.build(b.operation("RELU", [x], [(DType.FLOAT32, (None, 3))]))
+    with pytest.raises(PlacementError) as caught:
+        place(model, [Static("static")])
+    assert "shapes={name: shape} makes shapes known: 'x': (None, 3)" in str(caught.value)

@@ -67,6 +67,7 @@ def test_the_most_specific_requirement_counts_and_all_prohibitions() -> None:
         {"min_partition_size": None},
         {"shadow": -1},
         {"shadow": 1.5},
+        {"shadow": 2.0},
         {"shadow": True},
         {"shadow": "all"},
         {"require": "gpu"},

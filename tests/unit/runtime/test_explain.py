@@ -114,7 +114,7 @@ def test_the_nearest_entry_is_the_models_own(tmp_path: Path) -> None:
 def test_the_declared_shape_makes_no_other_key(tmp_path: Path) -> None:
     with penstock.compile(build(), devices=["lab"], cache=tmp_path, shapes={"x": (1, 2)}):
         pass
-    for given in (None, {"x": (1, 2)}):
+    for given in (None, {"x": (1, 2)}, {0: (1, 2)}):
         (each,) = explain_model(build(), Cache(tmp_path), ["lab"], shapes=given)[1]
         assert each.explanation.found
     with penstock.compile(build(), devices=["lab"], cache=tmp_path) as compiled:
@@ -138,8 +138,11 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         explain_model(build(), cache, ["reference"], signature="none")
     for wrong in ((1, -2), (1.5,), 3):
         with pytest.raises(InputError, match="whole numbers"):
-            explain_model(build(), cache, ["reference"], shapes={"x": wrong})  # type: ignore[dict-item]
+            explain_model(build(), cache, ["reference"], shapes={"x": wrong})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no input"):
         explain_model(build(), cache, ["reference"], shapes={"z": (1, 2)})
+    for position in (-1, 1, True, 1.0):
+        with pytest.raises(InputError, match="no input has the position"):
+            explain_model(build(), cache, ["reference"], shapes={position: (1, 2)})  # type: ignore[arg-type]
     with pytest.raises(PlacementError):
         explain_model(build(), cache, ["lab"], policy=penstock.Policy(require={"ADD": "reference"}))
