@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.ipc.evidence import Crash, Underway
-from penstock.ipc.link import Link
+from penstock.ipc.link import END_SECONDS, Link
 from penstock.ipc.starting import Place
 from penstock.logs import Log
 
@@ -27,13 +27,25 @@ MOST_DEATHS: Final = 6
 QUARANTINE_SECONDS: Final = 600.0
 
 
+class _Start:
+    """A host that is being started, and what became of it."""
+
+    def __init__(self, begin: Callable[[_Start], None]) -> None:
+        self.thread = threading.Thread(
+            target=begin, args=(self,), name="penstock-start", daemon=True
+        )
+        self.done = threading.Event()
+        self.link: Link | None = None
+        self.failure: BaseException | None = None
+
+
 class Supervisor:
     """One driver's host as this process sees it. Thread-safe; of no use in a child made by `fork`."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._lock = threading.Lock()
-        self._starting = threading.Lock()
+        self._start: _Start | None = None
         self._link: Link | None = None
         self._deaths = 0
         self._not_before = 0.0
@@ -78,32 +90,65 @@ class Supervisor:
             raise StateError("the process of a driver belongs to the process that was forked")
         if (running := self.running) is not None:
             return running
-        left = -1.0 if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-        if not self._starting.acquire(timeout=left):
+        with self._lock:
+            start = self._start
+            if start is None:
+                start = _Start(self._begin)
+                try:
+                    start.thread.start()
+                except RuntimeError as error:
+                    raise DeadObject(f"driver {self.place.name}: {error}") from error
+                self._start = start
+        left = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        if not start.done.wait(left):
             raise DeadObject(f"the process of driver {self.place.name} is still being started")
+        start.thread.join()
+        if isinstance(start.failure, DriverError):
+            raise DeadObject(str(start.failure)) from start.failure
+        if start.failure is not None:
+            raise start.failure
+        assert start.link is not None
+        return start.link
+
+    def _begin(self, start: _Start) -> None:
+        """Starts the host in a thread of its own: it is there for later calls, whoever gave up waiting for it."""
+        late = None
         try:
-            if (running := self.running) is not None:
-                return running
-            self._settle()
-            if self._closed:
-                raise DeadObject(f"driver {self.place.name} is closed")
-            if reason := self.quarantined:
-                raise DeadObject(f"driver {self.place.name} is {reason}")
-            if (pause := self._not_before - time.monotonic()) > 0:
-                raise DeadObject(
-                    f"the process of driver {self.place.name} {self._last}; "
-                    f"it is started again in {pause:.1f} s"
-                )
-            try:
-                link = Link(self.place, self._ended)
-            except DriverError as error:
-                self._count(f"could not be started: {error}")
-                raise DeadObject(str(error)) from error
-            self.starts += 1
-            self._link = link
-            return link
+            link = self.running or self._started()
+            with self._lock:
+                start.link = link
+                if self._closed:
+                    late = link
+                    start.failure = DeadObject(f"driver {self.place.name} is closed")
+                else:
+                    self._link = link
+        except BaseException as error:  # noqa: BLE001  # whoever waits raises it
+            start.failure = error
         finally:
-            self._starting.release()
+            if late is not None:
+                late.close()
+            with self._lock:
+                self._start = None
+            start.done.set()
+
+    def _started(self) -> Link:
+        self._settle()
+        if self._closed:
+            raise DeadObject(f"driver {self.place.name} is closed")
+        if reason := self.quarantined:
+            raise DeadObject(f"driver {self.place.name} is {reason}")
+        if (pause := self._not_before - time.monotonic()) > 0:
+            raise DeadObject(
+                f"the process of driver {self.place.name} {self._last}; "
+                f"it is started again in {pause:.1f} s"
+            )
+        try:
+            link = Link(self.place, self._ended)
+        except DriverError as error:
+            self._count(f"could not be started: {error}")
+            raise
+        self.starts += 1
+        return link
 
     def died(self, link: Link) -> None:
         """A call found *link* gone; waits until its end is known, so that the record is complete. One that lives is left."""
@@ -138,9 +183,13 @@ class Supervisor:
             self.underway.pop(key, None)
 
     def close(self) -> None:
-        """Leaves the host for good; twice is harmless."""
-        with self._starting:
+        """Leaves the host for good; twice is harmless. One that is still being started is left as soon as it is there."""
+        with self._lock:
             self._closed = True
+            start = self._start
+        if start is not None:
+            start.done.wait(END_SECONDS)
+        with self._lock:
             link, self._link = self._link, None
         if link is not None:
             link.close()

@@ -188,21 +188,22 @@ class Connection:
                 parts[0] = _Part(part.data[sent:], ())
                 if sent == len(part.data):
                     del parts[0]
-        except (TimeoutError, DriverError) as error:
+        except TimeoutError:
             if not begun:
                 raise
-            if not isinstance(error, TimeoutError):
-                self.shut()
-                raise EOFError(str(error)) from None
             self._keep(parts)
+        except DriverError as error:
+            if not begun:
+                raise
+            self.shut()
+            raise EOFError(str(error)) from None
 
     def _keep(self, parts: list[_Part]) -> None:
         try:
             for part in parts:
                 kept: list[int] = []
                 self._unsent.append(_Part(memoryview(bytes(part.data)), kept))
-                for fd in part.descriptors:
-                    kept.append(os.dup(fd))
+                kept.extend(os.dup(fd) for fd in part.descriptors)
         except OSError as error:
             self.shut()
             raise EOFError(f"no descriptor is left for what is still to be sent: {error}") from None
