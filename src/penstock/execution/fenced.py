@@ -9,15 +9,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from penstock.compilation.receipt import Receipt
 from penstock.errors import (
+    Cancelled,
+    ClosedError,
     DriverError,
     GeneralFailure,
     InputError,
     MissedDeadlineTransient,
 )
+from penstock.execution.asynchronous import LinkedToken
 from penstock.execution.chain import Chain, await_fences, is_fence
 from penstock.execution.inputs import is_bindable
 from penstock.execution.outputs import Outputs
@@ -32,10 +37,15 @@ from penstock.hal import (
     Priority,
 )
 from penstock.hal.fence import remaining_ns
+from penstock.ir import NDArray
 
 if TYPE_CHECKING:
     from penstock.execution.compiled import CompiledModel
+    from penstock.execution.gate import Gate
     from penstock.execution.state import State
+
+
+APART: Final = "a run that may be left to its driver does not write to the caller's arrays"
 
 
 class FencedRun:
@@ -70,6 +80,33 @@ class FencedRun:
             self.fence.signal(GeneralFailure(str(error) or type(error).__name__))
 
 
+class BeginToken(LinkedToken):
+    """Set with *other*, and where *gate* is closed while a fence of *wait_for* has not signalled: the run has not begun."""
+
+    __slots__ = ("_begun", "_gate", "_wait_for")
+
+    def __init__(self, other: CancelToken | None, gate: Gate, wait_for: Sequence[Fence]) -> None:
+        super().__init__(other)
+        self._gate, self._wait_for, self._begun = gate, wait_for, False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the model was closed before the run began."""
+        return CancelToken.is_set(self)
+
+    def is_set(self) -> bool:
+        """Whether the run is to end."""
+        if super().is_set():
+            return True
+        if self._gate.closed and not self._begun:
+            # Once: what has begun by then goes on.
+            self._begun = all(fence.wait(0) for fence in self._wait_for)
+            if not self._begun:
+                self.set()
+                return True
+        return False
+
+
 def start_fenced(
     compiled: CompiledModel,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -88,7 +125,12 @@ def start_fenced(
 
     The arrays of *inputs* are read, and those of *out* written, until its fence has signalled. *timeout* seconds
     count from now, *timeout_after_fence* from when all fences have signalled. A fence that failed fails the run with
-    `GeneralFailure`, and nothing is written. The other arguments are `CompiledModel.run`'s.
+    `GeneralFailure`, and nothing is written. The other arguments are `CompiledModel.run`'s. Closing the model before
+    all fences have signalled ends the run with `ClosedError`.
+
+    With *timeout* or *cancel* a run may have to be left to a driver that heeds neither; so that nothing writes to the
+    arrays of *out* after its end, such a run of drivers behind fences computes elsewhere and copies there when it has
+    succeeded, as its receipt says.
 
     Raises `InputError` for a model with an output of unknown shape, and for arguments that make no sense; all else is
     the run's.
@@ -157,8 +199,31 @@ def _run(
 ) -> Outputs:
     began = perf_counter_ns()
     after = None if after is None or math.isinf(after) else after
+    token = BeginToken(config.cancel, compiled._gate, wait_for)
+    try:
+        return _run_behind(compiled, inputs, wait_for, out, state, config, after, token, began)
+    except Cancelled as error:
+        if not token.is_closed:
+            raise
+        raise ClosedError(
+            "the compiled model was closed before the fences of the run had signalled"
+        ) from error
+
+
+def _run_behind(
+    compiled: CompiledModel,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    wait_for: Sequence[Fence],
+    out: Mapping[str, Any] | Sequence[Any] | None,
+    state: State | None,
+    config: ExecutionConfig,
+    after: float | None,
+    token: BeginToken,
+    began: int,
+) -> Outputs:
+    behind = replace(config, cancel=token)
     if state is not None or not _may_chain(compiled, config, wait_for, after, (inputs, out)):
-        await_fences(wait_for, config)
+        await_fences(wait_for, behind)
         return compiled.run(
             inputs,
             out,
@@ -178,10 +243,26 @@ def _run(
 
             outputs = compiled._base.model.outputs
             targets = bind_targets(out, compiled._interface, outputs, arrays)
-        chain = Chain(compiled._base, config, trace, None if after is None else int(after * 1e9))
-        results = compiled._deliver(chain.run(arrays, targets, wait_for), False, trace.copies)
+        chain = Chain(compiled._base, behind, trace, None if after is None else int(after * 1e9))
+        # Whoever may leave a run to its driver keeps it from the caller's arrays.
+        apart = config.deadline_ns is not None or config.cancel is not None
+        found = chain.run(arrays, None if apart else targets, wait_for)
+        if apart and targets is not None:
+            found = _copied_out(found, targets, trace)
+        results = compiled._deliver(found, False, trace.copies)
     make = partial(_receipt, trace, began, perf_counter_ns())
     return Outputs(results, compiled._output_names, make)
+
+
+def _copied_out(
+    found: Sequence[NDArray], targets: Sequence[NDArray | None], trace: Trace
+) -> list[NDArray]:
+    from penstock.execution.copying import copy_over
+
+    for value, target in zip(found, targets, strict=True):
+        if target is not None:
+            copy_over(target, value, trace.copies, ("host", "caller"), APART)
+    return [v if t is None else t for v, t in zip(found, targets, strict=True)]
 
 
 def _may_chain(

@@ -41,6 +41,11 @@ class Gate:
         """Whether this process is a child forked after the gate was made."""
         return self._generation != _generation
 
+    @property
+    def closed(self) -> bool:
+        """Whether no new run is let in."""
+        return self._closed
+
     def check(self) -> None:
         """Raises what entering would raise."""
         if self.forked:

@@ -194,6 +194,24 @@ class TestRuns:
         # Threads of drivers that heed neither end with it.
         never.signal()
 
+    @pytest.mark.parametrize(
+        "given", [{}, {"timeout": PATIENCE_S, "out": [None, np.empty_like(X)]}]
+    )
+    def test_close_ends_runs_whose_fences_have_not_signalled(
+        self, compiled: penstock.CompiledModel, given: Any
+    ) -> None:
+        never = EventFence()
+        run = compiled.start_fenced([X, Y], [signalled(), never], **given)
+        assert not run.fence.wait(20_000_000)
+        closing = threading.Thread(target=compiled.close)
+        closing.start()
+        with pytest.raises(ClosedError, match="fences"):
+            run.result(PATIENCE_S)
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+        # Threads of drivers that heed no token end with it.
+        never.signal()
+
     def test_time_counts_from_the_fences(self, compiled: penstock.CompiledModel) -> None:
         fence = EventFence()
         run = compiled.start_fenced([X, Y], [fence], timeout_after_fence=PATIENCE_S)
@@ -236,6 +254,29 @@ def test_state_goes_on() -> None:
         np.testing.assert_array_equal(compiled(f32([1, 1]))[0], f32([11, 21]))
         fence.signal()
         np.testing.assert_array_equal(waiting.result(PATIENCE_S)[0], f32([12, 22]))
+
+
+def test_close_waits_for_runs_whose_fences_have_signalled() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(request: Request, config: ExecutionConfig) -> None:
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+        if config.cancel is not None:
+            config.cancel.check()
+
+    device = NumpyDevice(before=hold)
+    with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
+        run = compiled.start_fenced([X, Y], [signalled()])
+        assert inside.wait(PATIENCE_S)
+        closing = threading.Thread(target=compiled.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        go_on.set()
+        np.testing.assert_array_equal(run.result(PATIENCE_S)[0], RELU)
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
 
 
 class TestChains:
@@ -318,7 +359,7 @@ class TestChains:
             assert outputs.receipt.steps[-1].fallback_from == "numpy"
 
     def test_nothing_is_left_that_writes_to_the_callers_arrays(self) -> None:
-        """A driver that heeds no deadline keeps the run until it has ended, where it writes to what is the caller's."""
+        """A driver that heeds neither deadline nor cancellation does not keep the run, and writes elsewhere."""
         inside, go_on = threading.Event(), threading.Event()
 
         def hold(request: Request, config: ExecutionConfig) -> None:
@@ -327,13 +368,23 @@ class TestChains:
 
         device = Native("both", ["ADD", "RELU"], [], before=hold)
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
-            target = np.full_like(X, 7)
+            target, other = np.full_like(X, 7), np.empty_like(X)
             run = compiled.start_fenced([X, Y], out=[None, target], timeout=0.2)
             assert inside.wait(PATIENCE_S)
-            assert not run.fence.wait(300_000_000)
-            go_on.set()
             with pytest.raises(MissedDeadlineTransient):
                 run.result(PATIENCE_S)
+            token = CancelToken()
+            cancelled = compiled.start_fenced([X, Y], out=[None, target], cancel=token)
+            token.set()
+            with pytest.raises(Cancelled):
+                cancelled.result(PATIENCE_S)
+            go_on.set()
+            outputs = run_fenced(compiled, [X, Y], out=[None, other], timeout=PATIENCE_S)
+            assert outputs[1] is other
+            np.testing.assert_array_equal(other, SUM)
+            assert [c.destination for c in outputs.receipt.copies] == ["caller"]
+            assert (target == 7).all()
+            assert not run_fenced(compiled, [X, Y], out=[None, other]).receipt.copies
             inside.clear()
             go_on.clear()
             left = compiled.start_fenced([X, Y], timeout=0.2)
