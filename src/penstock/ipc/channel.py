@@ -426,7 +426,10 @@ class _Table:
                 return wire.ValueForm(value)
         if callable(getattr(handle, "wait", None)) and callable(getattr(handle, "error", None)):
             fence: Any = handle
-            descriptor = as_descriptor(fence)
+            try:
+                descriptor = as_descriptor(fence)
+            except OSError as error:
+                raise ResourceExhaustedTransient(f"no descriptor for a fence: {error}") from error
             # It is open until the call has been sent.
             self._fences.append(descriptor)
             return wire.FenceForm(self._place(descriptor.fileno()))

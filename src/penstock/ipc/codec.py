@@ -6,6 +6,7 @@ is there before anything is allocated, models are validated, and handles are che
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -261,6 +262,11 @@ def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
             return wire.Stopped("cancelled", text)
         case ClosedError():
             return wire.Stopped("closed", text)
+        case MemoryError():
+            told = "the driver's process has no memory left"
+            return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, told)
+        case OSError(errno=errno.EMFILE | errno.ENFILE | errno.ENOMEM):
+            return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
     return wire.Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {text}")
 
 

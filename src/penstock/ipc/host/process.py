@@ -108,7 +108,11 @@ class Host:
                 had_one = True
                 with self._lock:
                     self._clients += 1
-                threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+                try:
+                    threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+                except (RuntimeError, MemoryError):
+                    sock.close()
+                    self._gone()
             if self._service:
                 continue
             if not self._clients and (had_one or time.monotonic() > lonely_until):
@@ -143,15 +147,14 @@ class Host:
                 wire.WIRE_VERSION, os.getpid(), len(self._devices), sandbox=self._sandbox
             )
             connection.send(encode(welcome), (self._page, self._output))
-        except (WireError, EOFError, TimeoutError, OSError, PenstockError):
+            dispatchers = [
+                Dispatcher(cast("Device", ClientDevice(device)), owns_device=False)
+                for device in self._devices
+            ]
+            Client(connection, dispatchers, self._gone).start()
+        except (EOFError, OSError, PenstockError, RuntimeError, MemoryError):
             connection.close()
             self._gone()
-            return
-        dispatchers = [
-            Dispatcher(cast("Device", ClientDevice(device)), owns_device=False)
-            for device in self._devices
-        ]
-        Client(connection, dispatchers, self._gone).start()
 
     def _gone(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -63,9 +64,10 @@ class Client:
             self._begin_thread()
 
     def _begin_thread(self) -> None:
+        """Raises `RuntimeError` where there is no room for another."""
+        threading.Thread(target=self._work, name="penstock-call", daemon=True).start()
         self._threads += 1
         self._idle += 1
-        threading.Thread(target=self._work, name="penstock-call", daemon=True).start()
 
     def _work(self) -> None:
         try:
@@ -73,8 +75,21 @@ class Client:
                 self._perform(job)
                 with self._lock:
                     self._idle += 1
+        except (MemoryError, RuntimeError, OSError):
+            # Without room for an answer: a client that sees its end does not wait.
+            self._finish()
         finally:
             self._leave()
+
+    def _finish(self) -> None:
+        """Serves no more calls; those under way are told to stop."""
+        with self._lock:
+            over, self._over = self._over, True
+        self._connection.shut()
+        for token in list(self._calls.values()):
+            token.set()
+        if not over:
+            self._ended()
 
     def _leave(self) -> None:
         with self._lock:
@@ -94,17 +109,15 @@ class Client:
                     job = self._take(self._connection.receive())
                 except (EOFError, WireError):
                     # Whoever sends what is no message is no client of ours.
-                    self._over = True
-                    self._connection.shut()
-                    for token in list(self._calls.values()):
-                        token.set()
-                    self._ended()
+                    self._finish()
                     break
                 if job is not None:
                     with self._lock:
                         self._idle -= 1
                         if not self._idle:
-                            self._begin_thread()
+                            # Without room for one more, this thread reads on once it has made the call.
+                            with suppress(RuntimeError, MemoryError):
+                                self._begin_thread()
                     return job
         return None
 
@@ -171,8 +184,7 @@ class Client:
         # What a driver does in `close` may take its time; nobody waits for it.
         frame = Frame(encode(wire.Close(drop.target)))
         if drop.target != wire.DEVICE:
-            dispatcher = self._dispatchers[drop.device]
-            threading.Thread(target=dispatcher.answer, args=(frame,), daemon=True).start()
+            _aside(self._dispatchers[drop.device].answer, frame)
 
     def _perform(self, job: _Job) -> None:
         ask = job.ask
@@ -195,7 +207,7 @@ class Client:
             self._calls.pop(ask.call, None)
             if fence is not None and not fence.wait(0):
                 lease.kept = True
-                threading.Thread(target=_close_after, args=(fence, lease), daemon=True).start()
+                _aside(_close_after, fence, lease)
             if not lease.kept:
                 lease.close()
 
@@ -273,6 +285,14 @@ class Client:
             self._connection.send(encode(wire.Progress(event, call)))
         except EOFError:
             return
+
+
+def _aside(work: Callable[..., object], *arguments: Any) -> None:
+    """Does *work* in a thread of its own, or at once where there is no room for one."""
+    try:
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+    except (RuntimeError, MemoryError):
+        work(*arguments)
 
 
 def _close_after(fence: DescriptorFence, lease: Lease) -> None:
