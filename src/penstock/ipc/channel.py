@@ -17,6 +17,7 @@ from penstock.errors import (
     Cancelled,
     DeadObject,
     DriverError,
+    ErrorStatus,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     StateError,
@@ -327,6 +328,8 @@ class Session:
         finally:
             close_all(waiting.descriptors)
         if answer.failed:
+            if table.staged is not None and _is_out_of_room(answer):
+                table.staged.discard()
             return Frame(answer.body, handles)
         handles = table.returned(handles)
         return Frame(answer.body, handles, None, table.copies)
@@ -441,6 +444,14 @@ class _Table:
     def _place(self, fd: int) -> int:
         self.descriptors.append(fd)
         return len(self.descriptors) - 1
+
+
+def _is_out_of_room(answer: wire.Answer) -> bool:
+    with suppress(WireError):
+        reply = decode_reply(answer.body)
+        status = reply.status if isinstance(reply, wire.Failure) else None
+        return status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    return False
 
 
 def _is_open(fd: int) -> bool:

@@ -118,6 +118,20 @@ class Staging:
                 weakref.finalize(region, self._forget, id(region), number).atexit = False
         return number, place.offset
 
+    def doubt(self, number: wire.MemoryId) -> None:
+        """The other side may have had no room for that memory: the next call lends it anew."""
+        with self._lock:
+            regions = [region for region, known in self._known.items() if known == number]
+            for region in regions:
+                del self._known[region]
+        if regions:
+            self._drop(number)
+
+    def discard(self, pool: _Pool) -> None:
+        """No call has it again."""
+        self._drop(pool.number)
+        pool.pool.close()
+
     def _forget(self, region: int, number: wire.MemoryId) -> None:
         self._known.pop(region, None)
         self._drop(number)
@@ -179,6 +193,14 @@ class Staged:
         pool, self._pool = self._pool, None
         if pool is not None:
             self._staging.put_back(pool)
+
+    def discard(self) -> None:
+        """Lets no other call have memory that the other side may not have; twice is harmless."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._staging.discard(pool)
+        for form in self.forms:
+            self._staging.doubt(form.memory)
 
     def _content(self, array: NDArray, at: int) -> NDArray:
         assert self._pool is not None

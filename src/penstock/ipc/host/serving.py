@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -56,7 +57,7 @@ class Client:
         self._idle = 0
         self._over = False
         self._calls: dict[wire.CallId, CancelToken] = {}
-        self._memories: dict[wire.MemoryId, NDArray | WireError] = {}
+        self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
 
     def start(self) -> None:
         """Begins to serve, in threads of its own."""
@@ -171,11 +172,12 @@ class Client:
             raise WireError(f"a client may lend {MAX_MEMORIES} memories at a time")
         try:
             if not received.complete:
-                raise WireError("the driver's process had no descriptor left for it")
+                told = "the driver's process had no descriptor left for memory that was lent"
+                raise ResourceExhaustedTransient(told)
             if len(received.descriptors) != 1:
                 raise WireError("memory is lent with one descriptor")
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size)
-        except WireError as error:
+        except (WireError, DriverError) as error:
             self._memories[lend.memory] = error
 
     def _drop(self, drop: wire.Drop) -> None:
@@ -261,7 +263,7 @@ class Client:
         memory = self._memories.get(form.memory)
         if memory is None:
             raise WireError(f"memory {form.memory} was not lent")
-        if isinstance(memory, WireError):
+        if isinstance(memory, WireError | DriverError):
             raise memory
         dtype = form.dtype.numpy
         if dtype.hasobject or min(form.shape, default=0) < 0 or len(form.shape) > 32:
@@ -309,7 +311,12 @@ def _mapped(fd: int, size: int) -> NDArray:
         if not is_sealed(fd, SHRINK):
             raise WireError("memory that may shrink cannot be lent")
         region = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+            raise WireError(f"memory that is lent cannot be mapped: {error}") from None
+        told = f"the driver's process has no room for memory that is lent: {error}"
+        raise ResourceExhaustedTransient(told) from None
+    except ValueError as error:
         raise WireError(f"memory that is lent cannot be mapped: {error}") from None
     array: NDArray = np.frombuffer(region, np.uint8)
     return array
