@@ -33,7 +33,12 @@ def run_receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
 
 
 def _step_receipt(run: StepTrace) -> StepReceipt:
-    step, first = run.prepared.step, run.failures[0] if run.failures else None
+    step = run.prepared.step
+    # A driver that was not there for the compile is not there for the run either.
+    failures = run.failures or tuple(
+        f for f in run.prepared.receipt.failures if f.error.startswith("DeadObject")
+    )
+    first = failures[0] if failures else None
     timing: object = run.result.timing
     told = timing.in_driver_ns if isinstance(timing, Timing) else None
     on_device = timing.on_device_ns if isinstance(timing, Timing) else None
@@ -45,7 +50,7 @@ def _step_receipt(run: StepTrace) -> StepReceipt:
         _cache_outcome(run.prepared),
         None if first is None else first.device,
         None if first is None else first.error,
-        run.failures,
+        failures,
         None if step.index == WHOLE else step.index,
         run.began_ns,
         _kernels(run, timing.operations) if isinstance(timing, Timing) else (),

@@ -30,6 +30,7 @@ from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
     from penstock.compilation.receipt import CopyReceipt
+    from penstock.execution.absence import Absence
     from penstock.execution.control import ControlRunner
     from penstock.execution.fallback import WholeModel
     from penstock.execution.shadow import Shadow
@@ -48,6 +49,9 @@ class Variant:
 
     shadow: Shadow | None = None
     """What compares its runs with the reference, if anything does."""
+
+    absence: Absence | None = None
+    """The devices that were not there when it was compiled, if it is to be compiled anew when they are."""
 
     def __init__(
         self,

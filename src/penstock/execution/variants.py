@@ -52,6 +52,7 @@ class Variants:
     def take(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Variant:
         """The variant for *shapes*, kept open until it is given back; a compile made for it counts in *trace*."""
         while True:
+            self._renew(shapes)
             with self._lock:
                 if (variant := self._ready.get(shapes)) is not None:
                     self._ready.move_to_end(shapes)
@@ -64,6 +65,19 @@ class Variants:
             if pending is mine:
                 return self._compile(shapes, config, trace, mine)
             _wait(pending, config)
+
+    def _renew(self, shapes: Shapes) -> None:
+        """Lets go of a variant that was made while a driver was not there, where it is again."""
+        variant = self._ready.get(shapes)
+        if variant is None or variant.absence is None or not variant.absence.is_over():
+            return
+        with self._lock:
+            if self._ready.get(shapes) is not variant:
+                return
+            del self._ready[shapes]
+            unused = variant not in self._users
+        if unused:
+            variant.close()
 
     def _compile(
         self, shapes: Shapes, config: ExecutionConfig, trace: Trace, done: Future[None]

@@ -18,7 +18,7 @@ from penstock.compilation.compilation import (
     compile_plan,
 )
 from penstock.compilation.spans import Recorder
-from penstock.errors import InputError
+from penstock.errors import InputError, PlacementError
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
 from penstock.execution.outputs import find_name
@@ -203,22 +203,18 @@ class _Session:
         self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig, recorder: Recorder
     ) -> Variant:
         policy = self.arguments.policy
+        allow = policy.allow_fallback and knobs.allow_fallback()
+        devices = _Devices(self.chosen)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            devices = _Devices(self.chosen)
-            plan = plan_model(
-                self.model,
-                model,
-                shapes,
-                self.chosen,
-                devices,
-                policy,
-                config,
-                self.arguments.cache,
-                measure=self.arguments.tune and self.files_lent,
-            )
+            try:
+                plan = self._plan(model, shapes, self.chosen, devices, config)
+            except PlacementError as error:
+                last = self._instead_of_the_dead(error) if allow else None
+                if last is None:
+                    raise
+                plan = self._plan(model, shapes, [*self.chosen, last], devices, config)
         log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
-        allow = policy.allow_fallback and knobs.allow_fallback()
         caching = self._caching(shapes, plan)
         meanwhile = None
         # A background compile would outlive the call that descriptors are lent for.
@@ -229,11 +225,50 @@ class _Session:
         if self.arguments.tune and (note := self._not_tuned(plan)):
             receipt = structs.replace(compilation.receipt, notes=(note,))
             compilation = structs.replace(compilation, receipt=receipt)
-        if self.shadow is None:
-            return Variant(compilation, devices, _for_later(config), allow)
-        from penstock.runtime.shadow import ShadowedVariant
+        absence = None
+        if not self.files_lent and any(getattr(d, "isolated", False) for d in self.chosen):
+            from penstock.execution.absence import absence_of
 
-        return ShadowedVariant(compilation, devices, _for_later(config), allow, self.shadow)
+            compilation, absence = absence_of(compilation, devices)
+        if self.shadow is None:
+            variant = Variant(compilation, devices, _for_later(config), allow)
+        else:
+            from penstock.runtime.shadow import ShadowedVariant
+
+            variant = ShadowedVariant(compilation, devices, _for_later(config), allow, self.shadow)
+        variant.absence = absence
+        return variant
+
+    def _plan(
+        self,
+        model: Model,
+        shapes: Mapping[int, Sequence[int]],
+        chosen: Sequence[Device],
+        devices: Mapping[str, Device],
+        config: PrepareConfig,
+    ) -> ExecutionPlan:
+        arguments = self.arguments
+        return plan_model(
+            self.model,
+            model,
+            shapes,
+            chosen,
+            devices,
+            arguments.policy,
+            config,
+            arguments.cache,
+            measure=arguments.tune and self.files_lent,
+        )
+
+    def _instead_of_the_dead(self, error: PlacementError) -> Device | None:
+        """The device to fall back on for a run whose shapes are compiled while a driver's process is not there; None
+        where that is not why *error* was raised.
+        """
+        if self.files_lent or any(device.name == FALLBACK_DEVICE for device in self.chosen):
+            return None
+        from penstock.execution.absence import is_absent
+
+        return manager.by_name(FALLBACK_DEVICE) if is_absent(error.reasons) else None
 
     def _not_tuned(self, plan: ExecutionPlan) -> str:
         """Why the placement is the predicted one although it was to be measured; empty where it was, or there is no other."""

@@ -271,6 +271,53 @@ def test_a_crash_is_kept_with_its_circumstances(state: Path) -> None:
     assert list((state / "crashes").iterdir())
 
 
+def test_shapes_of_a_run_while_the_driver_is_not_there_fall_back_until_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 1.5)
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (None, 4), "x")
+    unknown = b.build(b.operation("RELU", [x], [(DType.FLOAT32, (None, 4))]))
+    with penstock.compile(unknown, devices=["misbehaving"], isolate=True, cache=False) as model:
+        (supervisor,) = isolation.supervisors()
+        for deaths in (1, 2):
+            link = supervisor.link()
+            os.kill(link.pid, signal.SIGKILL)
+            link.settle()
+            assert supervisor._deaths == deaths
+        for _ in range(2):
+            outputs = model(X)
+            np.testing.assert_array_equal(outputs[0], X)
+            (step,) = outputs.receipt.steps
+            assert (step.device, step.fallback_from) == ("reference", "misbehaving")
+            assert step.error is not None
+            assert step.error.startswith("DeadObject: the process of driver misbehaving was ended")
+        patience = time.monotonic() + 20
+        while (step := model(X).receipt.steps[0]).device != "misbehaving":
+            assert time.monotonic() < patience
+            time.sleep(0.1)
+        assert (step.fallback_from, step.error) == (None, None)
+
+
+def test_shapes_of_a_run_while_the_driver_is_not_there_need_a_fall_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 60.0)
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (None, 4), "x")
+    unknown = b.build(b.operation("RELU", [x], [(DType.FLOAT32, (None, 4))]))
+    with penstock.compile(
+        unknown, devices=["misbehaving"], isolate=True, cache=False, policy=ALONE
+    ) as model:
+        (supervisor,) = isolation.supervisors()
+        for _ in range(2):
+            link = supervisor.link()
+            os.kill(link.pid, signal.SIGKILL)
+            link.settle()
+        with pytest.raises(PlacementError, match="cannot be asked: DeadObject"):
+            model(X)
+
+
 def test_a_driver_that_keeps_dying_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.0)
     with compiled(ALONE) as first, compiled(ALONE) as second, compiled(ALONE) as third:
