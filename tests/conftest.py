@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -63,6 +64,12 @@ def manifest(corpus: Path) -> dict[str, Any]:
     """`models/manifest.json`, parsed once; tests read it and never write to it."""
     parsed: dict[str, Any] = json.loads((corpus / "models" / "manifest.json").read_bytes())
     return parsed
+
+
+def pytest_collection_finish() -> None:
+    """Leaves the tests themselves out of what is collected while they run: they are many, and stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def open_descriptors() -> set[tuple[int, str]]:
