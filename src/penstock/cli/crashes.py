@@ -28,7 +28,7 @@ def show_last_crash(output: Output) -> None:
         ("process", f"{crash.pid} {crash.how}"),
         ("when", _when(crash.when)),
         ("deaths in a row", str(crash.deaths)),
-        ("quarantined", "yes" if crash.quarantined else "no"),
+        ("quarantined", _quarantine(crash)),
     ]
     for call in crash.underway:
         what = (
@@ -62,7 +62,25 @@ def last_in_words() -> str | None:
     crash = last_crash()
     if crash is None:
         return None
-    return f"the last crash: driver {crash.driver} {crash.how}, {_when(crash.when)} (doctor --last-crash says more)"
+    told = f"the last crash: driver {crash.driver} {crash.how}, {_when(crash.when)}"
+    if crash.quarantined:
+        told += f", quarantined: {_quarantine(crash)}"
+    return f"{told} (doctor --last-crash says more)"
+
+
+def _quarantine(crash: Crash) -> str:
+    """Whether it brought a quarantine: whose, and how long that lasts."""
+    if not crash.quarantined:
+        return "no"
+    from penstock.ipc.supervision import QUARANTINE_SECONDS
+
+    end = crash.when + QUARANTINE_SECONDS
+    left = end - time.time()
+    until = time.strftime("%H:%M:%S", time.localtime(end))
+    told = (
+        f"until {until}, {max(1, round(left))} s more," if left > 0 else f"until {until}, over now,"
+    )
+    return f"{told} in the program that used it alone; ending that program lifts it"
 
 
 def _when(when: float) -> str:

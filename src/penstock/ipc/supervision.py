@@ -63,10 +63,12 @@ class Supervisor:
     @property
     def quarantined(self) -> str:
         """Why the driver is not started for now; empty where it may be."""
-        if self._deaths < MOST_DEATHS or time.monotonic() >= self._not_before:
+        left = self._not_before - time.monotonic()
+        if self._deaths < MOST_DEATHS or left <= 0:
             return ""
         return (
-            f"quarantined: its process died {self._deaths} times in a row, last it {self._last}; "
+            f"quarantined in this program for {max(1, round(left))} s more: its process died {self._deaths} "
+            f"times in a row, last it {self._last}; a program that is started now asks it at once, and "
             "penstock doctor --last-crash says more"
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -27,6 +29,23 @@ def crash(pid: int = 7) -> Crash:
     place = Place("mine", "mine:create")
     told = "was ended by SIGSEGV"
     return Crash.of(place, pid, told, 2, [call], "first\nlast words\n", quarantined=False)
+
+
+def test_a_quarantine_is_told_with_its_end_and_whose_it_is() -> None:
+    left = msgspec.structs.replace(crash(1), quarantined=True)
+    left.keep()
+    for command in (["doctor", "--last-crash"], ["doctor"]):
+        text = " ".join(RUNNER.invoke(app, command).stdout.split())
+        assert time.strftime("%H:%M:%S", time.localtime(left.when + 600)) in text
+        assert "ending that program lifts it" in text
+    msgspec.structs.replace(left, when=left.when + 1, quarantined=False).keep()
+    assert "lifts it" not in RUNNER.invoke(app, ["doctor"]).stdout
+
+
+def test_a_quarantine_that_is_over_says_so() -> None:
+    msgspec.structs.replace(crash(1), quarantined=True, when=time.time() - 700).keep()
+    text = " ".join(RUNNER.invoke(app, ["doctor", "--last-crash"]).stdout.split())
+    assert "over now" in text
 
 
 def test_no_crash_is_said() -> None:

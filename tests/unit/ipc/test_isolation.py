@@ -326,8 +326,10 @@ def test_a_driver_that_keeps_dying_is_quarantined(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(DeadObject):
                 model(support.order(support.KILL))
         assert "quarantined" in supervisor.quarantined
-        with pytest.raises(DeadObject, match="quarantined"):
+        with pytest.raises(DeadObject, match=r"quarantined in this program for \d+ s more"):
             third(X)
+        with pytest.raises(PlacementError, match=r"quarantined in this program for \d+ s more"):
+            compiled()
     crash = last_crash()
     assert crash is not None
     assert crash.quarantined
