@@ -104,11 +104,21 @@ class Link:
             self._watcher.join()
         self._release()
 
-    def settle(self) -> None:
-        """Closes a link whose host is gone, once it is known how the host ended."""
+    def settle(self, deadline_ns: int | None = None) -> bool:
+        """Waits until it is known how a host that is gone ended, for a while, or until the deadline; gives whether it is.
+
+        Without a deadline the link is closed then, which may take its time.
+        """
         if threading.current_thread() is not self._watcher and os.getpid() == self._process:
-            self._watcher.join(2 * END_SECONDS)
-        self.close()
+            seconds = 2 * END_SECONDS
+            if deadline_ns is not None:
+                seconds = min(seconds, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+            self._watcher.join(seconds)
+            if self._watcher.is_alive():
+                return False
+        if deadline_ns is None:
+            self.close()
+        return True
 
     def _refuse(self) -> None:
         """Leaves a host that cannot be watched."""

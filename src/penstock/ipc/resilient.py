@@ -145,7 +145,7 @@ class IsolatedDevice:
         """*call*, once more where the process died of it, or before."""
         session = self._link.session
         try:
-            with self.noted(name, model):
+            with self.noted(name, model, half_of(deadline_ns)):
                 remote = self.remote(deadline_ns)
                 session = session_of(remote)
                 return call(remote)
@@ -153,8 +153,8 @@ class IsolatedDevice:
             # Another call may have found it gone, and have had it started again, since.
             if not session.gone:
                 raise
-            self.buried()
-        with self.noted(name, model):
+            self.buried(half_of(deadline_ns))
+        with self.noted(name, model, deadline_ns):
             return call(self.remote(half_of(deadline_ns)))
 
     def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
@@ -171,13 +171,15 @@ class IsolatedDevice:
                 self._link, self._remote = link, self._same(link)
             return self._remote
 
-    def buried(self) -> None:
-        """Waits until it is known how the process ended, which a call found gone."""
-        self.supervisor.died(self._link)
+    def buried(self, deadline_ns: int | None = None) -> None:
+        """Waits until it is known how the process ended, which a call found gone, or until the deadline."""
+        self.supervisor.died(self._link, deadline_ns)
 
-    def noted(self, call: str, model: Model | None) -> AbstractContextManager[None]:
-        """While the block runs, the death of the process has *call* in its record."""
-        return self.supervisor.noted(Underway(call, self.name, self.version, model))
+    def noted(
+        self, call: str, model: Model | None, deadline_ns: int | None = None
+    ) -> AbstractContextManager[None]:
+        """While the block runs, the death of the process has *call* in its record; see `Supervisor.noted`."""
+        return self.supervisor.noted(Underway(call, self.name, self.version, model), deadline_ns)
 
     def _same(self, link: Link) -> RemoteDevice:
         if self._index >= link.devices:
@@ -308,11 +310,11 @@ class IsolatedPreparedModel:
         session = session_of(remote)
         if not session.gone or self._closed:
             try:
-                with self.device.noted(name, self._model):
+                with self.device.noted(name, self._model, half_of(config.deadline_ns)):
                     result = call(remote)
                 self._deaths = 0
             except DeadObject:
-                if not self.may_repeat(session, request):
+                if not self.may_repeat(session, request, config.deadline_ns):
                     raise
             else:
                 return result, ""
@@ -326,12 +328,12 @@ class IsolatedPreparedModel:
         remote = self.living(half_of(config.deadline_ns), config)
         ended = self.device.supervisor.last_end
         try:
-            with self.device.noted(name, self._model):
+            with self.device.noted(name, self._model, config.deadline_ns):
                 result = call(remote)
         except DeadObject as error:
             if not session_of(remote).gone:
                 raise
-            self.device.buried()
+            self.device.buried(config.deadline_ns)
             self._mourn(session_of(remote))
             raise DeadObject(
                 f"the process of device {self.device.name} {self.device.supervisor.last_end}, "
@@ -340,14 +342,16 @@ class IsolatedPreparedModel:
         self._deaths = 0
         return result, f"its driver's process {ended}; it was started again, and the run repeated"
 
-    def may_repeat(self, session: Session, request: Request) -> bool:
+    def may_repeat(
+        self, session: Session, request: Request, deadline_ns: int | None = None
+    ) -> bool:
         """Whether a run of *request* that the process of *session* did not answer may be made on another; notes the
         death, if it is one.
         """
         if not session.gone:
             return False
         self._mourn(session)
-        self.device.buried()
+        self.device.buried(half_of(deadline_ns))
         return not names_buffers(request)
 
     def _mourn(self, session: Session) -> None:
@@ -374,7 +378,7 @@ class IsolatedPreparedModel:
                 deadline_ns=deadline_ns,
                 cancel=None if config is None else config.cancel,
             )
-            with self.device.noted("prepare_model", self._model):
+            with self.device.noted("prepare_model", self._model, deadline_ns):
                 self._remote = self.device.remote(deadline_ns).prepare_model(self._model, own)
             return self._remote
 
@@ -407,7 +411,7 @@ class _Series:
                 if isinstance(self._burst, RingBurst) and self._burst.broken:
                     # Its ring shows a death before the connection does; a process that breaks the rules has to end.
                     session.end(str(error))
-                if not prepared.may_repeat(session, request):
+                if not prepared.may_repeat(session, request, config.deadline_ns):
                     raise
             else:
                 prepared.succeeded()

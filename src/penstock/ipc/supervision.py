@@ -52,6 +52,7 @@ class Supervisor:
         self._last = ""
         self._closed = False
         self.underway: dict[int, Underway] = {}
+        self._late: dict[int, Underway] = {}
         self._process = os.getpid()
         self.starts = 0
 
@@ -152,10 +153,13 @@ class Supervisor:
         self.starts += 1
         return link
 
-    def died(self, link: Link) -> None:
-        """A call found *link* gone; waits until its end is known, so that the record is complete. One that lives is left."""
-        if link.session.gone:
-            link.settle()
+    def died(self, link: Link, deadline_ns: int | None = None) -> None:
+        """A call found *link* gone; waits until its end is known, so that the record is complete, for which it has until
+        the deadline. One that lives is left.
+        """
+        if link.session.gone and not link.settle(deadline_ns):
+            # Whoever gives up is in the record all the same.
+            self._late.update(self.underway)
 
     def succeeded(self) -> None:
         """An execution went well: what died before is forgiven."""
@@ -164,9 +168,9 @@ class Supervisor:
                 self._deaths, self._not_before = 0, 0.0
 
     @contextmanager
-    def noted(self, call: Underway) -> Iterator[None]:
-        """While the block runs, the death of the process has *call* in its record, which is complete when the block ends.
-        A `DeadObject` says how it ended.
+    def noted(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
+        """While the block runs, the death of the process has *call* in its record, which is complete when the block ends,
+        unless the deadline comes first. A `DeadObject` says how it ended.
         """
         key = id(call)
         self.underway[key] = call
@@ -177,7 +181,7 @@ class Supervisor:
             if link is None or not link.session.gone:
                 raise
             before = link.session.gone
-            link.settle()
+            self.died(link, deadline_ns)
             if str(error) != before or link.session.gone == before:
                 raise
             raise DeadObject(link.session.gone) from error
@@ -207,12 +211,14 @@ class Supervisor:
         link, self._link = self._link, None
         if link is not None:
             link.settle()
+            link.close()
+        self._late.clear()
 
     def _ended(self, link: Link, how: str) -> None:
         """Called by the link's own thread."""
         self._count(how)
         log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, how)
-        underway = list(self.underway.values())
+        underway = list((self._late | self.underway).values())
         Crash.of(
             self.place,
             link.pid,

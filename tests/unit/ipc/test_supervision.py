@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from penstock.errors import DeadObject, DeviceUnavailable
 from penstock.ipc import supervision
+from penstock.ipc.evidence import Underway, last_crash
 from penstock.ipc.starting import Place
 from penstock.ipc.supervision import Supervisor
 
@@ -27,6 +29,7 @@ class _Link:
     ready = threading.Event()
     failure: Exception | None = None
     made = 0
+    pid = 1
 
     def __init__(self, *_: object) -> None:
         type(self).made += 1
@@ -38,6 +41,9 @@ class _Link:
 
     def close(self) -> None:
         self.closed.set()
+
+    def output_tail(self) -> str:
+        return ""
 
 
 @pytest.fixture
@@ -110,3 +116,38 @@ def test_one_that_is_there_after_close_is_left(
         supervisor.link(soon(5))
     assert made[0].closed.wait(5)
     assert supervisor.running is None
+
+
+class _Ending(_Link):
+    """A link whose host is gone, and whose end is not known yet."""
+
+    known = threading.Event()
+
+    def settle(self, deadline_ns: int | None = None) -> bool:
+        assert deadline_ns is not None
+        return self.known.wait(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+
+
+def test_a_call_waits_for_the_record_of_a_death_until_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    _Ending.ready.set()
+    monkeypatch.setattr(supervision, "Link", _Ending)
+    supervisor = Supervisor(PLACE)
+    link = supervisor.link()
+    began = time.monotonic()
+
+    def die() -> None:
+        with supervisor.noted(Underway("execute", "slow", "1"), soon(0.05)):
+            monkeypatch.setattr(link.session, "gone", "gone")
+            raise DeadObject("gone")
+
+    with pytest.raises(DeadObject):
+        die()
+    assert time.monotonic() - began < 2
+    assert supervisor.underway == {}
+    supervisor._ended(link, "was killed")
+    crash = last_crash()
+    assert crash is not None
+    assert [e.call for e in crash.underway] == ["execute"]
