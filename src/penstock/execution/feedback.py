@@ -20,6 +20,7 @@ from penstock.errors import InputError, InvalidArgument, StateError
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.execution.roles import step_uses
+from penstock.execution.transfer import STAGED
 from penstock.execution.turns import TurningPort, turning_ports
 from penstock.execution.variant import Variant
 from penstock.hal.roles import merged
@@ -175,11 +176,15 @@ class Cells:
             if loop.variable < 0:
                 continue
             value, began = np.asarray(values[loop.variable]), perf_counter_ns()
-            read.copy_from(value)
+            count = read.copy_in(value)
             spent = perf_counter_ns() - began
             route = ("host", read.device or "pool")
             reason = f"the state has another value of {loop.name!r} than its device"
             copies.append(CopyReceipt(value.nbytes, *route, reason, None, loop.read, began, spent))
+            copies += [
+                CopyReceipt(value.nbytes, "host", "host", STAGED, None, loop.read)
+                for _ in range(count - 1)
+            ]
 
     def close(self) -> None:
         """Frees the buffers."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS: Final = 8
 """How often a step may answer "too small" before the runtime stops believing it."""
 
+STAGED: Final = "it does not lie in memory that the device maps"
+
 FIRST_GUESS: Final = 4096
 """Bytes given to an output of unknown shape at the first attempt."""
 
@@ -217,6 +219,7 @@ class Copying:
         began = time.perf_counter_ns()
         value = memory.read()
         self._moved(value.nbytes, memory.name, "host", operand, began)
+        self._staged(memory, value.nbytes, operand)
         return value
 
     def put(self, memory: BoundMemory, value: NDArray, operand: int) -> None:
@@ -224,6 +227,12 @@ class Copying:
         began = time.perf_counter_ns()
         memory.write(value)
         self._moved(value.nbytes, "host", memory.name, operand, began)
+        self._staged(memory, value.nbytes, operand)
+
+    def _staged(self, memory: BoundMemory, nbytes: int, operand: int) -> None:
+        """The copies made on the way, whose time is that of the one before."""
+        for _ in range(memory.staged):
+            self._copies.append(CopyReceipt(nbytes, "host", "host", STAGED, self._step, operand))
 
     def _moved(
         self, nbytes: int, source: str, destination: str, operand: int, began_ns: int

@@ -32,13 +32,14 @@ class BoundMemory:
     """One use of memory by one run. What is not overridden says that no device takes it as it is.
 
     *owner* is what the caller gave, and gets back as the output; *name* is for receipts; *shape* is the value's, None
-    for an output whose shape the run tells.
+    for an output whose shape the run tells. *staged* is how many copies the last `read` or `write` made besides the one.
     """
 
-    __slots__ = ("name", "owner", "shape")
+    __slots__ = ("name", "owner", "shape", "staged")
 
     def __init__(self, owner: Any, name: str, shape: tuple[int, ...] | None) -> None:
         self.owner, self.name, self.shape = owner, name, shape
+        self.staged = 0
 
     @property
     def array(self) -> NDArray | None:

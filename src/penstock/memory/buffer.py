@@ -129,10 +129,20 @@ class DeviceBuffer:
 
     def numpy(self) -> NDArray:
         """The value, copied to the host."""
+        return self.copy_out()[0]
+
+    def copy_out(self) -> tuple[NDArray, int]:
+        """As `numpy`, and how many copies that took."""
         self._check_usable()
         shape = self._initialized()
         self._touched(read=True)
-        return self._fetched(shape).copy()
+        array, count = self._fetched(shape)
+        return array.copy(), count + 1
+
+    def copy_in(self, value: NDArray) -> int:
+        """As `copy_from`; how many copies that took."""
+        self._check_usable()
+        return self._copy_from_array(value, None)
 
     def value_shape(self) -> tuple[int, ...]:
         """The shape of its value. Raises `StateError` without one."""
@@ -218,9 +228,9 @@ class DeviceBuffer:
         if (memory := place_of(destination)) is not None:
             self._asked(lambda: self._storage.copy_to(memory))
         else:
-            destination[...] = self._fetched(shape)
+            destination[...] = self._fetched(shape)[0]
 
-    def _copy_from_array(self, source: NDArray, dimensions: Sequence[int] | None) -> None:
+    def _copy_from_array(self, source: NDArray, dimensions: Sequence[int] | None) -> int:
         shape = tuple(source.shape) if dimensions is None else tuple(dimensions)
         if source.dtype != self.dtype or source.shape != shape:
             raise InputError(
@@ -229,7 +239,7 @@ class DeviceBuffer:
             )
         self._full(shape)
         self._touched(written=True)
-        self._put(source)
+        return self._put(source)
 
     def _copy_from_buffer(self, source: DeviceBuffer) -> None:
         source._check_usable()
@@ -246,29 +256,29 @@ class DeviceBuffer:
             source._asked(lambda: source._storage.copy_to(pool.memory))
             self._take(pool.memory, shape)
 
-    def _fetched(self, shape: tuple[int, ...]) -> NDArray:
-        """The value in memory of its own."""
+    def _fetched(self, shape: tuple[int, ...]) -> tuple[NDArray, int]:
+        """The value in memory of its own, and how many copies that took."""
         with staging(shape, self.dtype) as (pool, array):
-            self._asked(lambda: self._storage.copy_to(pool.memory))
-            return array
+            count = self._asked(lambda: self._storage.copy_to(pool.memory))
+            return array, count
 
-    def _put(self, value: NDArray) -> None:
+    def _put(self, value: NDArray) -> int:
         shape = tuple(value.shape)
         memory = place_of(value)
         if memory is not None:
-            self._take(memory, shape)
-            return
+            return self._take(memory, shape)
         with staging(shape, self.dtype) as (pool, array):
             array[...] = value
-            self._take(pool.memory, shape)
+            return self._take(pool.memory, shape) + 1
 
-    def _take(self, memory: Memory, shape: tuple[int, ...]) -> None:
+    def _take(self, memory: Memory, shape: tuple[int, ...]) -> int:
         try:
-            self._asked(lambda: self._storage.copy_from(memory, shape))
+            count = self._asked(lambda: self._storage.copy_from(memory, shape))
         except BaseException:
             self._shape = None
             raise
         self._shape = shape
+        return count
 
     def _asked(self, call: Callable[[], T]) -> T:
         try:
@@ -331,7 +341,7 @@ def _release(storage: Storage, process: int) -> None:
 class BoundBuffer(BoundMemory):
     """A device buffer in one run."""
 
-    __slots__ = ("_staged",)
+    __slots__ = ()
     owner: DeviceBuffer
 
     def argument(
@@ -353,14 +363,16 @@ class BoundBuffer(BoundMemory):
     def read(self) -> NDArray:
         owner = self.owner
         owner._touched(read=True)  # noqa: SLF001
-        return owner._fetched(owner._initialized())  # noqa: SLF001
+        array, count = owner._fetched(owner._initialized())  # noqa: SLF001
+        self.staged = count - 1
+        return array
 
     def stage(self, shape: tuple[int, ...], operand: Operand) -> NDArray | None:
         with staging(shape, operand.dtype.numpy) as (_, array):
             return array
 
     def write(self, value: NDArray) -> None:
-        self.owner._put(value)  # noqa: SLF001
+        self.staged = self.owner._put(value) - 1  # noqa: SLF001
 
     def written(self, shape: tuple[int, ...]) -> None:
         self.owner._shape = shape  # noqa: SLF001

@@ -61,12 +61,12 @@ class Storage(Protocol):
         """As `BoundMemory.argument`; `DeadObject` where the device that had the value is gone."""
         ...
 
-    def copy_to(self, memory: Memory) -> None:
-        """Copies the value out; *memory* has exactly its size."""
+    def copy_to(self, memory: Memory) -> int:
+        """Copies the value out; *memory* has exactly its size. How many copies that took."""
         ...
 
-    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> None:
-        """Copies a value of *shape* in; *memory* has exactly its size."""
+    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
+        """Copies a value of *shape* in; *memory* has exactly its size. How many copies that took."""
         ...
 
     def close(self) -> None:
@@ -109,27 +109,29 @@ class OnDevice:
                 return TokenArgument(self._token)
         return None
 
-    def copy_to(self, memory: Memory) -> None:
+    def copy_to(self, memory: Memory) -> int:
         if self._maps(memory):
             self._buffer.copy_to(memory)
-            return
+            return 1
         with (
             map_memory(memory) as mapping,
             staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
         ):
             self._buffer.copy_to(pool.memory)
             mapping.array[:] = array
+        return 2
 
-    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> None:
+    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
         if self._maps(memory):
             self._buffer.copy_from(memory, shape)
-            return
+            return 1
         with (
             map_memory(memory) as mapping,
             staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
         ):
             array[:] = mapping.array
             self._buffer.copy_from(pool.memory, shape)
+        return 2
 
     def close(self) -> None:
         self._buffer.close()
@@ -177,14 +179,15 @@ class InPool:
         pools.append(pool.memory)
         return PoolArgument(DataLocation(len(pools) - 1, 0, array.nbytes), array.shape)
 
-    def copy_to(self, memory: Memory) -> None:
+    def copy_to(self, memory: Memory) -> int:
         _, array = self._content()
         with map_memory(memory) as mapping:
             if not mapping.array.flags.writeable:
                 raise InputError("memory to copy to must be writable")
             mapping.array[:] = array.reshape(-1).view(np.uint8)
+        return 1
 
-    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> None:
+    def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
         with map_memory(memory) as mapping:
             if self._known is None:
                 made = self._made(shape)
@@ -192,8 +195,9 @@ class InPool:
                 with self._lock:
                     # The pool before is let go of, and unmapped when nobody views it any more.
                     self._held = made
-                return
-            _fill(self._content()[1], mapping.array)
+            else:
+                _fill(self._content()[1], mapping.array)
+        return 1
 
     def close(self) -> None:
         with self._lock:

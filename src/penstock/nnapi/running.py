@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.execution.compiled import CompiledModel
+from penstock.execution.copying import copied
 from penstock.execution.outputs import Outputs
+from penstock.execution.transfer import STAGED
 from penstock.execution.variant import deadline_of
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
@@ -111,8 +113,9 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
     if place is not None and (direct or not isinstance(place, DeviceBuffer)):
         return place
     if place is not None:
-        fetched = place.numpy()
+        fetched, count = place.copy_out()
         copies.append(CopyReceipt(fetched.nbytes, place.device or "pool", "host", LEFT_OUT))
+        copies += _staged(fetched.nbytes, count - 1)
         return fetched
     if (array := binding.array()) is not None:
         return array
@@ -147,8 +150,9 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
 def _deliver(binding: Binding, result: NDArray, copies: list[CopyReceipt]) -> bool:
     """Copies *result* to where it belongs; whether there was room."""
     if (place := binding.place()) is not None:
-        place.copy_from(np.ascontiguousarray(result))
+        count = place.copy_in(_contiguous(result, copies))
         copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))
+        copies += _staged(result.nbytes, count - 1)
         return True
     room = binding.bytes()
     asked = static_shape(binding.shape)
@@ -158,11 +162,22 @@ def _deliver(binding: Binding, result: NDArray, copies: list[CopyReceipt]) -> bo
         )
     if result.nbytes > room.nbytes:
         return False
+    whole = _contiguous(result, copies)
     began = time.perf_counter_ns()
-    np.copyto(room[: result.nbytes], np.ascontiguousarray(result).reshape(-1).view(np.uint8))
+    np.copyto(room[: result.nbytes], whole.reshape(-1).view(np.uint8))
     spent = time.perf_counter_ns() - began
     reason = f"{binding.port} has a shape that only the run told, or begins at an odd place"
     copies.append(
         CopyReceipt(result.nbytes, "host", "caller", reason, start_ns=began, wall_ns=spent)
     )
     return True
+
+
+def _contiguous(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
+    if result.flags.c_contiguous:
+        return result
+    return copied(result, copies, ("host", "host"), "an output is not C-contiguous")
+
+
+def _staged(nbytes: int, count: int) -> list[CopyReceipt]:
+    return [CopyReceipt(nbytes, "host", "host", STAGED) for _ in range(count)]

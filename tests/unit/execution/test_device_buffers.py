@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.compilation.receipt import CopyReceipt
 from penstock.drivers.reference import ReferenceDevice
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import (
@@ -20,6 +21,7 @@ from penstock.errors import (
     ResourceExhaustedTransient,
     StateError,
 )
+from penstock.execution.transfer import Copying
 from penstock.hal import Buffer, BufferDesc, BufferRole, Device, Support
 from penstock.ir import (
     DType,
@@ -39,6 +41,8 @@ from penstock.memory import (
     OutputRole,
     allocate,
 )
+from penstock.memory.buffer import BoundBuffer
+from penstock.memory.storage import OnDevice
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from penstock.testing.lab import LabDevice
@@ -540,3 +544,31 @@ def test_what_the_last_step_may_not_use_is_refused_before_the_first_runs() -> No
         compiled.run({"x": VALUE, "w": late}, out={"y": out, "z": result})
         assert np.array_equal(result.numpy(), np.maximum(VALUE, 0) + VALUE)
         assert first.count("execute") == second.count("execute") == 1
+
+
+@pytest.mark.parametrize(("maps", "extra"), [(True, 0), (False, 1)])
+def test_copies_on_the_way_to_a_device_and_back_have_receipts(
+    monkeypatch: pytest.MonkeyPatch, maps: bool, extra: int
+) -> None:
+    monkeypatch.setattr(OnDevice, "_maps", lambda *_: maps)
+    copies: list[CopyReceipt] = []
+    copying = Copying(0, "cpu", copies)
+    with compiled_on(relu(), ReferenceDevice()) as compiled:
+        buffer = compiled.allocate(inputs=["x"])
+        assert buffer.device == "reference"
+        bound = BoundBuffer(buffer, "x", None)
+        copying.put(bound, VALUE, 1)
+        assert [c.destination for c in copies] == ["x"] + ["host"] * (1 + extra)
+        assert {c.nbytes for c in copies} == {VALUE.nbytes}
+        copies.clear()
+        np.testing.assert_array_equal(copying.fetch(bound, 1), VALUE)
+        assert [c.source for c in copies] == ["x"] + ["host"] * extra
+        with MemoryPool.anonymous(VALUE.nbytes) as pool:
+            lying = pool.view(np.dtype(np.float32), VALUE.shape)
+            lying[...] = VALUE
+            copies.clear()
+            copying.put(bound, lying, 1)
+            assert len(copies) == 1 + extra
+            assert buffer.copy_in(lying) == 1 + extra
+            assert buffer.copy_out()[1] == 2 + extra
+            del lying
