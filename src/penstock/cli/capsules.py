@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.cli import opening, writing
+from penstock.cli import writing
 from penstock.cli.cache.directory import when
 from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
 from penstock.cli.output import Output
@@ -110,6 +110,7 @@ def _brought_about(
     names: bool,
     seed: int,
 ) -> Capsule:
+    from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed
     from penstock.execution.inputs import in_order
     from penstock.execution.interface import interface_of

@@ -107,7 +107,7 @@ def forgive(device: Device) -> None:
 
 
 def close_hosts() -> None:
-    """Leaves every host; those without another client end."""
+    """Leaves every host; those without another client end. Isolated devices found before are of no use any more."""
     with _lock:
         every = list(_supervisors.values())
         _supervisors.clear()

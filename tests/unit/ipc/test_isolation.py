@@ -53,6 +53,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     manager = Manager(lambda: entries)
     monkeypatch.setattr("penstock.runtime.session.manager", manager)
+    # The hosts that other tests of this process have stay as they are.
+    monkeypatch.setattr(isolation, "_supervisors", {})
     yield tmp_path / "state"
     isolation.close_hosts()
 

@@ -25,7 +25,7 @@ def test_the_examples_print_what_the_page_shows(
     page = PAGES["isolation"]
     pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
     assert len(pairs) == page.count("```python") == 2
-    isolation.close_hosts()
+    monkeypatch.setattr(isolation, "_supervisors", {})
     for code, shown in pairs:
         monkeypatch.setattr("penstock.runtime.session.manager", Manager())
         exec(compile(code, "isolation.md", "exec"), names := {"__name__": "example"})  # type: dict[str, Any]
