@@ -273,6 +273,9 @@ class Session:
             message = decode_to_client(received.data)
             number = message.call if isinstance(message, wire.Answer | wire.Progress) else None
             waiting = None if number is None else self._calls.get(number)
+            if waiting is None and isinstance(message, wire.Progress) and not received.descriptors:
+                # A driver's thread may tell of it beside the answer.
+                return
             if waiting is None:
                 raise WireError(f"{type(message).__name__} for no call of this client")
         except BaseException:
@@ -284,7 +287,8 @@ class Session:
                 waiting.events.append(message.event)
             else:
                 assert isinstance(message, wire.Answer)
-                del self._calls[message.call]
+                # A session that ends takes its calls away at any time.
+                self._calls.pop(message.call, None)
                 if waiting.is_abandoned:
                     close_all(received.descriptors)
                     self._nobody_waits(waiting, message)

@@ -316,12 +316,21 @@ class RingServer:
         with self._ending:
             self._closed = True
         self._bound.clear()
-        self._region.words[ring.ANSWERED] = ring.CLOSED
-        self._rung.ring()
-        self._burst.close()
-        for bell in (self._heard, self._rung, self._stop):
-            bell.close()
-        self._region.close()
+        try:
+            self._region.words[ring.ANSWERED] = ring.CLOSED
+            self._rung.ring()
+        except OSError as error:
+            logger.warning("a client cannot be told that its ring is closed: %s", error)
+        finally:
+            self._part()
+
+    def _part(self) -> None:
+        try:
+            self._burst.close()
+        finally:
+            for bell in (self._heard, self._rung, self._stop):
+                bell.close()
+            self._region.close()
 
 
 class _RulesBroken(WireError):

@@ -329,3 +329,18 @@ def test_a_pools_region_is_mapped_once_and_its_descriptor_is_its_own() -> None:
     assert np.shares_memory(first, lent.region())
     with pytest.raises(InvalidArgument, match="without a descriptor"):
         LentPool(Memory("ashmem", None, 16))
+
+
+def test_a_ring_that_cannot_tell_of_its_end_lets_go_of_its_burst(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = rig.serve()
+    closed = threading.Event()
+
+    def cannot() -> None:
+        raise OSError("no such descriptor")
+
+    monkeypatch.setattr(server._rung, "ring", cannot)
+    monkeypatch.setattr(server._burst, "close", closed.set)
+    server.close()
+    assert closed.wait(SECONDS)

@@ -37,6 +37,9 @@ LONELY_SECONDS: Final = 10.0
 PARTING_SECONDS: Final = 2.0
 """How long devices may take to close once the last client is gone."""
 
+ACCEPT_PAUSE: Final = 0.1
+"""Seconds before a client is taken on again, after that could not be: there was no descriptor for it, most likely."""
+
 BACKLOG: Final = 128
 
 MAX_CLIENTS: Final = 512
@@ -121,7 +124,11 @@ class Host:
     def _next_client(self) -> socket.socket | None:
         try:
             return self._listener.accept()[0]
+        except BlockingIOError:
+            return None
         except OSError:
+            # Whoever waits there is still there at once: without a pause this would go round and round.
+            time.sleep(ACCEPT_PAUSE)
             return None
 
     def _greet(self, sock: socket.socket) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -58,6 +59,8 @@ class Client:
         self._over = False
         self._calls: dict[wire.CallId, CancelToken] = {}
         self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
+        self._dropped: SimpleQueue[wire.Drop | None] = SimpleQueue()
+        self._closing: threading.Thread | None = None
 
     def start(self) -> None:
         """Begins to serve, in threads of its own."""
@@ -97,6 +100,7 @@ class Client:
             self._threads -= 1
             last = not self._threads
         if last:
+            self._dropped.put(None)
             for dispatcher in self._dispatchers:
                 dispatcher.close()
             self._memories.clear()
@@ -183,10 +187,20 @@ class Client:
     def _drop(self, drop: wire.Drop) -> None:
         if not 0 <= drop.device < len(self._dispatchers):
             raise WireError(f"no device has the index {drop.device}")
-        # What a driver does in `close` may take its time; nobody waits for it.
-        frame = Frame(encode(wire.Close(drop.target)))
-        if drop.target != wire.DEVICE:
-            _aside(self._dispatchers[drop.device].answer, frame)
+        if drop.target == wire.DEVICE:
+            return
+        # What a driver does in `close` may take its time: one thread waits for it, and nobody for that.
+        self._dropped.put(drop)
+        if self._closing is None:
+            closing = threading.Thread(target=self._close, name="penstock-close", daemon=True)
+            # Without room for a thread the next one that is dropped begins it.
+            with suppress(RuntimeError, MemoryError):
+                closing.start()
+                self._closing = closing
+
+    def _close(self) -> None:
+        while (drop := self._dropped.get()) is not None:
+            self._dispatchers[drop.device].answer(Frame(encode(wire.Close(drop.target))))
 
     def _perform(self, job: _Job) -> None:
         ask = job.ask

@@ -1,0 +1,91 @@
+"""A host and one client of it, without a process: what it does when it is short of something, or kept waiting."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+
+from penstock.hal import ProgressEvent
+from penstock.ipc import wire
+from penstock.ipc.channel import Session
+from penstock.ipc.codec import Frame, decode_to_host, encode
+from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.host.process import Host
+from penstock.ipc.host.serving import Client
+from penstock.ipc.transport import Connection
+
+
+class _Slow:
+    """A dispatcher whose objects take their time to close."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.count = 0
+        self.go, self.all_closed = threading.Event(), threading.Event()
+
+    def answer(self, _frame: Frame, _lease: object = None) -> Frame:
+        self.threads.add(threading.get_ident())
+        assert self.go.wait(10)
+        self.count += 1
+        if self.count == 20:
+            self.all_closed.set()
+        return Frame(b"")
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def test_what_a_client_drops_is_closed_in_one_thread() -> None:
+    ours, theirs = map(Connection, socket.socketpair())
+    dispatcher, ended = _Slow(), threading.Event()
+    Client(theirs, [cast("Dispatcher", dispatcher)], ended.set).start()
+    for number in range(1, 21):
+        ours.send(encode(wire.Drop(0, wire.ObjectId(number))))
+    dispatcher.go.set()
+    assert dispatcher.all_closed.wait(10)
+    assert len(dispatcher.threads) == 1
+    ours.close()
+    assert ended.wait(10)
+
+
+def test_a_host_without_descriptors_pauses_before_it_takes_a_client_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Listener:
+        def accept(self) -> Any:
+            raise OSError(errno.EMFILE, "no descriptor")
+
+    pauses: list[float] = []
+    monkeypatch.setattr("penstock.ipc.host.process.time.sleep", pauses.append)
+    host = Host.__new__(Host)
+    monkeypatch.setattr(host, "_listener", Listener(), raising=False)
+    assert host._next_client() is None
+    assert len(pauses) == 1
+
+
+def test_progress_told_after_the_answer_is_dropped() -> None:
+    ours, theirs = map(Connection, socket.socketpair())
+    session = Session(ours)
+
+    def serve() -> None:
+        for _ in range(2):
+            ask = decode_to_host(theirs.receive().data)
+            assert isinstance(ask, wire.Ask)
+            event = ProgressEvent("compile", "x", 1, 2)
+            theirs.send(encode(wire.Answer(ask.call, b"reply")))
+            theirs.send(encode(wire.Progress(event, ask.call)))
+
+    host = threading.Thread(target=serve)
+    host.start()
+    deadline = time.monotonic_ns() + 5_000_000_000
+    for _ in range(2):
+        assert session.call(0, Frame(encode(wire.Check()), (), deadline)).data == b"reply"
+    host.join()
+    assert not session.gone
+    session.close()
+    theirs.close()
