@@ -126,7 +126,7 @@ class Link:
         started.connection.close()
         if started.child:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+                kill_process(started.pidfd)
             self._wait_for_end(END_SECONDS)
             self._reap()
         close_all([started.pidfd, started.page, started.output])

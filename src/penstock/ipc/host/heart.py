@@ -31,6 +31,7 @@ class Heart:
     """
 
     fd: int
+    _trims: bool
 
     def __init__(self, *, trims: bool = True) -> None:
         if sys.platform != "linux":
