@@ -365,8 +365,15 @@ class IsolatedPreparedModel:
     def living(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
     ) -> RemotePreparedModel:
-        """The prepared model in the process that lives now, prepared again if need be."""
-        with self._lock:
+        """The prepared model in the process that lives now, prepared again if need be; `DeadObject` where somebody else
+        still prepares it at the deadline.
+        """
+        left = -1 if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        if not self._lock.acquire(timeout=left):
+            raise DeadObject(
+                f"the process of device {self.device.name} died, and the model is still being prepared in its place"
+            )
+        try:
             if self._closed:
                 raise ClosedError("a prepared model was used after close()")
             if not session_of(self._remote).gone:
@@ -381,6 +388,8 @@ class IsolatedPreparedModel:
             with self.device.noted("prepare_model", self._model, deadline_ns):
                 self._remote = self.device.remote(deadline_ns).prepare_model(self._model, own)
             return self._remote
+        finally:
+            self._lock.release()
 
 
 class _Series:

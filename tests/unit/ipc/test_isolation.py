@@ -29,6 +29,7 @@ from penstock.errors import (
 from penstock.hal import CancelToken
 from penstock.ipc import supervision
 from penstock.ipc.evidence import last_crash
+from penstock.ipc.resilient import IsolatedPreparedModel
 from penstock.ir import DType, ModelBuilder, Operand
 from penstock.memory import MemoryPool
 from penstock.runtime import isolation
@@ -146,6 +147,20 @@ def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
                 return
             time.sleep(0.05)
         pytest.fail("the driver did not come back")
+
+
+def test_nobody_waits_beyond_his_deadline_for_another_who_prepares_anew() -> None:
+    with compiled(ALONE) as model:
+        check(model(X))
+        (step,) = model._base.compilation.steps  # what a run has
+        prepared = step.prepared
+        while not isinstance(prepared, IsolatedPreparedModel):
+            prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
+        began = time.monotonic()
+        with prepared._lock, pytest.raises(DeadObject, match="still being prepared"):
+            prepared.living(time.monotonic_ns() + 50_000_000)
+        assert time.monotonic() - began < 5
+        check(model(X))
 
 
 def test_a_driver_that_dies_once_answers_in_the_same_call() -> None:
