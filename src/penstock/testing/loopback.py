@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -34,13 +35,22 @@ class LoopbackChannel:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
+        self._dropped: deque[wire.ObjectId] = deque()
 
     def call(self, frame: Frame) -> Frame:
+        self.flush()
         reply = self._dispatcher.answer(_carried(frame))
         return _carried(reply)
 
     def drop(self, number: wire.ObjectId) -> None:
-        self.call(Packer().frame(wire.Close(number)))
+        """Closed with the next call: a finalizer may run in the middle of anything, under the dispatcher's own lock too."""
+        self._dropped.append(number)
+
+    def flush(self) -> None:
+        """Closes what was dropped."""
+        while self._dropped:
+            number = self._dropped.popleft()
+            self._dispatcher.answer(Packer().frame(wire.Close(number)))
 
 
 def _carried(frame: Frame) -> Frame:
