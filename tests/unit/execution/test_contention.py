@@ -279,9 +279,10 @@ def test_a_variable_that_was_given_another_value_is_copied_to_its_device_by_rece
         compiled.bind_state()
         assert compiled.run([x], out=[seen], state=state).receipt.copies == ()
         state.replace({0: np.ones(3, np.float32)})
-        (copy,) = compiled.run([x], out=[seen], state=state).receipt.copies
+        copy, staged = compiled.run([x], out=[seen], state=state).receipt.copies
         assert (copy.nbytes, copy.source, copy.destination) == (12, "host", "reference")
         assert "the state has another value" in copy.reason
+        assert (staged.nbytes, staged.source, staged.destination) == (12, "host", "host")
         assert compiled.run([x], out=[seen], state=state).receipt.copies == ()
 
 
