@@ -97,3 +97,9 @@ def status_of(fence: Fence) -> FenceStatus:
 def remaining_ns(deadline_ns: int | None) -> int | None:
     """Nanoseconds left until a monotonic deadline, at least 0; None without one."""
     return None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns())
+
+
+def remaining_seconds(deadline_ns: int | None) -> float | None:
+    """As `remaining_ns`, in seconds: what locks and threads of Python wait by."""
+    left = remaining_ns(deadline_ns)
+    return None if left is None else left / 1e9

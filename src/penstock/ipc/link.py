@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock import knobs
 from penstock.errors import DeviceUnavailable, WireError
+from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
@@ -111,8 +112,8 @@ class Link:
         """
         if threading.current_thread() is not self._watcher and os.getpid() == self._process:
             seconds = 2 * END_SECONDS
-            if deadline_ns is not None:
-                seconds = min(seconds, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+            if (left := remaining_seconds(deadline_ns)) is not None:
+                seconds = min(seconds, left)
             self._watcher.join(seconds)
             if self._watcher.is_alive():
                 return False

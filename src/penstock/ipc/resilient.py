@@ -32,6 +32,7 @@ from penstock.hal import (
     Support,
     TokenArgument,
 )
+from penstock.hal.fence import remaining_seconds
 from penstock.ipc.burst import RingBurst
 from penstock.ipc.channel import DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
@@ -368,8 +369,8 @@ class IsolatedPreparedModel:
         """The prepared model in the process that lives now, prepared again if need be; `DeadObject` where somebody else
         still prepares it at the deadline.
         """
-        left = -1 if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-        if not self._lock.acquire(timeout=left):
+        left = remaining_seconds(deadline_ns)
+        if not self._lock.acquire(timeout=-1 if left is None else left):
             raise DeadObject(
                 f"the process of device {self.device.name} died, and the model is still being prepared in its place"
             )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from penstock.errors import DeadObject, DriverError, StateError
+from penstock.hal.fence import remaining_seconds
 from penstock.ipc.evidence import Crash, Underway
 from penstock.ipc.link import END_SECONDS, Link
 from penstock.ipc.starting import Place
@@ -102,8 +103,7 @@ class Supervisor:
                 except RuntimeError as error:
                     raise DeadObject(f"driver {self.place.name}: {error}") from error
                 self._start = start
-        left = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-        if not start.done.wait(left):
+        if not start.done.wait(remaining_seconds(deadline_ns)):
             raise DeadObject(f"the process of driver {self.place.name} is still being started")
         start.thread.join()
         if isinstance(start.failure, DriverError):

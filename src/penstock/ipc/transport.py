@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
+from penstock.hal.fence import remaining_seconds
 from penstock.ipc import wire
 from penstock.ipc.linux import LINUX_ONLY
 
@@ -106,8 +107,8 @@ class Connection:
             parts = [_Part(memoryview(header), descriptors[:BATCH])]
             parts += [_Part(memoryview(b"\0"), descriptors[at : at + BATCH]) for at in batches]
             parts += [_Part(memoryview(data), ())] if data else []
-        remaining = None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9
-        if not self._sending.acquire(timeout=-1 if remaining is None else max(remaining, 0.0)):
+        left = remaining_seconds(deadline_ns)
+        if not self._sending.acquire(timeout=-1 if left is None else left):
             raise TimeoutError("another message is still being sent")
         try:
             self._send_kept(deadline_ns)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.nnapi.compilation import Compilation
 
 
-class Burst:
+class Burst(Closing):
     """Resources kept between executions of *compilation*, which is finished, else BAD_STATE: `ANeuralNetworksBurst`
     (NNAPI section 7.1).
 
@@ -58,17 +58,6 @@ class Burst:
             burst, self._burst = self._burst, None
         if burst is not None:
             burst.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def usable_burst(burst: object) -> Burst:

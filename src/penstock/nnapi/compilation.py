@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from penstock.cache.info import CacheInfo
@@ -25,6 +24,7 @@ from penstock.ir import Model as IrModel
 from penstock.logs import Log
 from penstock.nnapi import arguments
 from penstock.nnapi.assembly import assemble
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import Preference, Priority
 from penstock.nnapi.description import NnapiOperand
 from penstock.nnapi.devices import Device, choose_devices
@@ -46,7 +46,7 @@ LEAST_PADDING: Final = 1
 """In bytes: what every device can ask for (NNAPI section 4.9)."""
 
 
-class Compilation:
+class Compilation(Closing):
     """A compilation being set up, and then finished: `ANeuralNetworksCompilation` (NNAPI section 1.4).
 
     `Compilation(model)` places *model* on every device, and the reference device repeats what another
@@ -269,17 +269,6 @@ class Compilation:
             if made is not None:
                 made.close()
         self._close_owned()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._sealed:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from penstock.hal.descriptors import DescriptorFence, as_descriptor
 from penstock.hal.fence import EventFence, Fence, FenceStatus
 from penstock.nnapi import arguments
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import (
     NnapiError,
@@ -23,7 +23,7 @@ from penstock.nnapi.failures import (
 )
 
 
-class Event:
+class Event(Closing):
     """Something that ends once, well or with a result code: `ANeuralNetworksEvent` (NNAPI section 7.2).
 
     Made by `Execution.start_compute`, by `Execution.start_compute_with_dependencies`, or by `create_from_sync_fence_fd`.
@@ -79,17 +79,6 @@ class Event:
         if not self._closed:
             self._closed = True
             self._ending.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.compilation.receipt import Receipt
 from penstock.execution.burst import Burst as CompiledBurst, reusing
@@ -20,6 +19,7 @@ from penstock.ir.types import is_static
 from penstock.nnapi import arguments
 from penstock.nnapi.bindings import Binding, bind_buffer, bind_memory
 from penstock.nnapi.burst import Burst, usable_burst
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import DurationCode, ResultCode
 from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
 from penstock.nnapi.event import Event, Started, check_events
@@ -46,7 +46,7 @@ class State(enum.Enum):
     COMPLETED = "completed"
 
 
-class Execution:
+class Execution(Closing):
     """Arguments being set, and then a run: `ANeuralNetworksExecution` (NNAPI section 1.4).
 
     *compilation* is finished, else BAD_STATE. Arguments and settings are set before the first run, and each argument
@@ -280,17 +280,6 @@ class Execution:
             series, self._series = self._series, None
         if series is not None:
             series.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock.ir.types import static_shape
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, MemoryPool
 from penstock.nnapi import arguments
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.rules import ImageRules, Rules, SizedRules
 from penstock.nnapi.stores import DeviceStore, ImageStore, PoolStore, Store, copy_bytes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BOTH: Final = PROT_READ | PROT_WRITE
 
 
-class Memory:
+class Memory(Closing):
     """Memory made by `create_from_fd`, `create_from_hardware_buffer` or `create_from_desc`: `ANeuralNetworksMemory`
     (NNAPI section 6.3).
 
@@ -148,17 +148,6 @@ class Memory:
         if not self._closed:
             self._closed = True
             self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def usable_memory(memory: object) -> Memory:

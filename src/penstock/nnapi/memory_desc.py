@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from penstock.ir.types import Shape
 from penstock.nnapi import arguments
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.failures import bad_data, bad_state, unexpected_null
 from penstock.nnapi.ports import Kind, merged
 from penstock.nnapi.rules import Role, alike
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.nnapi.description import NnapiOperand
 
 
-class MemoryDesc:
+class MemoryDesc(Closing):
     """A descriptor being filled, and then finished: `ANeuralNetworksMemoryDesc` (NNAPI section 6.4).
 
     Each role is an input or an output of a finished compilation, and all describe one operand: their types, scales,
@@ -90,17 +90,6 @@ class MemoryDesc:
     def close(self) -> None:
         """Frees it; twice is harmless. Memories that were made of it stay good."""
         self._roles, self._operand, self._sealed = [], None, "closed"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _add(self, compilation: object, kind: Kind, index: object, frequency: object) -> None:
         from penstock.nnapi.compilation import Compilation

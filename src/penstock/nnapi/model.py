@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from penstock.hal import AccuracyClass, Device as HalDevice
 from penstock.ir import ConstantPool, Model as IrModel, infer_shapes
 from penstock.nnapi import arguments
 from penstock.nnapi.assembly import Packing, assemble, in_run_order
+from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import (
     MAX_NUMBER_OF_OPERANDS,
     MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES,
@@ -27,7 +26,7 @@ from penstock.partitioning.support import collect_support
 from penstock.runtime.planning import trusted
 
 
-class Model:
+class Model(Closing):
     """A model being built, and then finished: `ANeuralNetworksModel` (NNAPI section 1.4).
 
     Operands are numbered as they are added. `finish` validates the model and lowers it; before it the model
@@ -278,17 +277,6 @@ class Model:
         self._release()
         self._operands, self._operations, self._sealed = [], [], "closed"
         self._finished = self._lowered = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _release(self) -> None:
         """Lets go of callers' memory and models."""
