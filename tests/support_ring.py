@@ -25,14 +25,17 @@ MOST_FDS = 16
 
 
 class ChildChannel:
-    """Frames to a child and back. *life_fd* is the child's pidfd."""
+    """Frames to a child and back."""
 
     copies_arrays = True
 
     def __init__(self, end: socket.socket, pid: int) -> None:
         self._end, self._lock = end, threading.Lock()
         self._later: deque[Frame] = deque()
-        self.pid, self.life_fd = pid, os.pidfd_open(pid)
+        self.pid, self._life_fd = pid, os.pidfd_open(pid)
+
+    def life(self) -> int:
+        return os.dup(self._life_fd)
 
     def call(self, frame: Frame) -> Frame:
         with self._lock:
@@ -51,7 +54,7 @@ class ChildChannel:
         return _receive(self._end)
 
     def close(self) -> None:
-        os.close(self.life_fd)
+        os.close(self._life_fd)
         self._end.close()
 
 
@@ -62,7 +65,10 @@ class InProcess:
 
     def __init__(self, device: Device) -> None:
         self.dispatcher = Dispatcher(device)
-        self.life_fd, self._ours = os.pipe()
+        self._life_fd, self._ours = os.pipe()
+
+    def life(self) -> int:
+        return os.dup(self._life_fd)
 
     def call(self, frame: Frame) -> Frame:
         return self.dispatcher.answer(frame)
@@ -76,7 +82,7 @@ class InProcess:
 
     def close(self) -> None:
         self.dispatcher.close()
-        os.close(self.life_fd)
+        os.close(self._life_fd)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ go by their places, the others are copied into a pool of the binding, and out of
 from __future__ import annotations
 
 import operator
-import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -30,6 +29,7 @@ from penstock.ipc.codec import encode
 from penstock.ipc.lending import Lent, lend
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST, Layout, Region
 from penstock.ipc.ring_client import RingClient
+from penstock.ipc.transport import close_all
 from penstock.ipc.wakeup import Doorbell
 from penstock.ir import NDArray
 from penstock.memory import pool_of
@@ -42,9 +42,11 @@ MOST_BOUND: Final = 16
 
 
 class RingBurst:
-    """A `Burst`. Made by `RemotePreparedModel.configure_burst` where the channel says how the device's death shows."""
+    """A `Burst`. Made by `RemotePreparedModel.configure_burst` where the channel says how the device's death shows: by
+    *life_fd*, which is the burst's.
+    """
 
-    def __init__(self, prepared: RemotePreparedModel, life_fd: int | None) -> None:
+    def __init__(self, prepared: RemotePreparedModel, life_fd: int) -> None:
         self._prepared = prepared
         self._running = threading.Lock()
         self._bound: OrderedDict[Any, _Bound] = OrderedDict()
@@ -269,15 +271,18 @@ def _close_staging(lent: Lent) -> None:
 
 
 def _opened(
-    prepared: RemotePreparedModel, layout: Layout, life_fd: int | None
+    prepared: RemotePreparedModel, layout: Layout, life_fd: int
 ) -> tuple[RingClient, RemoteObject]:
     from penstock.ipc.client import open_ring
 
-    fd = ring.create_region(layout)
+    descriptors = [life_fd]
     try:
+        fd = ring.create_region(layout)
+        descriptors.append(fd)
         region = Region(fd, layout)
         to_device, to_client = Doorbell.create(), Doorbell.create()
         remote = open_ring(prepared, fd, to_device.listen_fd, to_client.ring_fd, layout)
+        descriptors.remove(life_fd)
     finally:
-        os.close(fd)
+        close_all(descriptors)
     return RingClient(region, to_device, to_client, life_fd), remote

@@ -61,8 +61,8 @@ class Session:
     """Calls over *connection*, whose host has taken this client on. Of no use after `fork`.
 
     The calls of one session may come from any threads. One thread at a time, of those that wait, reads for all: there
-    is no thread beside them. *ended* is called once, by whoever finds that the host is gone. *life_fd* becomes
-    readable when it is.
+    is no thread beside them. *ended* is called once, by whoever finds that the host is gone. *life_fd*, which stays the
+    caller's, becomes readable when it is.
     """
 
     def __init__(
@@ -72,13 +72,16 @@ class Session:
         life_fd: int | None = None,
     ) -> None:
         self._connection, self._ended = connection, ended
-        self.life_fd = life_fd
+        self._life_fd = life_fd
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._calls: dict[wire.CallId, _Waiting] = {}
         self._turn = threading.Condition()
         self._reading = False
         self._gone = ""
+        self._users = 0
+        self._closed = False
+        self._then: Callable[[], None] = lambda: None
         self._later: deque[wire.Drop | wire.Release | wire.Cancel] = deque()
         self.staging = Staging(self._lend, self._release)
 
@@ -86,6 +89,18 @@ class Session:
     def gone(self) -> str:
         """Why nothing can be called any more; empty while it can."""
         return self._gone
+
+    def life(self) -> int | None:
+        """A descriptor, the caller's to close, that becomes readable when the host is gone; None where there is none.
+        Raises `DeadObject` once the session is closed, `ResourceExhaustedTransient` where no descriptor is left.
+        """
+        with self._turn:
+            if self._closed:
+                raise DeadObject(self._gone)
+            try:
+                return None if self._life_fd is None else os.dup(self._life_fd)
+            except OSError as error:
+                raise ResourceExhaustedTransient(f"no descriptor for a burst: {error}") from error
 
     def channel(self, device: int) -> DeviceChannel:
         """The calls to one device of the host."""
@@ -96,7 +111,13 @@ class Session:
         it has not answered by the frame's deadline, `Cancelled` when it does not stop soon after the frame's token was
         set, `WireError` for handles that no process can be sent.
         """
-        self._check()
+        self._enter()
+        try:
+            return self._asked(device, frame)
+        finally:
+            self._exit()
+
+    def _asked(self, device: int, frame: Frame) -> Frame:
         self.flush(frame.deadline_ns)
         try:
             waiting, table = (
@@ -145,26 +166,46 @@ class Session:
         with self._turn:
             first, self._gone = not self._gone, reason if certain else self._gone or reason
             self._turn.notify_all()
+            self._users += first
         if first:
-            self._connection.shut()
-            self._ended()
+            try:
+                self._connection.shut()
+                self._ended()
+            finally:
+                self._exit()
 
-    def close(self) -> None:
-        """Ends the session and closes what it has; nobody may be calling."""
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """Ends the session; what it has is closed, and *then* called, when the calls under way have returned. Once."""
         self.end("the connection to the driver's process is closed")
-        self._connection.close()
-        self.staging.close()
+        with self._turn:
+            self._closed, self._then = True, then
+            self._users += 1
+        self._exit()
 
     def leave(self) -> None:
         """In a child process: closes its copies of the descriptors, and says nothing to the host."""
         self._gone = "made before a fork"
         self._connection.close()
 
-    def _check(self) -> None:
+    def _enter(self) -> None:
+        """From here to `_exit` the descriptors stay open, whoever closes the session meanwhile: their numbers may be
+        others' afterwards.
+        """
         if self._process != os.getpid():
             raise StateError("a connection to a driver's process cannot be used after a fork")
-        if self._gone:
-            raise DeadObject(self._gone)
+        with self._turn:
+            if self._gone:
+                raise DeadObject(self._gone)
+            self._users += 1
+
+    def _exit(self) -> None:
+        with self._turn:
+            self._users -= 1
+            last = self._closed and not self._users
+        if last:
+            self._connection.close()
+            self.staging.close()
+            self._then()
 
     def _send(
         self,
@@ -351,12 +392,15 @@ class DeviceChannel:
 
     def __init__(self, session: Session, device: int) -> None:
         self.session, self._device = session, device
-        self.life_fd = session.life_fd
 
     @property
     def gone(self) -> str:
         """See `Session.gone`."""
         return self.session.gone
+
+    def life(self) -> int | None:
+        """See `Session.life`."""
+        return self.session.life()
 
     def call(self, frame: Frame) -> Frame:
         return self.session.call(self._device, frame)

@@ -43,8 +43,8 @@ R = TypeVar("R", bound=wire.Reply)
 class Channel(Protocol):
     """Carries one call to the device's side and brings the reply back; safe from any thread.
 
-    One that reaches another process may have a *life_fd*: a descriptor, its own, that becomes readable when that
-    process is gone (a pidfd). Its bursts then go through shared memory.
+    One that reaches another process may have a `life()` method: it gives a descriptor, the caller's to close, that
+    becomes readable when that process is gone (a pidfd). Its bursts then go through shared memory.
 
     One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent.
     """
@@ -214,8 +214,9 @@ class RemotePreparedModel(RemoteObject):
         return fence
 
     def configure_burst(self) -> Burst:
-        """One that goes through shared memory where the channel has a `life_fd`."""
-        life_fd: int | None = getattr(self.channel, "life_fd", None)
+        """One that goes through shared memory where the channel tells of the other process's life."""
+        life: Callable[[], int | None] | None = getattr(self.channel, "life", None)
+        life_fd = life() if life is not None else None
         if life_fd is not None:
             from penstock.ipc.burst import RingBurst
 

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from penstock import knobs
-from penstock.errors import DeviceUnavailable, WireError
+from penstock.errors import DeviceUnavailable, InputError, WireError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
@@ -44,6 +45,7 @@ class Link:
 
     def __init__(self, place: Place, ended: Callable[[Link, str], None]) -> None:
         self.place = place
+        self._limit = knobs.driver_timeout_ms() / 1000
         self._started: Started = connect(place)
         self._ended = ended
         self._process = os.getpid()
@@ -148,9 +150,9 @@ class Link:
                 self._wait_for_end(END_SECONDS)
             self._reap()
         self._drain(last=True)
-        self.session.close()
+        self.session.close(partial(os.close, self._wake))
         self._pulse.close()
-        close_all([started.pidfd, started.page, started.output, self._wake])
+        close_all([started.pidfd, started.page, started.output])
 
     def _watch(self) -> None:
         if sys.platform == "win32":
@@ -179,10 +181,18 @@ class Link:
             before = now
             if (told := self._pulse.read()) != beats:
                 beats, silent = told, 0.0
-            elif silent > (limit := knobs.driver_timeout_ms() / 1000):
+            elif silent > (limit := self._patience()):
                 self._over(self._killed(f"hung: no sign of life for {limit:g} s"))
                 return
             self.session.flush(time.monotonic_ns())
+
+    def _patience(self) -> float:
+        """Seconds without a sign of life after which a host is hung. Settings that cannot be read change nothing."""
+        try:
+            self._limit = knobs.driver_timeout_ms() / 1000
+        except InputError:
+            log.debug("settings that cannot be read: %s s of silence stay the limit", self._limit)
+        return self._limit
 
     def _over(self, how: str) -> None:
         self._drain(last=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from time import monotonic_ns
 from typing import Final
 
@@ -26,6 +27,7 @@ from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import decode_reply, error_of
 from penstock.ipc.ring import ANSWER, REQUEST, Region, Watch
+from penstock.ipc.transport import close_all
 from penstock.ipc.wakeup import Doorbell, Listener
 
 CANCEL_LOOK_NS: Final = 5_000_000
@@ -62,8 +64,8 @@ MOST_FALSE_ALARMS: Final = 10_000
 
 
 class RingClient:
-    """Requests and answers by number; for one thread at a time. *life_fd* becomes readable when the device's side is
-    gone.
+    """Requests and answers by number; for one thread at a time. *life_fd*, which is closed with it, becomes readable when
+    the device's side is gone.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class RingClient:
         self._to_device, self._to_client = to_device, to_client
         budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
         listener = Listener(to_client, life_fd)
+        self._close_life = weakref.finalize(self, close_all, [] if life_fd is None else [life_fd])
         self._watch = Watch(region, ring.ANSWERED, ring.CLIENT_WAITS, listener, budget)
         self._process = _process
         self._sent = self._answered = 0
@@ -155,6 +158,7 @@ class RingClient:
         self._to_device.close()
         self._to_client.close()
         self._region.close()
+        self._close_life()
 
     def _wait(
         self, number: int, value: int, deadline_ns: int | None, cancel: CancelToken | None

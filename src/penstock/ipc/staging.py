@@ -49,6 +49,7 @@ class Staging:
         self._lock = threading.Lock()
         self._free: list[_Pool] = []
         self._known: dict[int, wire.MemoryId] = {}
+        self._closed = False
 
     def stage(self, arrays: Sequence[NDArray], deadline_ns: int | None = None) -> Staged:
         """*arrays* as the other side finds them. Raises `WireError` for an array that no operand has, `TimeoutError` where it
@@ -66,6 +67,7 @@ class Staging:
         """Closes the pools; those in use are closed when they come back."""
         with self._lock:
             free, self._free = self._free, []
+            self._closed = True
         for kept in free:
             kept.pool.close()
 
@@ -92,7 +94,8 @@ class Staging:
         """The next call may have it."""
         with self._lock:
             self._free.append(pool)
-            dropped = self._free.pop(0) if len(self._free) > MOST_FREE else None
+            full = self._closed or len(self._free) > MOST_FREE
+            dropped = self._free.pop(0) if full else None
         if dropped is not None:
             self._drop(dropped.number)
             dropped.pool.close()

@@ -196,6 +196,26 @@ def test_a_late_burial_leaves_the_process_that_lives() -> None:
         check(model(X))
 
 
+def test_a_stopped_process_is_found_while_the_settings_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "1500")
+    with compiled() as model:
+        check(model(X))
+        pid = host()
+        monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "soon")
+        stop(pid)
+        (supervisor,) = isolation.supervisors()
+        patience = time.monotonic() + 10
+        while supervisor.running is not None:
+            assert time.monotonic() < patience
+            time.sleep(0.05)
+        monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "1500")
+        outputs = model(X)
+        check(outputs)
+        assert "no sign of life" in " ".join(outputs.receipt.notes), outputs.receipt.show()
+
+
 @pytest.mark.slow
 def test_a_stopped_process_is_hung_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "3000")
