@@ -105,11 +105,26 @@ class SteadyRunner(Runner):
         wrapper = self._wrapper
         try:
             wrapper.AllocateTensors()
-            states = [wrapper.tensor(wrapper, t, 0) for t in self._states]
-            self.inputs = [*(wrapper.tensor(wrapper, t, 0) for t in self._inputs), *states]
-            self.outputs = [*(wrapper.tensor(wrapper, t, 0) for t in self._outputs), *states]
+            # Of a scalar LiteRT gives no view: it has a place here.
+            scalars = {
+                t: np.zeros((), wrapper.TensorType(t, 0))
+                for t in (*self._inputs, *self._outputs, *self._states)
+                if not len(wrapper.TensorSize(t, 0))
+            }
+            places = {
+                t: scalars[t] if t in scalars else wrapper.tensor(wrapper, t, 0)
+                for t in (*self._inputs, *self._outputs, *self._states)
+            }
         except (RuntimeError, ValueError, MemoryError) as error:
             raise GeneralFailure(f"LiteRT did not prepare the model: {told(error)}") from error
+        self.inputs = [places[t] for t in (*self._inputs, *self._states)]
+        self.outputs = [places[t] for t in (*self._outputs, *self._states)]
+        if scalars:
+            self._put = [(t, scalars[t]) for t in (*self._inputs, *self._states) if t in scalars]
+            self._fetched = [
+                (t, scalars[t]) for t in (*self._outputs, *self._states) if t in scalars
+            ]
+            self.invoke = self._invoke_with_scalars
         self._given = self.segment.given
         self._found: dict[int, NDArray] = dict(zip(self.segment.made, self.outputs, strict=True))
 
@@ -121,6 +136,14 @@ class SteadyRunner(Runner):
         except (RuntimeError, ValueError) as error:
             raise failed(error) from error
         return self._found
+
+    def _invoke_with_scalars(self) -> None:
+        wrapper = self._wrapper
+        for tensor, place in self._put:
+            wrapper.SetTensor(tensor, place)
+        wrapper.Invoke()
+        for tensor, place in self._fetched:
+            place[...] = wrapper.GetTensor(tensor, 0)
 
 
 def failed(error: Exception) -> GeneralFailure:

@@ -20,11 +20,9 @@ SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
 
 def is_steady(model: Model) -> bool:
     """Whether every shape of the entry subgraph is known, and none is made of values: LiteRT then never moves a
-    tensor, and views of its inputs and outputs stay good. Of scalars it gives no views.
+    tensor, and views of its inputs and outputs stay good.
     """
     entry = model.entry
-    if any(entry.operands[i].shape == () for i in (*entry.inputs, *entry.outputs)):
-        return False
     if not all(is_static(o.shape) for o in entry.operands if o.has_value):
         return False
     return all(
