@@ -14,6 +14,7 @@ from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPe
 from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Fence, TokenArgument
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
+from penstock.ipc.threads import begin
 
 Kind: TypeAlias = Literal[
     "prepared model", "burst", "reusable execution", "buffer", "ring", "lent pool"
@@ -60,6 +61,7 @@ class Dispatcher:
         self._tokens: set[int] = set()
         self._used: Counter[int] = Counter()
         self._late: dict[int, _Object] = {}
+        self._unreleased: list[ExitStack] = []
         self._objects: dict[wire.ObjectId, _Object] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -86,6 +88,7 @@ class Dispatcher:
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}
             self._tokens.clear()
+            self._unreleased.clear()
         for each in reversed(objects):
             try:
                 each.close()
@@ -166,10 +169,7 @@ class Dispatcher:
                         call.timeout_after_fence_ns,
                     )
                     if tokens and not fence.wait(0):
-                        held = used.pop_all()
-                        threading.Thread(
-                            target=_release_after, args=(fence, held), daemon=True
-                        ).start()
+                        self._release_later(fence, used.pop_all())
                 return wire.Fenced(pack.handle(fence))
             case wire.ConfigureBurst(prepared=target):
                 return self._keep("burst", self._find(target, "prepared model").configure_burst())
@@ -277,6 +277,13 @@ class Dispatcher:
                 unused = [self._late.pop(t) for t in free]
             for each in unused:
                 each.close()
+
+    def _release_later(self, fence: Fence, held: ExitStack) -> None:
+        try:
+            begin(_release_after, fence, held)
+        except (RuntimeError, MemoryError):
+            # Without room for a thread: when the client leaves.
+            self._unreleased.append(held)
 
     def _role(self, form: wire.RoleForm) -> BufferRole:
         prepared = self._find(form.prepared, "prepared model")

@@ -30,6 +30,7 @@ from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.lending import Borrower
 from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region, Watch
+from penstock.ipc.threads import begin
 from penstock.ipc.wakeup import Doorbell, Listener
 from penstock.ir import NDArray
 from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
@@ -145,8 +146,13 @@ class RingServer:
         self._linger = 0
         self._closed = False
         self._ending = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="penstock-ring", daemon=True)
-        self._thread.start()
+        self._thread = 0
+        self._ended = threading.Event()
+        try:
+            begin(self._serve)
+        except BaseException:
+            self._release()
+            raise
 
     def close(self) -> None:
         """Ends the thread after the run under way, if there is one; twice is harmless."""
@@ -154,10 +160,11 @@ class RingServer:
             if not self._closed:
                 self._closed = True
                 self._stop.ring()
-        if self._thread is not threading.current_thread():
-            self._thread.join(CLOSING_SECONDS)
+        if self._thread != threading.get_ident():
+            self._ended.wait(CLOSING_SECONDS)
 
     def _serve(self) -> None:
+        self._thread = threading.get_ident()
         served = 0
         layout, region = self._region.layout, self._region
         try:
@@ -328,9 +335,13 @@ class RingServer:
         try:
             self._burst.close()
         finally:
-            for bell in (self._heard, self._rung, self._stop):
-                bell.close()
-            self._region.close()
+            self._release()
+            self._ended.set()
+
+    def _release(self) -> None:
+        for bell in (self._heard, self._rung, self._stop):
+            bell.close()
+        self._region.close()
 
 
 class _RulesBroken(WireError):

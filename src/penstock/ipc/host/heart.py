@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 import threading
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 
@@ -14,10 +14,14 @@ from penstock import knobs
 from penstock.errors import WireError
 from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ipc.linux import LINUX_ONLY, map_to_read, memory_file
+from penstock.ipc.threads import begin, unborn
 from penstock.ir import NDArray
 
 BEAT_SECONDS: Final = 1.0
 PAGE: Final = 4096
+
+BEATS_TO_BE_BORN: Final = 5
+"""Beats within which a thread that was started runs."""
 
 MOST_OUTPUT: Final = 4 << 20
 """Bytes of output that are kept in memory at each beat."""
@@ -26,8 +30,9 @@ MOST_OUTPUT: Final = 4 << 20
 class Heart:
     """A thread that counts up a number in shared memory each second, for as long as the interpreter runs threads.
 
-    One that *trims* keeps the process's output small. *fd* is the page, for clients: from now on nobody can map it for
-    writing. Raises `OSError`.
+    It ends the process where a thread that was started does not run: that one has found no memory, and who started it
+    waits for ever. One that *trims* keeps the process's output small. *fd* is the page, for clients: from now on nobody
+    can map it for writing. Raises `OSError`.
     """
 
     fd: int
@@ -49,17 +54,33 @@ class Heart:
 
     def start(self) -> None:
         """Begins to beat."""
-        threading.Thread(target=self._beat, name="penstock-heart", daemon=True).start()
+        begin(self._beat)
 
     def _beat(self) -> None:
-        pause = threading.Event()
-        # Several beats for the shortest silence that clients take for death.
-        interval = min(BEAT_SECONDS, knobs.driver_timeout_ms() / 5000)
-        while True:
-            self._beats[0] += 1
-            if self._trims:
-                trim_output()
-            pause.wait(interval)
+        try:
+            pause = threading.Event()
+            # Several beats for the shortest silence that clients take for death.
+            interval = min(BEAT_SECONDS, knobs.driver_timeout_ms() / 5000)
+            waiting: dict[object, int] = {}
+            while True:
+                self._beats[0] += 1
+                if self._trims:
+                    trim_output()
+                # Beats, not seconds: a process that was stopped has not beaten.
+                waiting = {thread: waiting.get(thread, 0) + 1 for thread in unborn()}
+                if max(waiting.values(), default=0) > BEATS_TO_BE_BORN:
+                    end_process("a thread that was started does not run: no memory is left")
+                pause.wait(interval)
+        except MemoryError:
+            end_process("no memory is left")
+
+
+def end_process(why: str) -> NoReturn:
+    """Ends a process that cannot serve any more, without what needs memory, threads or time."""
+    try:
+        os.write(2, f"penstock.ipc: {why}\n".encode())
+    finally:
+        os._exit(1)
 
 
 def trim_output() -> None:

@@ -22,10 +22,11 @@ from penstock.hal.loading import load_devices
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.host.heart import Heart
+from penstock.ipc.host.heart import Heart, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.host.sharing import ClientDevice, SharingDevice
 from penstock.ipc.linux import LINUX_ONLY, current_user
+from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000
@@ -47,6 +48,36 @@ MAX_CLIENTS: Final = 512
 
 CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a peer (`struct ucred`)."""
+
+
+class Guest:
+    """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it first."""
+
+    def __init__(self, sock: socket.socket, gone: Callable[[], None]) -> None:
+        self.sock, self.connection = sock, Connection(sock)
+        self._gone = gone
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self.is_gone = False
+
+    def serve(self, dispatchers: list[Dispatcher]) -> None:
+        """Begins to serve it as a client. Raises `RuntimeError` or `MemoryError` where there is no room for that."""
+        self._client = client = Client(self.connection, dispatchers, self.leave)
+        client.start()
+
+    def leave(self) -> None:
+        """It is not counted any more; twice is harmless."""
+        with self._lock:
+            gone, self.is_gone = self.is_gone, True
+        if not gone:
+            self._gone()
+
+    def hang_up(self) -> None:
+        """Ends its calls, and does not count it any more, also where none of its threads can."""
+        self.connection.shut()
+        if self._client is not None:
+            self._client.finish()
+        self.leave()
 
 
 class Host:
@@ -92,30 +123,43 @@ class Host:
         made = load_devices(self._name, entry(self._value))
         self._devices = [SharingDevice(device) for device in made]
         self._heart.start()
-        self._accept()
+        try:
+            self._accept()
+        except MemoryError:
+            end_process("no memory is left")
         self._part()
 
     def _accept(self) -> None:
-        """Takes clients on until there are none left."""
-        if sys.platform == "win32":
+        """Takes clients on until there are none left. One that hangs up is seen here too: its threads may all be in
+        calls, or lost for want of memory.
+        """
+        if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
-        poll = select.poll()
-        poll.register(self._listener.fileno(), select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        poll = select.epoll()
+        poll.register(self._listener.fileno(), select.EPOLLIN)
+        poll.register(self._wake, select.EPOLLIN)
+        guests: dict[int, Guest] = {}
         had_one, lonely_until = False, time.monotonic() + LONELY_SECONDS
         while True:
-            found = poll.poll(None if had_one else 1000)
-            if any(fd == self._wake for fd, _ in found):
-                os.read(self._wake, 1 << 12)
+            for fd, _ in poll.poll(None if had_one else 1.0):
+                if fd == self._wake:
+                    os.read(self._wake, 1 << 12)
+                    guests = {fd: guest for fd, guest in guests.items() if not guest.is_gone}
+                elif (guest := guests.get(fd)) is not None:
+                    guest.hang_up()
             while (sock := self._next_client()) is not None:
                 had_one = True
+                fd = sock.fileno()
+                guest = guests[fd] = Guest(sock, self._gone)
                 with self._lock:
                     self._clients += 1
                 try:
-                    threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-                except (RuntimeError, MemoryError):
-                    sock.close()
-                    self._gone()
+                    # Its end is told, and nothing else. Who closes the socket takes it from the poll.
+                    poll.register(fd, select.EPOLLONESHOT)
+                    begin(self._greet, guest)
+                except (OSError, RuntimeError, MemoryError):
+                    guest.connection.close()
+                    guest.leave()
             if self._service:
                 continue
             if not self._clients and (had_one or time.monotonic() > lonely_until):
@@ -131,10 +175,10 @@ class Host:
             time.sleep(ACCEPT_PAUSE)
             return None
 
-    def _greet(self, sock: socket.socket) -> None:
-        connection = Connection(sock)
+    def _greet(self, guest: Guest) -> None:
+        connection = guest.connection
         try:
-            user = peer_user(sock)
+            user = peer_user(guest.sock)
             if self._users is not None and user not in self._users:
                 raise WireError(f"user {user} is not this host's")
             if self._clients > MAX_CLIENTS:
@@ -158,10 +202,10 @@ class Host:
                 Dispatcher(cast("Device", ClientDevice(device)), owns_device=False)
                 for device in self._devices
             ]
-            Client(connection, dispatchers, self._gone).start()
+            guest.serve(dispatchers)
         except (EOFError, OSError, PenstockError, RuntimeError, MemoryError):
             connection.close()
-            self._gone()
+            guest.leave()
 
     def _gone(self) -> None:
         with self._lock:
@@ -170,10 +214,12 @@ class Host:
 
     def _part(self) -> NoReturn:
         """Ends the process, also where a call or a device does not end."""
-        self._listener.close()
-        threading.Thread(target=self._close_devices, daemon=True).start()
-        threading.Event().wait(PARTING_SECONDS)
-        os._exit(0)
+        try:
+            self._listener.close()
+            begin(self._close_devices)
+            time.sleep(PARTING_SECONDS)
+        finally:
+            os._exit(0)
 
     def _close_devices(self) -> None:
         for device in self._devices:

@@ -25,6 +25,7 @@ from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.constants import SHRINK, is_sealed, mapped
 from penstock.ipc.dispatch import Dispatcher, Lease, refusal
+from penstock.ipc.threads import begin, begin_or_do
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 
@@ -60,7 +61,7 @@ class Client:
         self._calls: dict[wire.CallId, CancelToken] = {}
         self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
         self._dropped: SimpleQueue[wire.Drop | None] = SimpleQueue()
-        self._closing: threading.Thread | None = None
+        self._closing = False
 
     def start(self) -> None:
         """Begins to serve, in threads of its own."""
@@ -69,7 +70,7 @@ class Client:
 
     def _begin_thread(self) -> None:
         """Raises `RuntimeError` where there is no room for another."""
-        threading.Thread(target=self._work, name="penstock-call", daemon=True).start()
+        begin(self._work)
         self._threads += 1
         self._idle += 1
 
@@ -81,12 +82,12 @@ class Client:
                     self._idle += 1
         except (MemoryError, RuntimeError, OSError):
             # Without room for an answer: a client that sees its end does not wait.
-            self._finish()
+            self.finish()
         finally:
             self._leave()
 
-    def _finish(self) -> None:
-        """Serves no more calls; those under way are told to stop."""
+    def finish(self) -> None:
+        """Serves no more calls; those under way are told to stop. From any thread."""
         with self._lock:
             over, self._over = self._over, True
         self._connection.shut()
@@ -114,7 +115,7 @@ class Client:
                     job = self._take(self._connection.receive())
                 except (EOFError, WireError):
                     # Whoever sends what is no message is no client of ours.
-                    self._finish()
+                    self.finish()
                     break
                 if job is not None:
                     with self._lock:
@@ -191,12 +192,11 @@ class Client:
             return
         # What a driver does in `close` may take its time: one thread waits for it, and nobody for that.
         self._dropped.put(drop)
-        if self._closing is None:
-            closing = threading.Thread(target=self._close, name="penstock-close", daemon=True)
+        if not self._closing:
             # Without room for a thread the next one that is dropped begins it.
             with suppress(RuntimeError, MemoryError):
-                closing.start()
-                self._closing = closing
+                begin(self._close)
+                self._closing = True
 
     def _close(self) -> None:
         while (drop := self._dropped.get()) is not None:
@@ -223,7 +223,7 @@ class Client:
             self._calls.pop(ask.call, None)
             if fence is not None and not fence.wait(0):
                 lease.kept = True
-                _aside(_close_after, fence, lease)
+                begin_or_do(_close_after, fence, lease)
             if not lease.kept:
                 lease.close()
 
@@ -301,14 +301,6 @@ class Client:
             self._connection.send(encode(wire.Progress(event, call)))
         except EOFError:
             return
-
-
-def _aside(work: Callable[..., object], *arguments: Any) -> None:
-    """Does *work* in a thread of its own, or at once where there is no room for one."""
-    try:
-        threading.Thread(target=work, args=arguments, daemon=True).start()
-    except (RuntimeError, MemoryError):
-        work(*arguments)
 
 
 def _close_after(fence: DescriptorFence, lease: Lease) -> None:
