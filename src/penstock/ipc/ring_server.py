@@ -64,10 +64,14 @@ class LentPool:
                 handle = fd = os.dup(fd)
             case _:
                 raise InvalidArgument(f"a {memory.name} memory without a descriptor cannot be lent")
-        self.memory = Memory(memory.name, handle, memory.size)
-        self._region: NDArray | None = None
-        self._lock = threading.Lock()
-        self._close = weakref.finalize(self, os.close, fd)
+        try:
+            self.memory = Memory(memory.name, handle, memory.size)
+            self._region: NDArray | None = None
+            self._lock = threading.Lock()
+            self._close = weakref.finalize(self, os.close, fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def region(self) -> NDArray:
         """Its bytes; raises `GeneralFailure` where it cannot be mapped."""

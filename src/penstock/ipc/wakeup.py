@@ -28,7 +28,7 @@ Heard: TypeAlias = Literal["rung", "dead", "nothing"]
 
 class Doorbell:
     """One direction. *listen_fd* is the end that is heard, *ring_fd* the one that is rung; -1 where the other
-    process alone has that end. Both descriptors belong to it.
+    process alone has that end. Both descriptors belong to it, also where it cannot be made.
     """
 
     listen_fd: int
@@ -40,10 +40,14 @@ class Doorbell:
         if sys.platform == "win32":
             raise OSError(NOT_ON_WINDOWS)
         self.listen_fd, self.ring_fd = listen_fd, ring_fd
-        self._room = select.poll()
-        if ring_fd >= 0:
-            self._room.register(ring_fd, select.POLLOUT)
-        self._close = weakref.finalize(self, _close, {listen_fd, ring_fd})
+        try:
+            self._room = select.poll()
+            if ring_fd >= 0:
+                self._room.register(ring_fd, select.POLLOUT)
+            self._close = weakref.finalize(self, _close, {listen_fd, ring_fd})
+        except BaseException:
+            _close({listen_fd, ring_fd})
+            raise
 
     @classmethod
     def create(cls) -> Self:

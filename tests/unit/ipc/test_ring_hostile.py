@@ -85,8 +85,7 @@ class Rig:
     def is_over(self) -> bool:
         server = self.server
         assert server is not None
-        server._thread.join(SECONDS)
-        return not server._thread.is_alive()
+        return server._ended.wait(SECONDS)
 
     def close(self) -> None:
         if self.server is not None:
