@@ -48,6 +48,25 @@ def create() -> Misbehaving:
     return Misbehaving(create_reference(), "misbehaving")
 
 
+class Fragile(InterceptingDevice):
+    """The reference device, whose process dies in the calls that files beside its seals name."""
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        _die_if_told(method)
+        return proceed()
+
+
+def fragile() -> Fragile:
+    """The driver's device; the process dies where it is to be made and the file `create` is there."""
+    _die_if_told("create")
+    return Fragile(create_reference(), "fragile")
+
+
+def _die_if_told(call: str) -> None:
+    if (Path(sealed_directory()) / call).exists():
+        _signal(signal.SIGKILL)
+
+
 def domains() -> Device:
     """The reference device with memory domains."""
     return DomainDevice(create_reference(), "domains")

@@ -25,7 +25,7 @@ def show_last_crash(output: Output) -> None:
         return
     rows = [
         ("driver", f"{crash.driver} ({crash.entry})"),
-        ("process", f"{crash.pid} {crash.how}"),
+        ("process", f"{crash.pid} {crash.how}" if crash.pid else crash.how),
         ("when", _when(crash.when)),
         ("deaths in a row", str(crash.deaths)),
         ("quarantined", _quarantine(crash)),

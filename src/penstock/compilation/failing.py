@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from penstock.compilation.receipt import Failure
-from penstock.errors import DriverError
+from penstock.errors import DeadObject, DriverError
 from penstock.partitioning.fallback import NOT_ALLOWED, WHOLE
 from penstock.partitioning.plan import ExecutionStep
 
 Kind = TypeVar("Kind", bound=DriverError)
+
+LAST_CRASH: Final = "penstock doctor --last-crash"
 
 FORM: Final = re.compile(r"operation (\d+) \(([^\s,()]+)")
 """How drivers begin what they say of an operation: its number in the model that they were given, and its type."""
@@ -34,6 +36,8 @@ def final(
     """
     words = " ".join(str(error).split()) or type(error).__name__
     place, words = _place(step, words)
+    if isinstance(error, DeadObject):
+        words = with_last_crash(words)
     text = f"{place} on {device}: {words}; {_why(step, others, allowed=allowed)}"
     made = error
     try:
@@ -50,6 +54,11 @@ def final(
     for failure in others:
         made.add_note(f"{failure.device} failed at the same step: {failure.error}")
     return made
+
+
+def with_last_crash(words: str) -> str:
+    """*words* about the death of a driver's process, and where more is said of it."""
+    return words if LAST_CRASH in words else f"{words}; {LAST_CRASH} says more"
 
 
 def told(error: BaseException) -> str:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from penstock.compilation.failing import with_last_crash
 from penstock.compilation.receipt import Failure
-from penstock.errors import Cancelled, DriverError
+from penstock.errors import Cancelled, DriverError, PlacementError
+from penstock.logs import Log
+from penstock.partitioning.fallback import NOT_ALLOWED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.compilation.compilation import Compilation
     from penstock.hal import Device
+    from penstock.partitioning.plan import ExecutionPlan
+
+log = Log(__name__)
 
 DEAD: Final = "DeadObject"
 
@@ -25,24 +33,55 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Absence:
-    """The *devices* that had no process when a model was compiled for some shapes."""
+    """The *devices* that had no process when a model was compiled for some shapes. They are looked for in a thread: that
+    may start their processes, for which no run waits.
+    """
 
     def __init__(self, devices: Iterable[Device]) -> None:
         self._devices = tuple(devices)
         self._next = time.monotonic() + LOOK_SECONDS
+        self._over = False
+        self._looking: threading.Thread | None = None
 
     def is_over(self) -> bool:
-        """Whether one of them is there again; looks at most every `LOOK_SECONDS`."""
+        """Whether one of them is there again; has it looked for at most every `LOOK_SECONDS`."""
         now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + LOOK_SECONDS
-        return any(map(_answers, self._devices))
+        looks = self._looking is not None and self._looking.is_alive()
+        if not self._over and not looks and now >= self._next:
+            self._next = now + LOOK_SECONDS
+            self._looking = threading.Thread(target=self._look, name="penstock-look", daemon=True)
+            with suppress(RuntimeError):
+                self._looking.start()
+        return self._over
+
+    def _look(self) -> None:
+        self._over = any(map(_answers, self._devices))
 
 
 def is_absent(reasons: Mapping[str, str]) -> bool:
     """Whether *reasons*, of devices that did not get an operation, have one that no process could be asked for."""
     return any(reason.startswith(NOT_ASKED) for reason in reasons.values())
+
+
+def explained(error: PlacementError) -> PlacementError:
+    """*error*, whose reasons say of devices that had no process where more is said of their end."""
+    if not is_absent(error.reasons):
+        return error
+    reasons = {
+        name: with_last_crash(reason) if reason.startswith(NOT_ASKED) else reason
+        for name, reason in error.reasons.items()
+    }
+    return PlacementError(error.message, reasons)
+
+
+def refuse_absent(plan: ExecutionPlan) -> None:
+    """Raises `PlacementError` where a device that *plan* could place on had no process: without it others got the work."""
+    for placement in plan.operations[:1]:
+        reasons = {n: r for n, r in placement.reasons.items() if r.startswith(NOT_ASKED)}
+        if reasons:
+            names = " and ".join(reasons)
+            message = f"the process of {names} is not there, and {NOT_ALLOWED}"
+            raise explained(PlacementError(message, reasons))
 
 
 def absence_of(
@@ -51,7 +90,8 @@ def absence_of(
     """*compilation* with receipts of its steps that name the devices which had no process, and these; None where all had
     one.
     """
-    absent: dict[str, None] = {}
+    absent: dict[str, str] = {}
+    unasked: dict[str, str] = {}
     steps = []
     for step in compilation.steps:
         receipt = step.receipt
@@ -71,17 +111,21 @@ def absence_of(
             )
             step = replace(step, receipt=made)  # noqa: PLW2901  # the same with another receipt
         steps.append(step)
+        unasked |= {f.device: f.error for f in missed}
         failures = (*missed, *receipt.failures)
-        absent.update((f.device, None) for f in failures if f.error.startswith(DEAD))
+        absent |= {f.device: f.error for f in failures if f.error.startswith(DEAD)}
     if not absent:
         return compilation, None
+    for name, error in unasked.items():
+        log.warning("compiled without %s, which is not there: %s", name, error)
     told = replace(compilation.receipt, steps=tuple(step.receipt for step in steps))
     there = [devices[name] for name in absent if name in devices]
     return replace(compilation, steps=tuple(steps), receipt=told), Absence(there)
 
 
 def _answers(device: Device) -> bool:
+    there: Callable[[], bool] | None = getattr(device, "there", None)
     try:
-        return device.check() is None
+        return device.check() is None if there is None else there()
     except (DriverError, Cancelled):
         return False

@@ -79,6 +79,7 @@ class CompiledModel:
         self._plain = ExecutionConfig(priority=base.priority)
         self._state = _initial_state(base.model) if base.model.entry.states else None
         self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
+        self._awaited = base.absence
         self._take(interface)
 
     def _take(self, interface: Interface) -> None:
@@ -185,6 +186,9 @@ class CompiledModel:
                 plain = all(type(a) is np.ndarray for a in arrays)
                 if self._dynamic:
                     ready = None
+            if self._awaited is not None and self._awaited.is_over():
+                # From now on as for shapes that come with a run: compiled anew, with the devices that are back.
+                self._dynamic, self._awaited = True, None
             if not self._dynamic or (
                 (not plain or out is not None) and self._keeps_to_roles(arrays, out)
             ):
@@ -307,7 +311,7 @@ class CompiledModel:
             feedback = Feedback(self._base, self._interface, bindings or {})
             if feedback.names:
                 self._feedback = feedback
-                self._dynamic = False
+                self._dynamic, self._awaited = False, None
                 if self._state is None:
                     self._state = _initial_state(self._base.model)
                 self._take(feedback.interface)

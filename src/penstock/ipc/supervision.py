@@ -148,7 +148,7 @@ class Supervisor:
         try:
             link = Link(self.place, self._ended)
         except DriverError as error:
-            self._count(f"could not be started: {error}")
+            self._bury(0, f"could not be started: {error}", "")
             raise
         self.starts += 1
         return link
@@ -216,16 +216,20 @@ class Supervisor:
 
     def _ended(self, link: Link, how: str) -> None:
         """Called by the link's own thread."""
-        self._count(how)
         log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, how)
+        self._bury(link.pid, how, link.output_tail())
+
+    def _bury(self, pid: int, how: str, output: str) -> None:
+        """Counts the death and keeps a record of it; *pid* is 0 where there never was a process that answered."""
+        self._count(how)
         underway = list((self._late | self.underway).values())
         Crash.of(
             self.place,
-            link.pid,
+            pid,
             how,
             self._deaths,
             underway,
-            link.output_tail(),
+            output,
             quarantined=bool(self.quarantined),
         ).keep()
 

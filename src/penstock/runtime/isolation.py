@@ -7,15 +7,18 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from penstock import knobs
-from penstock.errors import DriverError, InputError, NotAvailable, PenstockError
+from penstock.errors import DeadObject, DriverError, InputError, NotAvailable, PenstockError
 from penstock.hal import Device
 from penstock.logs import Log
-from penstock.runtime.discovery import OWN_DISTRIBUTION
+from penstock.runtime.found import OWN_DISTRIBUTION
 
 if TYPE_CHECKING:
     from penstock.ipc.supervision import Supervisor
     from penstock.runtime.entries import DriverEntry
+    from penstock.runtime.found import Found
 
 log = Log(__name__)
 
@@ -58,23 +61,42 @@ def distribution_of(entry: DriverEntry) -> str:
     return name if isinstance(name, str) else ""
 
 
-def isolated_devices(entry: DriverEntry) -> list[Device]:
-    """The devices of a driver in a process of its own, which is started; one that cannot be is an `InvalidDevice`."""
+def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list[Device]:
+    """The devices of a driver in a process of its own, which is started. One that is not there, when half of the
+    time to the deadline is gone or at all, has an `AbsentDevice`; a device that cannot be used is an `InvalidDevice`.
+    """
     from penstock.hal import InvalidDevice
-    from penstock.ipc.resilient import IsolatedDevice
+    from penstock.ipc.resilient import IsolatedDevice, half_of
+    from penstock.runtime.absent import AbsentDevice
 
     try:
         supervisor = supervisor_of(entry.name, str(getattr(entry, "value", "")))
-        count = supervisor.link().devices
+        try:
+            count = supervisor.link(half_of(deadline_ns)).devices
+        except DeadObject as error:
+            return [AbsentDevice(entry.name, supervisor, str(error))]
         devices: list[Device] = []
         for index in range(count):
             try:
                 devices.append(IsolatedDevice(supervisor, index))
+            except DeadObject as error:
+                devices.append(AbsentDevice(entry.name, supervisor, str(error)))
             except DriverError as error:
                 devices.append(InvalidDevice(entry.name, str(error)))
     except (PenstockError, OSError) as error:
         return [InvalidDevice(entry.name, f"failed to load: {error}")]
     return devices
+
+
+def present(found: Found) -> Found:
+    """*found*; an `AbsentDevice` in its place where its process died before it had told all."""
+    from penstock.ipc.resilient import IsolatedDevice
+    from penstock.runtime.absent import AbsentDevice
+
+    device, info = found.device, found.info
+    if info.usable or not isinstance(device, IsolatedDevice) or device.supervisor.running:
+        return found
+    return replace(found, device=AbsentDevice(info.name, device.supervisor, info.reason))
 
 
 def supervisor_of(name: str, value: str) -> Supervisor:

@@ -39,6 +39,7 @@ from penstock.logs import Log
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.found import is_absent
 from penstock.runtime.planning import plan_model
 from penstock.threads import allowed_threads
 
@@ -149,7 +150,8 @@ class _Session:
         progress: ProgressCallback | None,
     ) -> None:
         self.model, self.arguments = model, arguments
-        self.chosen = manager.choose(arguments.devices, arguments.isolate)
+        self.allow = arguments.policy.allow_fallback and knobs.allow_fallback()
+        self.chosen = self._choose(deadline_ns)
         if arguments.policy.require or arguments.policy.forbid:
             from penstock.runtime.rules import check_rules
 
@@ -167,6 +169,10 @@ class _Session:
             progress=self.reporter,
             cancel=cancel,
         )
+
+    def _choose(self, deadline_ns: int | None) -> list[Device]:
+        wanted, isolate = self.arguments.devices, self.arguments.isolate
+        return manager.choose(wanted, isolate, deadline_ns, absent=self.allow)
 
     def compile(self, recorder: Recorder) -> CompiledModel:
         shapes = shapes_by_position(self.interface, self.arguments.shapes)
@@ -203,17 +209,17 @@ class _Session:
         self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig, recorder: Recorder
     ) -> Variant:
         policy = self.arguments.policy
-        allow = policy.allow_fallback and knobs.allow_fallback()
+        allow = self.allow
+        if any(map(is_absent, self.chosen)):
+            self.chosen = self._choose(config.deadline_ns)
         devices = _Devices(self.chosen)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            try:
-                plan = self._plan(model, shapes, self.chosen, devices, config)
-            except PlacementError as error:
-                last = self._instead_of_the_dead(error) if allow else None
-                if last is None:
-                    raise
-                plan = self._plan(model, shapes, [*self.chosen, last], devices, config)
+            plan = self._placed(model, shapes, devices, config)
+        if not allow and any(getattr(d, "isolated", False) for d in self.chosen):
+            from penstock.execution.absence import refuse_absent
+
+            refuse_absent(plan)
         log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
         caching = self._caching(shapes, plan)
         meanwhile = None
@@ -222,11 +228,12 @@ class _Session:
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         means = Means(allow, caching, meanwhile, recorder)
         compilation = _logged(plan, compile_plan(plan, devices, config, means))
-        if self.arguments.tune and (note := self._not_tuned(plan)):
-            receipt = structs.replace(compilation.receipt, notes=(note,))
+        notes = (*filter(None, [self._not_tuned(plan)]), *self._unasked())
+        if notes:
+            receipt = structs.replace(compilation.receipt, notes=notes)
             compilation = structs.replace(compilation, receipt=receipt)
         absence = None
-        if not self.files_lent and any(getattr(d, "isolated", False) for d in self.chosen):
+        if any(getattr(d, "isolated", False) for d in self.chosen):
             from penstock.execution.absence import absence_of
 
             compilation, absence = absence_of(compilation, devices)
@@ -238,6 +245,29 @@ class _Session:
             variant = ShadowedVariant(compilation, devices, _for_later(config), allow, self.shadow)
         variant.absence = absence
         return variant
+
+    def _placed(
+        self,
+        model: Model,
+        shapes: Mapping[int, Sequence[int]],
+        devices: Mapping[str, Device],
+        config: PrepareConfig,
+    ) -> ExecutionPlan:
+        """The plan on the devices that were chosen; where these have no process, and may be fallen back from, on the
+        device for that.
+        """
+        try:
+            try:
+                return self._plan(model, shapes, self.chosen, devices, config)
+            except PlacementError as error:
+                last = self._instead_of_the_dead(error)
+                if last is None:
+                    raise
+                return self._plan(model, shapes, [*self.chosen, last], devices, config)
+        except PlacementError as error:
+            from penstock.execution.absence import explained
+
+            raise explained(error) from error.__cause__
 
     def _plan(
         self,
@@ -261,17 +291,27 @@ class _Session:
         )
 
     def _instead_of_the_dead(self, error: PlacementError) -> Device | None:
-        """The device to fall back on for a run whose shapes are compiled while a driver's process is not there; None
-        where that is not why *error* was raised.
+        """The device to fall back on where *error* was raised because a driver's process is not there; None where that
+        is not why, it is not allowed, or there is no other.
         """
-        if self.files_lent or any(device.name == FALLBACK_DEVICE for device in self.chosen):
-            return None
         from penstock.execution.absence import is_absent
 
-        return manager.by_name(FALLBACK_DEVICE) if is_absent(error.reasons) else None
+        chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
+        if not self.allow or chosen or not is_absent(error.reasons):
+            return None
+        return manager.by_name(FALLBACK_DEVICE)
+
+    def _unasked(self) -> list[str]:
+        """Of the drivers that were not there, so that none of their devices could be chosen."""
+        if self.arguments.devices is not None:
+            return []
+        absent = manager.absent(self.arguments.isolate)
+        return [f"driver {name} is not there: {reason}" for name, reason in absent.items()]
 
     def _not_tuned(self, plan: ExecutionPlan) -> str:
         """Why the placement is the predicted one although it was to be measured; empty where it was, or there is no other."""
+        if not self.arguments.tune:
+            return ""
         tuned = plan.tuned
         if tuned is not None:
             measured = tuned.candidates or tuned.reason == ONLY_PLACEMENT

@@ -250,7 +250,7 @@ def _example(operand: Operand) -> NDArray:
 
 
 def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
-    if occasion.directory is None or plan.tuned is None:
+    if occasion.directory is None or plan.tuned is None or _is_without_some(plan):
         return
     verdict = Verdict(
         key=_key(occasion),
@@ -263,6 +263,13 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         Verdicts(occasion.directory).save(verdict)
     except CacheError as error:
         log.warning("the measured placement is not kept: %s", error)
+
+
+def _is_without_some(plan: ExecutionPlan) -> bool:
+    """Whether a device could not be asked, which may be there the next time."""
+    from penstock.execution.absence import is_absent
+
+    return any(is_absent(placement.reasons) for placement in plan.operations[:1])
 
 
 def _key(occasion: Occasion) -> str:

@@ -366,7 +366,7 @@ def test_a_driver_that_keeps_dying_is_quarantined(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(DeadObject, match=r"quarantined in this program for \d+ s more"):
             third(X)
         with pytest.raises(PlacementError, match=r"quarantined in this program for \d+ s more"):
-            compiled()
+            compiled(ALONE)
     crash = last_crash()
     assert crash is not None
     assert crash.quarantined

@@ -1,0 +1,174 @@
+"""Compiles while the process of an isolated driver is not there: it cannot be started, dies of the compile, is quarantined."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import CompiledModel, Policy
+from penstock.errors import DeadObject, PlacementError
+from penstock.ipc import supervision
+from penstock.ipc.evidence import last_crash
+from penstock.runtime import found, isolation
+from penstock.runtime.discovery import Manager
+from penstock.runtime.entries import Entry
+from tests import support_isolated as support
+
+MODEL = support.add_one()
+X = np.full(support.SHAPE, 3, np.float32)
+ALONE = Policy(allow_fallback=False)
+
+Tell = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
+    """Tells the driver in which call its process is to die; gives the file that says so."""
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
+    # Once it died twice in a row, no test waits for its process to be started again.
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 60.0)
+    entries = (
+        Entry("fragile", "tests.support_isolated:fragile", "somebody-elses"),
+        Entry("reference", "penstock.drivers.reference:create", "penstock"),
+    )
+    monkeypatch.setattr("penstock.runtime.session.manager", Manager(lambda: entries))
+    monkeypatch.setattr(isolation, "_supervisors", {})
+
+    def told(call: str) -> Path:
+        place = tmp_path / "state" / "sealed" / call
+        place.parent.mkdir(0o700, parents=True, exist_ok=True)
+        place.touch()
+        return place
+
+    yield told
+    isolation.close_hosts()
+
+
+def compiled(devices: list[str] | None, policy: Policy | None = None, **more: Any) -> CompiledModel:
+    return penstock.compile(MODEL, devices=devices, cache=False, policy=policy or Policy(), **more)
+
+
+def fell_back(model: CompiledModel, why: str) -> None:
+    """The receipts of compile and run say that *model* is on the reference device, and why."""
+    outputs = model(X)
+    np.testing.assert_array_equal(outputs[0], X + 1)
+    for receipt in (model.receipt, outputs.receipt):
+        (step,) = receipt.steps
+        assert (step.device, step.fallback_from) == ("reference", "fragile")
+        assert step.error is not None
+        assert step.error.startswith("DeadObject: ")
+        assert why in step.error
+
+
+def quarantine() -> None:
+    """Has the driver's process die until it is left alone."""
+    (supervisor,) = isolation.supervisors()
+    for _ in range(supervision.MOST_DEATHS):
+        supervisor._count("was ended by SIGKILL")
+    link = supervisor.running
+    assert link is not None
+    os.kill(link.pid, signal.SIGKILL)
+    link.settle()
+
+
+@pytest.mark.parametrize("call", ["create", "supported_operations", "prepare_model"])
+def test_a_driver_that_dies_of_a_compile_leaves_it_to_the_fall_back(
+    tell: Tell, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell(call)
+    with caplog.at_level(logging.WARNING), compiled(["fragile"]) as model:
+        fell_back(model, "process")
+    told = [r for r in caplog.records if r.name.startswith(("penstock.execution", "penstock.comp"))]
+    assert len(told) == 1
+    crash = last_crash()
+    assert crash is not None
+    assert crash.driver == "fragile"
+
+
+@pytest.mark.parametrize("call", ["create", "supported_operations", "prepare_model"])
+def test_without_a_fall_back_one_error_says_how_it_died(tell: Tell, call: str) -> None:
+    tell(call)
+    policies = [ALONE]
+    if call == "supported_operations":
+        policies.append(Policy(forbid={"*": "reference"}))
+    for policy in policies:
+        with pytest.raises((PlacementError, DeadObject)) as caught:
+            compiled(["fragile"], policy)
+        text = str(caught.value)
+        assert "fragile" in text
+        assert "ended" in text
+        assert text.count("penstock doctor --last-crash") == 1
+        assert isinstance(caught.value, DeadObject) is (call == "prepare_model")
+
+
+def test_a_quarantined_driver_leaves_compiles_to_the_fall_back() -> None:
+    with compiled(["fragile"]):
+        quarantine()
+    with compiled(["fragile"]) as model:
+        fell_back(model, "quarantined in this program")
+    with compiled(["fragile", "reference"]) as model:
+        fell_back(model, "quarantined in this program")
+    for devices in (["fragile"], ["fragile", "reference"]):
+        with pytest.raises(PlacementError, match="quarantined in this program") as caught:
+            compiled(devices, ALONE)
+        assert list(caught.value.reasons) == ["fragile"]
+        assert str(caught.value).count("penstock doctor --last-crash") == 1
+
+
+def test_a_model_goes_back_to_the_driver_that_is_there_again(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.execution.absence.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(found, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(found, "LOOK_SHARE", 0.0)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
+    down = tell("create")
+    with compiled(["fragile"]) as model:
+        fell_back(model, "process")
+        down.unlink()
+        patience = time.monotonic() + 20
+        while (step := model(X).receipt.steps[0]).device != "fragile":
+            assert time.monotonic() < patience
+            time.sleep(0.01)
+        assert (step.fallback_from, step.error) == (None, None)
+        np.testing.assert_array_equal(model(X)[0], X + 1)
+
+
+def test_a_driver_that_nobody_named_is_left_out_and_noted(
+    tell: Tell, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(found, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(found, "LOOK_SHARE", 0.0)
+    down = tell("create")
+    with caplog.at_level(logging.WARNING), compiled(None) as model:
+        np.testing.assert_array_equal(model(X)[0], X + 1)
+        (note,) = model.receipt.notes
+        assert note.startswith("driver fragile is not there: ")
+    assert len([r for r in caplog.records if "fragile is not there" in r.message]) == 1
+    down.unlink()
+    with compiled(None) as model:
+        assert "fragile" in model.plan.devices
+        assert model.receipt.notes == ()
+
+
+def test_a_process_that_does_not_start_in_time_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Link:
+        def __init__(self, *_: object) -> None:
+            time.sleep(1)
+            raise DeadObject("too late")
+
+    monkeypatch.setattr(supervision, "Link", Link)
+    with compiled(["fragile"], timeout=0.6) as model:
+        fell_back(model, "still being started")
