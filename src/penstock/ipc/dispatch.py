@@ -7,14 +7,24 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from weakref import WeakSet
 
-from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, WireError
-from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Fence, TokenArgument
+from penstock.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+    WireError,
+)
+from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Fence, Memory, TokenArgument
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
-from penstock.ipc.threads import begin
+from penstock.ipc.threads import begin_or_do
+
+if TYPE_CHECKING:
+    from penstock.ipc.ring_server import LentPool
 
 Kind: TypeAlias = Literal[
     "prepared model", "burst", "reusable execution", "buffer", "ring", "lent pool"
@@ -23,15 +33,52 @@ Kind: TypeAlias = Literal[
 logger: Final = logging.getLogger(__name__)
 
 MAX_OBJECTS: Final = 1 << 16
-"""Objects that one client may have at a time."""
+"""Objects that one client may have at a time, those that are still being closed among them."""
+
+MAX_FENCES: Final = 256
+"""Fenced executions of one client that may be under way at a time."""
+
+MAX_RINGS: Final = 256
+"""Rings of one client whose threads may live at a time."""
+
+MAX_LENT_POOLS: Final = 4096
+"""Pools that one client may lend its rings at a time, those among them that only a bound request still keeps."""
 
 
 class Lease:
-    """What came beside one call, and is closed after it, or with what the call made where that is *kept*."""
+    """What came beside one call, and is closed after it, or with what the call made where that is *kept*; but never while
+    a run uses it: the number of a descriptor that is closed may be another client's at once.
+    """
 
     def __init__(self, close: Callable[[], None] = lambda: None) -> None:
         self.kept = False
-        self.close = close
+        self._close = close
+        self._users, self._over = 0, False
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Closes it, now or when the last run that uses it has ended; twice is harmless."""
+        with self._lock:
+            first, self._over = not self._over, True
+            if not first or self._users:
+                return
+        self._close()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """While the block runs it is not closed. Raises `InvalidArgument` where it is closed already."""
+        with self._lock:
+            if self._over:
+                raise InvalidArgument("a reusable execution was used after it was closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._over and not self._users
+            if last:
+                self._close()
 
 
 class _Object(NamedTuple):
@@ -61,9 +108,12 @@ class Dispatcher:
         self._tokens: set[int] = set()
         self._used: Counter[int] = Counter()
         self._late: dict[int, _Object] = {}
-        self._unreleased: list[ExitStack] = []
         self._objects: dict[wire.ObjectId, _Object] = {}
         self._numbers = itertools.count(1)
+        self._parting = 0
+        self._fences = threading.BoundedSemaphore(MAX_FENCES)
+        self._rings = threading.BoundedSemaphore(MAX_RINGS)
+        self._lent: WeakSet[LentPool] = WeakSet()
         self._lock = threading.Lock()
 
     def answer(self, frame: Frame, lease: Lease | None = None) -> Frame:
@@ -84,17 +134,41 @@ class Dispatcher:
             return refusal(GeneralFailure(f"the device's answer is no message: {error}"))
 
     def close(self) -> None:
-        """Closes every object of the client, newest first; the device stays open."""
+        """Closes every object of the client, newest first, but buffers that a run still uses: those are closed when it
+        has ended. The device stays open.
+        """
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}
             self._tokens.clear()
-            self._unreleased.clear()
-        for each in reversed(objects):
+            self._late.update({o.token: o for o in objects if self._used[o.token]})
+            unused = [o for o in objects if not self._used[o.token]]
+        for each in reversed(unused):
             try:
                 each.close()
             except Exception:
                 # One that cannot be closed must not keep the others open.
                 logger.exception("an object of a client that left could not be closed")
+
+    def detach(self, number: wire.ObjectId) -> Callable[[], None] | None:
+        """Takes an object from the client at once; what is given closes it, which may take its time. None where there is
+        nothing to close now.
+        """
+        found = self._taken(number)
+        if found is None:
+            return None
+        with self._lock:
+            self._parting += 1
+
+        def close() -> None:
+            try:
+                found.close()
+            except Exception:
+                logger.exception("an object that a client dropped could not be closed")
+            finally:
+                with self._lock:
+                    self._parting -= 1
+
+        return close
 
     @property
     def live_objects(self) -> int:
@@ -150,9 +224,10 @@ class Dispatcher:
     ) -> wire.Reply:
         match call:
             case wire.Execute(target=target, request=None, config=config):
-                execution = self._find(target, "reusable execution")
-                with self.using(self._objects[target].tokens):
-                    return wire.Executed(execution.execute(take.execution_config(config)))
+                found = self._object(target, "reusable execution")
+                held = nullcontext() if found.lease is None else found.lease.used()
+                with held, self.using(found.tokens):
+                    return wire.Executed(found.value.execute(take.execution_config(config)))
             case wire.Execute(target=target, request=wire.RequestForm() as request, config=config):
                 runner = self._find(target, "prepared model", "burst")
                 with self.using(tokens_of(request)):
@@ -161,15 +236,22 @@ class Dispatcher:
             case wire.ExecuteFenced():
                 prepared = self._find(call.prepared, "prepared model")
                 with ExitStack() as used:
-                    used.enter_context(self.using(tokens := tokens_of(call.request)))
+                    _take_place(self._fences, f"{MAX_FENCES} fenced executions under way")
+                    used.callback(self._fences.release)
+                    used.enter_context(self.using(tokens_of(call.request)))
                     fence = prepared.execute_fenced(
                         take.request(call.request),
                         [take.fence(f) for f in call.wait_for],
                         take.execution_config(call.config),
                         call.timeout_after_fence_ns,
                     )
-                    if tokens and not fence.wait(0):
-                        self._release_later(fence, used.pop_all())
+                    if lease is not None:
+                        # Whatever becomes of the answer: the run goes on.
+                        lease.kept = True
+                        used.callback(lease.close)
+                    if not fence.wait(0):
+                        # Without room for a thread this one waits: the run still uses it all.
+                        begin_or_do(_release_after, fence, used.pop_all())
                 return wire.Fenced(pack.handle(fence))
             case wire.ConfigureBurst(prepared=target):
                 return self._keep("burst", self._find(target, "prepared model").configure_burst())
@@ -184,9 +266,7 @@ class Dispatcher:
             case wire.OpenRing():
                 return self._keep("ring", self._ring(call, take))
             case wire.LendPool(memory=memory):
-                from penstock.ipc.ring_server import LentPool
-
-                return self._keep("lent pool", LentPool(take.memory(memory)))
+                return self._keep("lent pool", self._lent_pool(take.memory(memory)))
         raise WireError(f"{type(call).__name__} is no call")
 
     def _describe(self, version: int) -> wire.Description:
@@ -213,14 +293,35 @@ class Dispatcher:
             take.handle(index, Descriptor, "a descriptor").fd
             for index in (call.memory, call.to_device, call.to_client)
         )
-        burst = self._find(call.prepared, "prepared model").configure_burst()
-        try:
-            return RingServer(
-                burst, self._pool, memory, to_device, to_client, layout, using=self.using
+        prepared = self._find(call.prepared, "prepared model")
+        _take_place(self._rings, f"{MAX_RINGS} rings")
+        with ExitStack() as undone:
+            undone.callback(self._rings.release)
+            burst = prepared.configure_burst()
+            undone.callback(burst.close)
+            made = RingServer(
+                burst,
+                self._pool,
+                memory,
+                to_device,
+                to_client,
+                layout,
+                using=self.using,
+                ended=self._rings.release,
             )
-        except BaseException:
-            burst.close()
-            raise
+            undone.pop_all()
+        return made
+
+    def _lent_pool(self, memory: Memory) -> LentPool:
+        from penstock.ipc.ring_server import LentPool
+
+        if len(self._lent) >= MAX_LENT_POOLS:
+            raise ResourceExhaustedTransient(
+                f"a client may have {MAX_LENT_POOLS} pools lent at a time"
+            )
+        made = LentPool(memory)
+        self._lent.add(made)
+        return made
 
     def _pool(self, number: wire.ObjectId) -> Any:
         return self._find(number, "lent pool")
@@ -237,7 +338,7 @@ class Dispatcher:
             raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
         made = _Object(kind, value, lease, token, tokens)
         with self._lock:
-            if len(self._objects) < MAX_OBJECTS:
+            if len(self._objects) + len(self._late) + self._parting < MAX_OBJECTS:
                 number = next(self._numbers)
                 self._objects[number] = made
                 if token:
@@ -248,10 +349,13 @@ class Dispatcher:
         raise ResourceExhaustedPersistent(f"a client may have {MAX_OBJECTS} objects at a time")
 
     def _find(self, number: wire.ObjectId, *kinds: Kind) -> Any:
+        return self._object(number, *kinds).value
+
+    def _object(self, number: wire.ObjectId, *kinds: Kind) -> _Object:
         found = self._objects.get(number)
         if found is None or found.kind not in kinds:
             raise InvalidArgument(f"object {number} is no {' or '.join(kinds)} of this client")
-        return found.value
+        return found
 
     @contextmanager
     def using(self, tokens: Sequence[int]) -> Iterator[None]:
@@ -278,13 +382,6 @@ class Dispatcher:
             for each in unused:
                 each.close()
 
-    def _release_later(self, fence: Fence, held: ExitStack) -> None:
-        try:
-            begin(_release_after, fence, held)
-        except (RuntimeError, MemoryError):
-            # Without room for a thread: when the client leaves.
-            self._unreleased.append(held)
-
     def _role(self, form: wire.RoleForm) -> BufferRole:
         prepared = self._find(form.prepared, "prepared model")
         return BufferRole(prepared, form.kind, form.index, form.frequency)
@@ -295,16 +392,26 @@ class Dispatcher:
             if self._owns_device:
                 self._device.close()
             return wire.Done()
+        found = self._taken(number)
+        if found is not None:
+            found.close()
+        return wire.Done()
+
+    def _taken(self, number: wire.ObjectId) -> _Object | None:
+        """That object, which the client has no more; None where it is closed later, or is not there."""
         with self._lock:
             found = self._objects.pop(number, None)
             if found is not None and found.token:
                 self._tokens.discard(found.token)
                 if self._used[found.token]:
                     self._late[found.token] = found
-                    return wire.Done()
-        if found is not None:
-            found.close()
-        return wire.Done()
+                    return None
+        return found
+
+
+def _take_place(places: threading.BoundedSemaphore, what: str) -> None:
+    if not places.acquire(blocking=False):
+        raise ResourceExhaustedTransient(f"a client may have {what} at a time")
 
 
 def _release_after(fence: Fence, held: ExitStack) -> None:

@@ -122,7 +122,7 @@ class RingServer:
     """Serves a ring: *burst* executes what the client asks for, and *find* gives the pools that it has lent.
 
     The three descriptors stay the caller's. The thread begins at once and ends with `close`, or when the client breaks
-    the rules of the ring, which the log then says.
+    the rules of the ring, which the log then says; *ended* is the last that it calls.
     """
 
     def __init__(
@@ -135,8 +135,9 @@ class RingServer:
         layout: Layout,
         spin_ns: int | None = None,
         using: UseTokens | None = None,
+        ended: Callable[[], object] = lambda: None,
     ) -> None:
-        self._burst, self._find, self._using = burst, find, using
+        self._burst, self._find, self._using, self._at_end = burst, find, using, ended
         self._region = Region(memory_fd, layout)
         self._heard = Doorbell(os.dup(to_device_fd), -1)
         self._stop = Doorbell.create()
@@ -340,6 +341,7 @@ class RingServer:
             self._burst.close()
         finally:
             self._release()
+            self._at_end()
             self._ended.set()
 
     def _release(self) -> None:

@@ -6,6 +6,7 @@ import errno
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -28,13 +29,15 @@ class _Slow:
         self.count = 0
         self.go, self.all_closed = threading.Event(), threading.Event()
 
-    def answer(self, _frame: Frame, _lease: object = None) -> Frame:
-        self.threads.add(threading.get_ident())
-        assert self.go.wait(10)
-        self.count += 1
-        if self.count == 20:
-            self.all_closed.set()
-        return Frame(b"")
+    def detach(self, _number: wire.ObjectId) -> Callable[[], None]:
+        def close() -> None:
+            self.threads.add(threading.get_ident())
+            assert self.go.wait(10)
+            self.count += 1
+            if self.count == 20:
+                self.all_closed.set()
+
+        return close
 
     def close(self) -> None:
         """Nothing is kept."""

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -25,7 +26,7 @@ from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.constants import SHRINK, is_sealed, mapped
 from penstock.ipc.dispatch import Dispatcher, Lease, refusal
-from penstock.ipc.threads import begin, begin_or_do
+from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 
@@ -34,6 +35,9 @@ MAX_CALLS: Final = 256
 
 MAX_MEMORIES: Final = 4096
 """Memories that one client may lend at a time."""
+
+MAX_DESCRIPTORS: Final = wire.MAX_HANDLES
+"""Descriptors that one client may have the host keep at a time, for calls under way and for what they made."""
 
 
 class _Job(NamedTuple):
@@ -60,7 +64,8 @@ class Client:
         self._over = False
         self._calls: dict[wire.CallId, CancelToken] = {}
         self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
-        self._dropped: SimpleQueue[wire.Drop | None] = SimpleQueue()
+        self._descriptors = 0
+        self._dropped: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = False
 
     def start(self) -> None:
@@ -102,6 +107,8 @@ class Client:
             last = not self._threads
         if last:
             self._dropped.put(None)
+            if not self._closing:
+                self._close()
             for dispatcher in self._dispatchers:
                 dispatcher.close()
             self._memories.clear()
@@ -157,17 +164,21 @@ class Client:
     def _accept(self, ask: wire.Ask, received: Received) -> _Job | None:
         if ask.call in self._calls:
             raise WireError(f"two calls have the number {ask.call}")
-        if not received.complete or len(self._calls) >= MAX_CALLS:
-            told = (
-                f"a client may make {MAX_CALLS} calls at a time"
-                if received.complete
-                else "the driver's process has no descriptor left"
-            )
+        told = ""
+        if not received.complete:
+            told = "the driver's process has no descriptor left"
+        elif len(self._calls) >= MAX_CALLS:
+            told = f"a client may make {MAX_CALLS} calls at a time"
+        elif self._descriptors + len(received.descriptors) > MAX_DESCRIPTORS:
+            told = f"a client may have {MAX_DESCRIPTORS} descriptors in calls at a time"
+        if told:
             close_all(received.descriptors)
             self._answer(ask.call, refusal(ResourceExhaustedTransient(told)))
             return None
         token = CancelToken()
         self._calls[ask.call] = token
+        with self._lock:
+            self._descriptors += len(received.descriptors)
         return _Job(ask, received.descriptors, token)
 
     def _borrow(self, lend: wire.Lend, received: Received) -> None:
@@ -190,8 +201,11 @@ class Client:
             raise WireError(f"no device has the index {drop.device}")
         if drop.target == wire.DEVICE:
             return
+        close = self._dispatchers[drop.device].detach(drop.target)
+        if close is None:
+            return
         # What a driver does in `close` may take its time: one thread waits for it, and nobody for that.
-        self._dropped.put(drop)
+        self._dropped.put(close)
         if not self._closing:
             # Without room for a thread the next one that is dropped begins it.
             with suppress(RuntimeError, MemoryError):
@@ -199,13 +213,17 @@ class Client:
                 self._closing = True
 
     def _close(self) -> None:
-        while (drop := self._dropped.get()) is not None:
-            self._dispatchers[drop.device].answer(Frame(encode(wire.Close(drop.target))))
+        while (close := self._dropped.get()) is not None:
+            close()
+
+    def _return(self, descriptors: Sequence[int]) -> None:
+        close_all(descriptors)
+        with self._lock:
+            self._descriptors -= len(descriptors)
 
     def _perform(self, job: _Job) -> None:
         ask = job.ask
-        lease = Lease(lambda: close_all(job.descriptors))
-        fence: DescriptorFence | None = None
+        lease = Lease(lambda: self._return(job.descriptors))
         try:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
@@ -218,17 +236,13 @@ class Client:
             else:
                 reply = self._dispatchers[ask.device].answer(Frame(ask.body, handles), lease)
                 del handles
-            fence = self._answer(ask.call, reply)
+            self._answer(ask.call, reply)
         finally:
             self._calls.pop(ask.call, None)
-            if fence is not None and not fence.wait(0):
-                lease.kept = True
-                begin_or_do(_close_after, fence, lease)
             if not lease.kept:
                 lease.close()
 
-    def _answer(self, call: wire.CallId, reply: Frame) -> DescriptorFence | None:
-        """Sends the reply, and gives the fence that it has."""
+    def _answer(self, call: wire.CallId, reply: Frame) -> None:
         forms: list[wire.HandleForm] = []
         fences: list[DescriptorFence] = []
         try:
@@ -238,7 +252,8 @@ class Client:
                 fences.append(as_descriptor(fence))
         except (PenstockError, OSError) as error:
             told = f"no descriptor for the call's fence: {error}"
-            return self._answer(call, refusal(ResourceExhaustedTransient(told)))
+            self._answer(call, refusal(ResourceExhaustedTransient(told)))
+            return
         answer = wire.Answer(call, reply.data, tuple(forms), reply.failed)
         try:
             self._connection.send(encode(answer), [f.fileno() for f in fences])
@@ -246,7 +261,6 @@ class Client:
             pass
         except DriverError as error:
             self._answer(call, refusal(error))
-        return fences[0] if fences else None
 
     def _handle(self, form: wire.HandleForm, job: _Job) -> object:
         match form:
@@ -297,15 +311,11 @@ class Client:
         return array
 
     def _report(self, call: wire.CallId, event: ProgressEvent) -> None:
-        try:
-            self._connection.send(encode(wire.Progress(event, call)))
-        except EOFError:
-            return
-
-
-def _close_after(fence: DescriptorFence, lease: Lease) -> None:
-    fence.wait()
-    lease.close()
+        # A client that reads nothing must not keep the driver, which may hold what others wait for.
+        with suppress(EOFError, TimeoutError):
+            self._connection.send(
+                encode(wire.Progress(event, call)), deadline_ns=time.monotonic_ns()
+            )
 
 
 def _mapped(fd: int, size: int) -> NDArray:

@@ -1,0 +1,340 @@
+"""What a client gives up, or leaves behind, while the host still uses it: nothing of it becomes another client's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
+
+import pytest
+
+from penstock import hal
+from penstock.errors import ResourceExhaustedPersistent, ResourceExhaustedTransient
+from penstock.hal import (
+    BufferDesc,
+    BufferRole,
+    EventFence,
+    ExecutionConfig,
+    ExecutionResult,
+    PrepareConfig,
+    Request,
+    TokenArgument,
+)
+from penstock.ipc import dispatch, wire
+from penstock.ipc.client import RemoteDevice
+from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of
+from penstock.ipc.dispatch import Dispatcher, Lease
+from penstock.ipc.host import serving
+from penstock.ipc.transport import Connection, close_all
+from penstock.ir import Model
+from penstock.memory import MemoryPool
+from tests.unit.ipc.slow import SlowDevice, slow_model
+
+SECONDS = 5.0
+REQUEST = wire.RequestForm((hal.NoValue(),), (hal.NoValue(),), ())
+PLAIN = Packer().execution_config(ExecutionConfig())
+
+
+class Buffer:
+    """One that counts how often it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Held:
+    """A reusable execution that runs until it is let go."""
+
+    def __init__(self, device: HeldDevice) -> None:
+        self._device = device
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        self._device.running.set()
+        assert self._device.go_on.wait(SECONDS)
+        return hal.DONE
+
+    def close(self) -> None:
+        """Does not wait for a run."""
+
+
+class HeldPreparedModel:
+    def __init__(self, device: HeldDevice) -> None:
+        self._device = device
+
+    def execute_fenced(self, *_: object) -> EventFence:
+        self._device.fences.append(fence := EventFence())
+        return fence
+
+    def create_reusable_execution(self, request: Request) -> Held:
+        return Held(self._device)
+
+    def configure_burst(self) -> Any:
+        return SlowDevice().prepare_model(slow_model(), PrepareConfig()).configure_burst()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class HeldDevice(hal.DeviceBase):
+    """Its runs end when the test says so; each buffer has the number of its allocation for a token."""
+
+    name = "held"
+    version = "1"
+
+    def __init__(self) -> None:
+        self.running, self.go_on = threading.Event(), threading.Event()
+        self.fences: list[EventFence] = []
+        self.buffers: list[Buffer] = []
+
+    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
+        return [hal.SUPPORTED] * len(model.operations)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> Any:
+        return HeldPreparedModel(self)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Any:
+        self.buffers.append(buffer := Buffer())
+        return len(self.buffers), buffer
+
+
+class Local:
+    """A channel to a dispatcher of this process."""
+
+    copies_arrays = False
+
+    def __init__(self, device: hal.Device) -> None:
+        self.dispatcher = Dispatcher(device)
+
+    def call(self, frame: Frame) -> Frame:
+        return self.dispatcher.answer(frame)
+
+    def drop(self, number: wire.ObjectId) -> None:
+        self.dispatcher.answer(Frame(encode(wire.Close(number))))
+
+
+@pytest.fixture
+def held() -> Iterator[HeldDevice]:
+    device = HeldDevice()
+    yield device
+    device.go_on.set()
+    for fence in device.fences:
+        fence.signal()
+
+
+def soon(is_so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + SECONDS
+    while not is_so():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def test_the_buffer_of_a_late_run_stays_open_when_its_client_leaves(held: HeldDevice) -> None:
+    channel = Local(held)
+    device = RemoteDevice(channel)
+    prepared = device.prepare_model(slow_model(), PrepareConfig())
+    token, _used = device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+    _, _unused = device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
+    request = Request((TokenArgument(token),), (hal.NoValue(),))
+    prepared.execute_fenced(request, [], ExecutionConfig())
+    channel.dispatcher.close()
+    # Its token would be another client's, and the run would write there.
+    assert [b.closed for b in held.buffers] == [0, 1]
+    held.fences[0].signal()
+    assert soon(lambda: held.buffers[0].closed == 1)
+
+
+def test_what_came_beside_a_reusable_execution_outlives_its_runs(held: HeldDevice) -> None:
+    channel, closed = Local(held), threading.Event()
+    dispatcher = channel.dispatcher
+    prepared = RemoteDevice(channel).prepare_model(slow_model(), PrepareConfig())
+    make = wire.CreateReusableExecution(prepared.number, REQUEST)
+    made = decode_reply(dispatcher.answer(Frame(encode(make)), Lease(closed.set)).data)
+    assert isinstance(made, wire.Made)
+    execute = Frame(encode(wire.Execute(made.target, None, PLAIN)))
+    running = threading.Thread(target=dispatcher.answer, args=(execute,))
+    running.start()
+    assert held.running.wait(SECONDS)
+    dispatcher.answer(Frame(encode(wire.Close(made.target))))
+    # The numbers of its descriptors would be another client's memory.
+    assert not closed.is_set()
+    held.go_on.set()
+    running.join(SECONDS)
+    assert closed.is_set()
+
+
+def test_what_came_beside_a_fenced_run_outlives_it_whatever_becomes_of_the_answer(
+    held: HeldDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(fence: object) -> None:
+        raise OSError("no descriptor is left")
+
+    closed: list[int] = []
+    monkeypatch.setattr(serving, "as_descriptor", none_left)
+    monkeypatch.setattr(serving, "close_all", closed.extend)
+    with Served(held) as client:
+        target = client.prepared()
+        call = wire.ExecuteFenced(target, REQUEST, (), PLAIN, None)
+        with pytest.raises(ResourceExhaustedTransient):
+            client.ask(call, [client.spare])
+        assert closed == []
+        held.fences[0].signal()
+        assert soon(lambda: len(closed) == 1)
+        close_all(closed)
+
+
+def test_fenced_runs_of_a_client_have_a_limit(
+    held: HeldDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "MAX_FENCES", 3)
+    device = RemoteDevice(Local(held))
+    prepared = device.prepare_model(slow_model(), PrepareConfig())
+    request = Request((hal.NoValue(),), (hal.NoValue(),))
+
+    refusals: list[str] = []
+
+    def launch() -> bool:
+        try:
+            prepared.execute_fenced(request, [], ExecutionConfig())
+        except ResourceExhaustedTransient as error:
+            refusals.append(str(error))
+            return False
+        return True
+
+    assert [launch() for _ in range(4)] == [True, True, True, False]
+    held.fences[1].signal()
+    assert soon(launch)
+    assert not launch()
+    assert "3 fenced executions under way at a time" in refusals[-1]
+
+
+def test_rings_of_a_client_have_a_limit(held: HeldDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.ipc.burst import RingBurst
+
+    monkeypatch.setattr(dispatch, "MAX_RINGS", 2)
+    channel = Local(held)
+    prepared = RemoteDevice(channel).prepare_model(slow_model(), PrepareConfig())
+    bursts = [RingBurst(prepared, None) for _ in range(2)]
+    with pytest.raises(ResourceExhaustedTransient, match="2 rings at a time"):
+        RingBurst(prepared, None)
+    bursts.pop().close()
+    bursts.append(RingBurst(prepared, None))
+    for burst in bursts:
+        burst.close()
+    assert channel.dispatcher._rings.acquire(timeout=SECONDS)
+    assert channel.dispatcher._rings.acquire(timeout=SECONDS)
+
+
+def test_pools_lent_to_rings_have_a_limit(
+    held: HeldDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.ipc.client import lend_pool
+
+    monkeypatch.setattr(dispatch, "MAX_LENT_POOLS", 2)
+    channel = Local(held)
+    with MemoryPool.anonymous(16) as pool:
+        lent = [lend_pool(channel, pool.memory) for _ in range(2)]
+        with pytest.raises(ResourceExhaustedTransient, match="2 pools lent at a time"):
+            lend_pool(channel, pool.memory)
+        lent.pop().close()
+        lend_pool(channel, pool.memory).close()
+        lent.pop().close()
+
+
+def test_what_is_still_being_closed_counts_among_the_objects(
+    held: HeldDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "MAX_OBJECTS", 2)
+    channel = Local(held)
+    device = RemoteDevice(channel)
+    dropped = device.prepare_model(slow_model(), PrepareConfig())
+    close = channel.dispatcher.detach(dropped.number)
+    assert close is not None
+    assert channel.dispatcher.detach(dropped.number) is None
+    _second = device.prepare_model(slow_model(), PrepareConfig())
+    with pytest.raises(ResourceExhaustedPersistent):
+        device.prepare_model(slow_model(), PrepareConfig())
+    close()
+    device.prepare_model(slow_model(), PrepareConfig())
+
+
+def test_descriptors_that_a_client_leaves_with_its_calls_have_a_limit(
+    held: HeldDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_DESCRIPTORS", 3)
+    with Served(held) as client:
+        made = [
+            client.ask(wire.CreateReusableExecution(client.prepared(), REQUEST), [client.spare])
+        ]
+        call = wire.CreateReusableExecution(client.prepared(), REQUEST)
+        made.append(client.ask(call, [client.spare] * 2))
+        with pytest.raises(ResourceExhaustedTransient, match="3 descriptors in calls at a time"):
+            client.ask(call, [client.spare])
+        client.ask(wire.Close(made[0].target))
+        client.ask(call, [client.spare])
+
+
+def test_progress_that_a_client_does_not_read_holds_no_driver(held: HeldDevice) -> None:
+    with Served(held) as client:
+        event = hal.ProgressEvent("compile", "x" * 1000, 1, 2)
+
+        def tell() -> None:
+            for _ in range(2000):
+                client.host._report(1, event)
+
+        telling = threading.Thread(target=tell, daemon=True)
+        telling.start()
+        telling.join(SECONDS)
+        assert not telling.is_alive()
+
+
+class Served:
+    """A client of a host in this process, over a socket."""
+
+    def __init__(self, device: hal.Device) -> None:
+        self.device = device
+
+    def __enter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        self.connection, self.over = Connection(ours), threading.Event()
+        self.host = serving.Client(
+            Connection(theirs), [Dispatcher(self.device, owns_device=False)], self.over.set
+        )
+        self.host.start()
+        self.spare = os.open(os.devnull, os.O_RDONLY)
+        self.calls = 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+        os.close(self.spare)
+        assert self.over.wait(SECONDS)
+
+    def ask(self, call: wire.Call, descriptors: Sequence[int] = ()) -> Any:
+        self.calls += 1
+        ask = encode(wire.Ask(self.calls, 0, encode(call)))
+        deadline = time.monotonic_ns() + int(SECONDS * 1e9)
+        self.connection.send(ask, descriptors, deadline)
+        received = self.connection.receive(deadline)
+        close_all(received.descriptors)
+        answer = decode_to_client(received.data)
+        assert isinstance(answer, wire.Answer)
+        reply = decode_reply(answer.body)
+        if isinstance(reply, wire.Failure):
+            raise error_of(reply)
+        return reply
+
+    def prepared(self) -> wire.ObjectId:
+        packer = Packer()
+        model, config = packer.model(slow_model()), packer.prepare_config(PrepareConfig())
+        assert not packer.handles
+        made = self.ask(wire.Prepare(model, config))
+        assert isinstance(made, wire.Made)
+        return made.target
