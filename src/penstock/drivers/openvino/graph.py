@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
+from penstock.drivers.openvino.types import PLAIN
 from penstock.engines.site import QUANTIZED, Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
@@ -171,12 +172,13 @@ class Graph:
         if operand.dtype in QUANTIZED:
             scale, zero = one_scale(operand)
             value = (value.astype(np.float32) - np.float32(zero)) * np.float32(scale)
-        elif operand.dtype not in {DType.FLOAT32, DType.INT32}:
+        elif operand.dtype not in {DType.FLOAT32, *PLAIN}:
             value = value.astype(np.float32)
         return self.constant(value)
 
     def _real(self, node: Node, operand: Operand) -> Node:
-        if operand.dtype not in QUANTIZED:
+        """*node* in real numbers; without a scale, which only conversions read, as it is."""
+        if operand.dtype not in QUANTIZED or operand.quantization is None:
             return node
         scale, zero = one_scale(operand)
         node = self.op.convert(node, "f32")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from penstock.engines.site import QUANTIZED, Site
 from penstock.engines.types import one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 
-F32 = DType.FLOAT32
+F32: Final = DType.FLOAT32
+PLAIN: Final = frozenset({DType.INT32, DType.BOOL})
+"""Element types besides float32 that are moved as they are."""
 
 
 def activations(site: Site, positions: Iterable[int] | None = None) -> AccuracyClass:
@@ -47,8 +50,17 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
 
 
 def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moved`, whole numbers of 32 bits too: what shapes are computed of."""
+    """As `moved`, whole numbers of 32 bits and truth values too: what shapes and choices are computed of."""
     every = [*operands, *site.outputs]
-    if all(o.dtype is DType.INT32 for o in every):
-        return "exact"
+    for dtype in PLAIN:
+        if all(o.dtype is dtype for o in every):
+            return "exact"
     return moved(site, every)
+
+
+def numbers(site: Site) -> AccuracyClass:
+    """As `activations`, of all operands; int32 is computed too, exactly."""
+    operands = [o for o in (*site.inputs, *site.outputs) if o is not None]
+    if all(o.dtype is DType.INT32 for o in operands):
+        return "exact"
+    return activations(site)

@@ -48,12 +48,18 @@ def unary() -> list[OneOperation]:
         "ELU",
         "SIN",
         "COS",
+        "SIGN",
+        "FLOOR",
+        "CEIL",
+        "ROUND",
+        "GELU",
     ]
     made = [operation(kind.lower(), kind, [(3, 17)], [(3, 17)]) for kind in kinds]
     positive = [
         operation(f"{kind.lower()}_of_squares", kind, [numbers(40) ** 2 + 0.01], [(40,)])
         for kind in ("SQRT", "RSQRT", "LOG")
     ]
+    made.append(operation("gelu_tanh", "GELU", [(3, 17)], [(3, 17)], {"approximate": True}))
     shapes: list[tuple[int, ...]] = [(), (1,), (2, 3, 4), IMAGE, (2, 1, 3, 2, 2)]
     ranks = [operation(f"relu_of_rank_{len(s)}", "RELU", [s], [s]) for s in shapes]
     leaky = operation("leaky_relu", "LEAKY_RELU", [IMAGE], [IMAGE], {"alpha": 0.2})
@@ -199,7 +205,7 @@ def matrices() -> list[OneOperation]:
 
 def reductions() -> list[OneOperation]:
     made = []
-    for kind in ("MEAN", "SUM", "REDUCE_MAX"):
+    for kind in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"):
         for axes, keep, out in (
             ((1, 2), False, (1, 5)),
             ((1, 2), True, (1, 1, 1, 5)),
@@ -209,6 +215,16 @@ def reductions() -> list[OneOperation]:
         ):
             name = f"{kind.lower()}_{'_'.join(map(str, axes))}_{'keep' if keep else 'drop'}"
             made.append(operation(name, kind, [IMAGE, whole(*axes)], [out], {"keep_dims": keep}))
+    return made
+
+
+def normalizations() -> list[OneOperation]:
+    local = "LOCAL_RESPONSE_NORMALIZATION"
+    made = [operation("l2", "L2_NORMALIZATION", [(3, 7)], [(3, 7)])]
+    for radius, beta, depth in ((2, 0.75, 16), (1, 0.5, 5), (5, 1.0, 5), (0, 0.3, 4)):
+        attributes = {"radius": radius, "bias": 1.5, "alpha": 0.2, "beta": beta}
+        shape = (1, 6, 7, depth)
+        made.append(operation(f"local_{radius}_{beta}", local, [shape], [shape], attributes))
     return made
 
 
@@ -254,9 +270,14 @@ CASES: Final = [
     *images(),
     *matrices(),
     *reductions(),
+    *normalizations(),
     *structure(),
 ]
-ELSEWHERE: Final = {"QUANTIZE", "SHAPE"}
+ELSEWHERE: Final = {
+    *("QUANTIZE", "SHAPE", "ARG_MAX", "ARG_MIN", "CAST", "SELECT", "SELECT_V2"),
+    *("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"),
+    *("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT"),
+}
 """Types whose cases are in other files."""
 
 

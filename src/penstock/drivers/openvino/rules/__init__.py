@@ -8,10 +8,12 @@ from typing import Final
 from penstock.drivers.openvino.rules.rule import RULES, Rule
 
 FAMILIES: Final = (
+    "choices",
     "convolution",
     "elementwise",
     "images",
     "matrices",
+    "normalization",
     "quantization",
     "reduction",
     "slicing",

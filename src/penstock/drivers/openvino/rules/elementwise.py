@@ -9,10 +9,11 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, activations
+from penstock.drivers.openvino.types import F32, activations, numbers
 from penstock.engines.site import Site, require
 from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
+from penstock.ir import DType
 
 UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
     "RELU": lambda g, x: g.op.relu(x),
@@ -33,8 +34,15 @@ UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
     "SIN": lambda g, x: g.op.sin(x),
     "COS": lambda g, x: g.op.cos(x),
     "ELU": lambda g, x: g.op.elu(x, 1.0),
+    "SIGN": lambda g, x: g.op.sign(x),
+    "FLOOR": lambda g, x: g.op.floor(x),
+    "CEIL": lambda g, x: g.op.ceiling(x),
+    "ROUND": lambda g, x: g.op.round(x, "half_to_even"),
 }
-FLOAT_ONLY: Final = frozenset({"NEG", "SQUARE", "LOG", "SIN", "COS", "POW"})
+FLOAT_ONLY: Final = frozenset(
+    {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
+)
+OF_WHOLE: Final = frozenset({"ABS", "NEG"})
 
 BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
     "ADD": lambda op, a, b: op.add(a, b),
@@ -50,6 +58,8 @@ BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
 
 def _check_unary(site: Site) -> AccuracyClass:
     site.shape()
+    if site.operation.type in OF_WHOLE and site.input().dtype is DType.INT32:
+        return "exact"
     if site.operation.type in FLOAT_ONLY:
         require(site.input().dtype is F32, "only float32 values are computed here")
     return activations(site)
@@ -62,35 +72,51 @@ def emit_unary(graph: Graph, site: Site) -> None:
     graph.define(site, UNARY[site.operation.type](graph, x), first=first)
 
 
+@rule("GELU", check=_check_unary)
+def emit_gelu(graph: Graph, site: Site) -> None:
+    index, approximate = site.input_indexes[0], site.operation.attributes.flag("approximate")
+    first = graph.is_first(index)
+    node = graph.op.gelu(graph.get(index, first=first), "tanh" if approximate else "erf")
+    graph.define(site, node, first=first)
+
+
 def _check_binary(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
-    if site.operation.type in FLOAT_ONLY:
-        require(site.input().dtype is F32, "only float32 values are computed here")
+    kind, dtype = site.operation.type, site.input().dtype
+    if kind in FLOAT_ONLY:
+        require(dtype is F32, "only float32 values are computed here")
     if "fused_activation_function" in site.operation.attributes:
-        activation(site, ACTIVATIONS)
-    return activations(site)
+        fused = activation(site, ACTIVATIONS)
+        require(
+            fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
+        )
+    require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
+    return numbers(site)
 
 
 @rule(*BINARY, check=_check_binary)
 def emit_binary(graph: Graph, site: Site) -> None:
-    first = _keeps_channels_first(graph, site)
-    a, b = (_operand(graph, site, position, first=first) for position in (0, 1))
+    first = keeps_channels_first(graph, site)
+    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
     node = BINARY[site.operation.type](graph.op, a, b)
     fused = site.operation.attributes.get("fused_activation_function", "NONE")
     graph.define(site, graph.activate(node, str(fused)), first=first)
 
 
-def _keeps_channels_first(graph: Graph, site: Site) -> bool:
-    """Whether an input is there as NCHW, and the other can be brought to it."""
+def keeps_channels_first(graph: Graph, site: Site) -> bool:
+    """Whether an input is there as NCHW, and all others can be brought to it."""
     if not any(map(graph.is_first, site.input_indexes)):
         return False
-    return all(site.input(p).is_constant or len(site.shape(p)) == 4 for p in (0, 1))
+    return all(
+        site.input(p).is_constant or len(site.shape(p)) in {0, 4} for p in range(len(site.inputs))
+    )
 
 
-def _operand(graph: Graph, site: Site, position: int, *, first: bool) -> Node:
+def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Node:
+    """An input that takes part in broadcasting."""
     index, rank = site.input_indexes[position], len(site.shape(position))
-    if not first or rank == 4:
-        return graph.get(index, first=first)
+    if not first or rank in {0, 4}:
+        return graph.get(index, first=first and rank == 4)
     # A constant of lower rank belongs to the last dimensions of NHWC.
     shape = (*(1,) * (4 - rank), *site.shape(position))
     return (
@@ -126,8 +152,8 @@ def _check_prelu(site: Site) -> AccuracyClass:
 @rule("PRELU", check=_check_prelu)
 def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0), alpha broadcast as in TFLite."""
-    first = _keeps_channels_first(graph, site)
-    x, alpha = (_operand(graph, site, position, first=first) for position in (0, 1))
+    first = keeps_channels_first(graph, site)
+    x, alpha = (operand_of(graph, site, position, first=first) for position in (0, 1))
     op, zero = graph.op, graph.number(0.0)
     node = op.add(op.relu(x), op.multiply(alpha, op.minimum(x, zero)))
     graph.define(site, node, first=first)

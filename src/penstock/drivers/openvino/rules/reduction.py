@@ -1,8 +1,9 @@
-"""MEAN, SUM and REDUCE_MAX over constant axes."""
+"""MEAN, SUM, REDUCE_MAX and REDUCE_MIN over constant axes."""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -28,13 +29,17 @@ def _check(site: Site) -> AccuracyClass:
     return activations(site, [0])
 
 
-@rule("MEAN", "SUM", "REDUCE_MAX", check=_check)
+EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
+
+
+@rule("MEAN", "SUM", *EXTREMES, check=_check)
 def emit_reduction(graph: Graph, site: Site) -> None:
     index, axes = site.input_indexes[0], _axes(site)
     reduce = {
         "MEAN": graph.op.reduce_mean,
         "SUM": graph.op.reduce_sum,
         "REDUCE_MAX": graph.op.reduce_max,
+        "REDUCE_MIN": graph.op.reduce_min,
     }[site.operation.type]
     keep = site.operation.attributes.flag("keep_dims")
     # Without the two dimensions of the picture, NHWC and NCHW are the same.
@@ -43,7 +48,7 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         axes = sorted(FIRST_AXIS[a] for a in axes)
     x = graph.get(index, first=first)
     node = reduce(x, graph.whole(axes), keep) if axes else x
-    if site.is_quantized and site.operation.type != "REDUCE_MAX":
+    if site.is_quantized and site.operation.type not in EXTREMES:
         count = math.prod(site.shape()[a] for a in _axes(site))
         divided = count if site.operation.type == "MEAN" else 1
         ratio = np.array(one_scale(site.input())[0] / one_scale(site.output())[0])

@@ -1,0 +1,143 @@
+"""Comparisons, truth values and what is chosen by them, conversions, and positions of the largest and smallest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.drivers.openvino.graph import Graph, Node
+from penstock.drivers.openvino.rules.elementwise import keeps_channels_first, operand_of
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.types import F32, carried
+from penstock.engines.moving import axis_of
+from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import one_scale
+from penstock.hal import AccuracyClass
+from penstock.ir import DType
+
+EQUALITIES: Final = frozenset({"EQUAL", "NOT_EQUAL"})
+COMPARISONS: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
+    "EQUAL": lambda op, a, b: op.equal(a, b),
+    "NOT_EQUAL": lambda op, a, b: op.not_equal(a, b),
+    "GREATER": lambda op, a, b: op.greater(a, b),
+    "GREATER_EQUAL": lambda op, a, b: op.greater_equal(a, b),
+    "LESS": lambda op, a, b: op.less(a, b),
+    "LESS_EQUAL": lambda op, a, b: op.less_equal(a, b),
+}
+
+
+def _check_comparison(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    dtype = site.input().dtype
+    if dtype is DType.INT32:
+        equal = site.operation.type in EQUALITIES
+        require(
+            equal, "whole numbers are put in order as float32, which does not tell large ones apart"
+        )
+    else:
+        require(dtype is F32, "only float32 and int32 values are compared here")
+    return "exact"
+
+
+@rule(*COMPARISONS, check=_check_comparison)
+def emit_comparison(graph: Graph, site: Site) -> None:
+    first = keeps_channels_first(graph, site)
+    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    if site.input().dtype is DType.INT32:
+        # Compared as float32; a difference that is not 0 is not 0 as float32 either.
+        a, b = graph.op.subtract(a, b), graph.op.constant(np.array(0, np.int32))
+    graph.define(site, COMPARISONS[site.operation.type](graph.op, a, b), first=first)
+
+
+LOGIC: Final[dict[str, Callable[..., Node]]] = {
+    "LOGICAL_AND": lambda op, a, b: op.logical_and(a, b),
+    "LOGICAL_OR": lambda op, a, b: op.logical_or(a, b),
+    "LOGICAL_NOT": lambda op, a: op.logical_not(a),
+}
+
+
+def _check_logic(site: Site) -> AccuracyClass:
+    for position in range(len(site.inputs)):
+        site.shape(position)
+        require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
+    return "exact"
+
+
+@rule(*LOGIC, check=_check_logic)
+def emit_logic(graph: Graph, site: Site) -> None:
+    first = keeps_channels_first(graph, site)
+    given = [operand_of(graph, site, p, first=first) for p in range(len(site.inputs))]
+    graph.define(site, LOGIC[site.operation.type](graph.op, *given), first=first)
+
+
+def _check_select(site: Site) -> AccuracyClass:
+    shapes = [site.shape(p) for p in range(3)]
+    site.output_shape()
+    if site.operation.type == "SELECT":
+        vector = len(shapes[0]) == 1 and len(shapes[1]) > 1
+        require(vector or shapes[0] == shapes[1] == shapes[2], "a choice that broadcasts")
+    return carried(site, [site.input(1), site.input(2)])
+
+
+@rule("SELECT", "SELECT_V2", check=_check_select)
+def emit_select(graph: Graph, site: Site) -> None:
+    """The condition of SELECT may be one truth value a row."""
+    shapes = [site.shape(p) for p in range(3)]
+    by_row = site.operation.type == "SELECT" and len(shapes[0]) < len(shapes[1])
+    first = not by_row and keeps_channels_first(graph, site)
+    condition, a, b = (operand_of(graph, site, p, first=first) for p in range(3))
+    if by_row:
+        condition = graph.reshape(condition, (shapes[0][0], *(1,) * (len(shapes[1]) - 1)))
+    graph.move(site, graph.op.select(condition, a, b), (1, 2), first=first)
+
+
+CONVERTED: Final = {F32: "f32", DType.INT32: "i32", DType.BOOL: "boolean"}
+
+
+def _check_cast(site: Site) -> AccuracyClass:
+    site.shape()
+    source, target = site.input(), site.output().dtype
+    stored = source.dtype in QUANTIZED and source.quantization is None
+    if target not in CONVERTED or (source.dtype not in CONVERTED and not stored):
+        site.refuse_types()
+    require(source.dtype is not F32 or target is F32, "a float32 cut to a whole number")
+    return "exact"
+
+
+@rule("CAST", check=_check_cast)
+def emit_cast(graph: Graph, site: Site) -> None:
+    index = site.input_indexes[0]
+    first = graph.is_first(index)
+    x = graph.get(index, first=first)
+    graph.define(site, graph.op.convert(x, CONVERTED[site.output().dtype]), first=first)
+
+
+def _check_position(site: Site) -> AccuracyClass:
+    axes = site.integers(1, "its axis")
+    require(len(axes) == 1, f"{len(axes)} axes")
+    axis_of(axes[0], len(site.shape()))
+    require(site.output().dtype is DType.INT32, "positions of another type")
+    if site.input().dtype is F32:
+        return "exact"
+    if site.input().dtype not in QUANTIZED:
+        site.refuse_types()
+    one_scale(site.input())
+    return "relaxed"
+
+
+@rule("ARG_MAX", "ARG_MIN", check=_check_position)
+def emit_position(graph: Graph, site: Site) -> None:
+    """The first of equals, which is what a stable order begins with."""
+    axis = axis_of(site.integers(1, "its axis")[0], len(site.shape()))
+    node = graph.op.topk(
+        graph.get(site.input_indexes[0]),
+        graph.op.constant(np.array(1, np.int32)),
+        axis,
+        "max" if site.operation.type == "ARG_MAX" else "min",
+        "value",
+        index_element_type="i32",
+        stable=True,
+    )
+    graph.define(site, graph.reshape(node.output(1), site.output_shape()))

@@ -1,0 +1,59 @@
+"""L2_NORMALIZATION and LOCAL_RESPONSE_NORMALIZATION, along the last dimension."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.types import F32
+from penstock.engines.site import Site, require
+from penstock.engines.types import activation
+from penstock.hal import AccuracyClass
+
+LEAST_LENGTH: Final = 1e-6
+
+
+def _check_l2(site: Site) -> AccuracyClass:
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    activation(site, ["NONE"])
+    require(site.input().dtype is F32, "only float32 values are computed here")
+    return "faithful"
+
+
+@rule("L2_NORMALIZATION", check=_check_l2)
+def emit_l2(graph: Graph, site: Site) -> None:
+    axis = graph.whole([len(site.shape()) - 1])
+    x = graph.get(site.input_indexes[0])
+    length = graph.op.sqrt(graph.op.reduce_sum(graph.op.multiply(x, x), axis, True))
+    graph.define(site, graph.op.divide(x, graph.op.maximum(length, graph.number(LEAST_LENGTH))))
+
+
+def _check_local(site: Site) -> AccuracyClass:
+    require(len(site.shape()) == 4, "an image of another rank")
+    attributes = site.operation.attributes
+    require(attributes.integer("radius") >= 0, "a negative radius")
+    require(attributes.number("bias") > 0, "a bias that is not positive")
+    require(site.input().dtype is F32, "only float32 values are computed here")
+    return "faithful"
+
+
+@rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local)
+def emit_local(graph: Graph, site: Site) -> None:
+    """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias for 1: so
+    x / (bias + alpha s)**beta is bias**-beta x / (1 + alpha / bias s)**beta.
+    """
+    attributes = site.operation.attributes
+    size = 2 * attributes.integer("radius") + 1
+    bias, beta = attributes.number("bias"), float(attributes.number("beta"))
+    node = graph.op.lrn(
+        graph.get(site.input_indexes[0], first=True),
+        graph.whole([1]),
+        alpha=attributes.number("alpha") / bias * size,
+        beta=beta,
+        bias=1.0,
+        size=size,
+    )
+    if bias != 1.0:
+        node = graph.op.multiply(node, graph.number(bias**-beta))
+    graph.define(site, node, first=True)
