@@ -221,13 +221,19 @@ def test_rings_of_a_client_have_a_limit(held: HeldDevice, monkeypatch: pytest.Mo
     monkeypatch.setattr(dispatch, "MAX_RINGS", 2)
     channel = Local(held)
     prepared = RemoteDevice(channel).prepare_model(slow_model(), PrepareConfig())
-    bursts = [RingBurst(prepared, None) for _ in range(2)]
+    life, end = os.pipe()
+
+    def open_ring() -> RingBurst:
+        return RingBurst(prepared, os.dup(life))
+
+    bursts = [open_ring() for _ in range(2)]
     with pytest.raises(ResourceExhaustedTransient, match="2 rings at a time"):
-        RingBurst(prepared, None)
+        open_ring()
     bursts.pop().close()
-    bursts.append(RingBurst(prepared, None))
+    bursts.append(open_ring())
     for burst in bursts:
         burst.close()
+    close_all([life, end])
     assert channel.dispatcher._rings.acquire(timeout=SECONDS)
     assert channel.dispatcher._rings.acquire(timeout=SECONDS)
 
