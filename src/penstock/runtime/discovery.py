@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +15,22 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
-from penstock.hal.fence import remaining_seconds
-from penstock.hal.loading import is_device
+from penstock.hal.loading import is_device, load_devices
+from penstock.logs import Log
 from penstock.runtime.entries import DriverEntry, installed_entries
-from penstock.runtime.found import (
-    OWN_DISTRIBUTION,
-    DeviceInfo,
-    DriverDevices,
-    Found,
-    examined,
-    log_unusable,
-)
+from penstock.runtime.examination import DeviceInfo, Found, examined, is_absent
 
 __all__ = ["OWN_DISTRIBUTION", "DeviceInfo", "Manager", "manager"]
+
+log = Log(__name__)
+
+OWN_DISTRIBUTION: Final = "penstock"
+"""Drivers of other distributions run in processes of their own unless it is said otherwise."""
+
+
+LOOK_SECONDS: Final = 1.0
+LOOK_SHARE: Final = 10.0
+"""How long a driver whose process is not there is left alone: a second, or so many times as long as it was waited for."""
 
 
 class Manager:
@@ -48,7 +52,7 @@ class Manager:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._drivers: list[DriverDevices] | None = None
+        self._drivers: list[_Driver] | None = None
         self._found: dict[bool | None, list[Found]] = {}
 
     def infos(self, isolate: bool | None = None) -> list[DeviceInfo]:
@@ -177,10 +181,10 @@ class Manager:
                 return Found(found.device.named(name), replace(found.info, name=name))
         return None
 
-    def _all_drivers(self) -> list[DriverDevices]:
+    def _all_drivers(self) -> list[_Driver]:
         if self._drivers is None:
             entries = sorted(self._find(), key=lambda e: (e.name == "reference", e.name))
-            self._drivers = [DriverDevices(entry) for entry in entries]
+            self._drivers = [_Driver(entry) for entry in entries]
         return self._drivers
 
     def _discover(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
@@ -195,8 +199,10 @@ class Manager:
 
     @contextmanager
     def _held(self, deadline_ns: int | None) -> Iterator[None]:
-        left = remaining_seconds(deadline_ns)
-        if not self._lock.acquire(timeout=-1 if left is None else left):
+        left = -1.0
+        if deadline_ns is not None:
+            left = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        if not self._lock.acquire(timeout=left):
             raise MissedDeadlinePersistent("the deadline passed while another thread found devices")
         try:
             yield
@@ -204,8 +210,79 @@ class Manager:
             self._lock.release()
 
 
+class _Driver:
+    """One entry point, and its devices once they are asked for: those of this process, and those of another, which are
+    looked for again where the process was not there.
+    """
+
+    def __init__(self, entry: DriverEntry) -> None:
+        self._entry = entry
+        self._devices: dict[bool, list[Found]] = {}
+        self._look_at = 0.0
+        self._absent: Found | None = None
+
+    def kinship(self, device: str) -> int:
+        """How many characters of the device's name are this driver's, which ends where a word ends there."""
+        name = self._entry.name
+        own = device.startswith(name) and not device[len(name) : len(name) + 1].isalnum()
+        return len(name) if own else 0
+
+    def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
+        """Its devices; a process that has to be started has until half of the time to the deadline is gone."""
+        isolated = _is_isolated(self._entry, isolate)
+        known = self._devices.get(isolated)
+        if known is not None and (
+            not isolated or self._absent is None or time.monotonic() < self._look_at
+        ):
+            return known
+        if isolated:
+            found = self._elsewhere(deadline_ns)
+        else:
+            name = self._entry.name
+            found = [examined(device, name) for device in load_devices(name, self._entry.load)]
+        self._devices[isolated] = found
+        for one in found:
+            if not one.info.usable and not (isolated and self._absent):
+                _log_unusable(one.info)
+        return found
+
+    def absent(self, isolate: bool | None) -> Found | None:
+        """What stands in for a device of a process that was not there when it was looked for last."""
+        return self._absent if _is_isolated(self._entry, isolate) else None
+
+    def _elsewhere(self, deadline_ns: int | None) -> list[Found]:
+        from penstock.runtime.isolation import isolated_devices, present
+
+        began, before = time.monotonic(), self._absent
+        name = self._entry.name
+        found = [
+            present(examined(device, name, isolated=True))
+            for device in isolated_devices(self._entry, deadline_ns)
+        ]
+        self._absent = next((one for one in found if is_absent(one.device)), None)
+        if self._absent is not None:
+            now = time.monotonic()
+            self._look_at = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
+            if before is None:
+                log.warning("driver %s is not there: %s", name, self._absent.info.reason)
+        return found
+
+
+def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
+    if isolate is False or (
+        isolate is None
+        and getattr(entry, "distribution", None) == OWN_DISTRIBUTION
+        and not knobs.isolate()
+    ):
+        # The ordinary case, without an import.
+        return False
+    from penstock.runtime.isolation import is_isolated
+
+    return is_isolated(entry, isolate)
+
+
 def _named_apart(
-    drivers: Sequence[DriverDevices], isolate: bool | None, deadline_ns: int | None
+    drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
     """Every driver's devices, in order; of usable ones with one name only the first stays usable, by
     kinship of driver and name, then by order.
@@ -223,10 +300,14 @@ def _named_apart(
     ]
 
 
+def _log_unusable(info: DeviceInfo) -> None:
+    log.info("device %s is not usable: %s", info.name, info.reason)
+
+
 def _unnamed(found: Found) -> Found:
     reason = "another driver has a device of this name"
     info = replace(found.info, usable=False, reason=reason)
-    log_unusable(info)
+    _log_unusable(info)
     return Found(found.device, info)
 
 

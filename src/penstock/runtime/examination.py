@@ -1,4 +1,4 @@
-"""What a device says of itself, read once and held to the contract: a driver may say anything."""
+"""What a device says of itself, as users see it: read once and held to the contract: a driver may say anything."""
 
 from __future__ import annotations
 
@@ -20,6 +20,31 @@ from penstock.hal.device import NO_VERSION
 from penstock.hal.loading import describe
 
 
+class DeviceInfo(Struct, frozen=True):
+    """One device as users see it; *reason* says why it is not *usable* and is empty when it is.
+
+    What a device does not tell, or tells wrongly, has a default here: its driver's name, the version
+    "invalid", the type "other".
+    """
+
+    name: str
+    type: str
+    version: str
+    usable: bool
+    reason: str
+    feature_level: int
+    capabilities: Capabilities
+    only_when_named: bool
+    driver: str
+    isolated: bool = False
+    """Whether it runs in a process of its own."""
+
+
+class Found(Struct, frozen=True):
+    device: Device
+    info: DeviceInfo
+
+
 class Told(Struct):
     """A device's metadata as it was read, with defaults for what could not be."""
 
@@ -28,6 +53,28 @@ class Told(Struct):
     type: DeviceType
     feature_level: int
     capabilities: Capabilities
+
+
+def examined(device: Device, driver: str, *, isolated: bool = False) -> Found:
+    told, reason = examine(device, driver)
+    info = DeviceInfo(
+        name=told.name,
+        type=told.type.value,
+        version=told.version,
+        usable=not reason,
+        reason=reason,
+        feature_level=told.feature_level,
+        capabilities=told.capabilities,
+        only_when_named=told.capabilities.only_when_named,
+        driver=driver,
+        isolated=isolated,
+    )
+    return Found(device, info)
+
+
+def is_absent(device: Device) -> bool:
+    """Whether *device* only stands in for one of a process that is not there."""
+    return getattr(device, "absent", False) is True
 
 
 def examine(device: Device, driver: str) -> tuple[Told, str]:

@@ -13,12 +13,12 @@ from penstock import knobs
 from penstock.errors import DeadObject, DriverError, InputError, NotAvailable, PenstockError
 from penstock.hal import Device
 from penstock.logs import Log
-from penstock.runtime.found import OWN_DISTRIBUTION
+from penstock.runtime.discovery import OWN_DISTRIBUTION
 
 if TYPE_CHECKING:
     from penstock.ipc.supervision import Supervisor
     from penstock.runtime.entries import DriverEntry
-    from penstock.runtime.found import Found
+    from penstock.runtime.examination import Found
 
 log = Log(__name__)
 

@@ -39,7 +39,7 @@ from penstock.logs import Log
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.found import is_absent
+from penstock.runtime.examination import is_absent
 from penstock.runtime.planning import plan_model
 from penstock.threads import allowed_threads
 

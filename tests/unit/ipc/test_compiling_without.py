@@ -18,7 +18,7 @@ from penstock import CompiledModel, Policy
 from penstock.errors import DeadObject, PlacementError
 from penstock.ipc import supervision
 from penstock.ipc.evidence import last_crash
-from penstock.runtime import found, isolation
+from penstock.runtime import discovery, isolation
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry
 from tests import support_isolated as support
@@ -129,8 +129,8 @@ def test_a_model_goes_back_to_the_driver_that_is_there_again(
     tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.execution.absence.LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(found, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(found, "LOOK_SHARE", 0.0)
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(discovery, "LOOK_SHARE", 0.0)
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
     down = tell("create")
     with compiled(["fragile"]) as model:
@@ -147,8 +147,8 @@ def test_a_model_goes_back_to_the_driver_that_is_there_again(
 def test_a_driver_that_nobody_named_is_left_out_and_noted(
     tell: Tell, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(found, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(found, "LOOK_SHARE", 0.0)
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(discovery, "LOOK_SHARE", 0.0)
     down = tell("create")
     with caplog.at_level(logging.WARNING), compiled(None) as model:
         np.testing.assert_array_equal(model(X)[0], X + 1)
