@@ -446,6 +446,15 @@ class CompiledModel:
         real: bool,
         plain: bool,
     ) -> list[NDArray]:
+        if (
+            plain
+            and out is None
+            and state is None
+            and config is self._plain
+            and variant.is_one_call
+            and self._feedback is None
+        ):
+            return self._deliver(variant.run_once(arrays, config, trace), real, trace.copies)
         targets = None
         if out is not None:
             if real:

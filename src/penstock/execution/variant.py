@@ -101,6 +101,7 @@ class Variant:
         self._lock = threading.Lock()
         self._whole: WholeModel | None = None
         self._replaced: list[StepRunner | ControlRunner] = []
+        self._alone = self._one_call()
 
     @property
     def priority(self) -> Priority:
@@ -133,6 +134,26 @@ class Variant:
                 lose(self.outputs, bound, trace)
             raise
 
+    @property
+    def is_one_call(self) -> bool:
+        """Whether a run is one call of a device with the model's own inputs and outputs, which `run_once` makes."""
+        return self._alone is not None and not self._pending and self.shadow is None
+
+    def run_once(
+        self, inputs: Sequence[NDArray], config: ExecutionConfig, trace: Trace
+    ) -> list[NDArray]:
+        """As `run`, where `is_one_call`, of arrays that nothing is bound to, without a deadline and a cancel token."""
+        assert self._alone is not None
+        try:
+            return self._alone.run_alone(inputs, config, trace)
+        except (MissedDeadline, Cancelled):
+            raise
+        except DriverError:
+            values = self._values(inputs, None, None, None, None)
+            if not self._repeat_whole(values, config, trace, None):
+                raise
+            return [values[i] for i in self.outputs]
+
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
         """For `run`, the operands among *inputs* and *out* that are a `BoundMemory`.
 
@@ -164,6 +185,16 @@ class Variant:
         runner.plan = self.compilation.plan
         return runner
 
+    def _one_call(self) -> StepRunner | None:
+        """The one step, where it takes the model's inputs and gives its outputs as they are."""
+        if len(self._runners) != 1 or self._states or not self._delivers_its_own:
+            return None
+        runner = self._runners[0]
+        if not isinstance(runner, StepRunner) or not runner.is_direct:
+            return None
+        whole = runner.inputs == self._inputs and runner.outputs == self.outputs
+        return runner if whole else None
+
     def _take_compiled(self) -> None:
         """Puts steps whose compile has ended in the place of those that ran meanwhile."""
         with self._lock:
@@ -177,6 +208,7 @@ class Variant:
                 elif pending.result is not None:
                     self._replaced.append(runner)
                     self._runners[at] = self._runner(pending.result)
+            self._alone = self._one_call()
             self._pending = waiting
 
     def close(self) -> None:
