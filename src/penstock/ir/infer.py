@@ -7,7 +7,7 @@ before anything runs. What stays unknown is known at run time only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
@@ -87,7 +87,7 @@ class _Inference:
             self.shapes[index] = shape
         for at, operation in enumerate(self.subgraph.operations):
             try:
-                self._operation(operation)
+                self.follow(operation)
             except ModelError as error:
                 if error.where is not None:
                     raise
@@ -95,7 +95,8 @@ class _Inference:
                 raise type(error)(error.message, where=where) from None
         return self.shapes, [self.shapes[i] for i in self.subgraph.outputs]
 
-    def _operation(self, operation: Operation) -> None:
+    def follow(self, operation: Operation) -> None:
+        """Infers what *operation* makes of the shapes and values before it."""
         spec = spec_of(operation)
         context = _Context(self, operation)
         for output, shape in zip(operation.outputs, spec.infer(context), strict=True):
@@ -168,3 +169,30 @@ class _Context:
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
         return self._inference.call(subgraph, inputs)
+
+
+def follow(
+    model: Model, subgraph: int, given: Mapping[int, NDArray], wanted: Collection[int]
+) -> dict[int, NDArray]:
+    """Values of the operands *wanted* of a subgraph, as far as they follow from shapes, from constants and from the
+    values *given* of other operands: what small computations on plain numbers give, by the rows' `fold`.
+
+    Of the operations only those that the wanted values depend on are looked at. The subgraph's shapes are taken
+    as they stand (`infer_shapes`); where they contradict each other nothing follows.
+    """
+    inference = _Inference(model, subgraph)
+    inference.values.update(given)
+    graph = model.subgraphs[subgraph]
+    needed, chosen = set(wanted) - given.keys(), []
+    for operation in reversed(graph.operations):
+        if not needed.isdisjoint(operation.outputs):
+            chosen.append(operation)
+            needed.update(i for i in operation.inputs if i not in given)
+    try:
+        for operation in reversed(chosen):
+            ports = (*operation.inputs, *operation.outputs)
+            if all(graph.operands[i].quantization is None for i in ports):
+                inference.follow(operation)
+    except ModelError:
+        return {}
+    return {i: value for i in wanted if (value := inference.value(i)) is not None}

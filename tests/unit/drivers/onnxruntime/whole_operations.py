@@ -131,4 +131,51 @@ def casts() -> list[OneOperation]:
     ]  # fmt: skip
 
 
-WHOLE: Final = [*arithmetic(), *truth(), *moves(), *positions(), *casts()]
+def unscaled() -> list[OneOperation]:
+    """8-bit numbers without a scale, and what only they and their like are given to."""
+    made = []
+    for dtype in (DType.INT8, DType.UINT8):
+        name = dtype.value
+        x, part = given(dtype, 3, 4), given(dtype, 1, 4)
+        made += [
+            operation(f"cast_{source.value}_to_{target.value}", "CAST", [given(source, 3, 40)], [(3, 40)],
+                      {"in_data_type": source.name, "out_data_type": target.name}, [target])
+            for source, target in ((dtype, F32), (dtype, I32), (dtype, I64), (F32, dtype))
+        ]  # fmt: skip
+        made += [
+            operation(f"transpose_{name}", "TRANSPOSE", [x, whole(1, 0)], [(4, 3)], dtypes=[dtype]),
+            operation(f"reshape_{name}", "RESHAPE", [x, whole(2, 6)], [(2, 6)], dtypes=[dtype]),
+            operation(f"join_{name}", "CONCATENATION", [x, part], [(4, 4)], {"axis": 0}, [dtype]),
+            operation(f"split_{name}", "SPLIT", [scalar(1), x], [(3, 2)] * 2, {"num_splits": 2}, [dtype] * 2),
+            operation(f"slice_{name}", "SLICE", [x, whole(1, 0), whole(2, 3)], [(2, 3)], dtypes=[dtype]),
+            operation(f"gather_{name}", "GATHER", [x, whole(2, 0)], [(2, 4)], {"axis": 0}, [dtype]),
+            operation(f"update_{name}", "DYNAMIC_UPDATE_SLICE", [x, part, whole(1, 0)], [(3, 4)], dtypes=[dtype]),
+            operation(f"fill_{name}", "FILL", [whole(2, 3), given(dtype)], [(2, 3)], dtypes=[dtype]),
+        ]  # fmt: skip
+    return made
+
+
+def blocks() -> list[OneOperation]:
+    made = []
+    for at in (-7, 0, 2, 3, 9):
+        place, block, x = whole(0, at), given(I32, 2, 2), given(I32, 2, 5)
+        made.append(
+            operation(
+                f"update_at_{at}", "DYNAMIC_UPDATE_SLICE", [x, block, place], [(2, 5)], dtypes=[I32]
+            )
+        )
+    whole_block = operation(
+        "update_all", "DYNAMIC_UPDATE_SLICE", [(2, 5), (2, 5), whole(1, 1)], [(2, 5)]
+    )
+    return [*made, whole_block]  # fmt: skip
+
+
+WHOLE: Final = [
+    *arithmetic(),
+    *truth(),
+    *moves(),
+    *positions(),
+    *casts(),
+    *unscaled(),
+    *blocks(),
+]

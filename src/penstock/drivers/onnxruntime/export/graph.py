@@ -87,6 +87,7 @@ class Graph:
         self._shared: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._shapes: dict[Value, tuple[int, ...]] = {}
         self._unshaped: dict[Value, Value] = {}
+        self._makers: dict[Value, Node] = {}
         self._count = 0
         for index in self.entry.inputs:
             self._input(index)
@@ -110,7 +111,17 @@ class Graph:
         made = [self._name() for _ in range(outputs)]
         node = Node(kind, list(inputs), made, domain, attributes, self.operation)
         self.nodes.append(node)
+        self._makers.update(dict.fromkeys(made, node))
         return made
+
+    def maker(self, value: Value) -> Node | None:
+        """The node that *value* is a result of."""
+        return self._makers.get(value)
+
+    def scalar(self, value: Value) -> float | None:
+        """The number that *value* is, where it is a constant without dimensions."""
+        held = self.constants.get(value)
+        return None if held is None or held.ndim else float(held)
 
     def constant(self, value: NDArray) -> Value:
         """A constant; small ones that are alike are one."""
@@ -207,7 +218,8 @@ class Graph:
             site.input(position),
             site.output(output),
         )
-        if given.dtype not in QUANTIZED or stored_grid(given) == stored_grid(wanted):
+        same = given.dtype not in QUANTIZED or given.quantization == wanted.quantization
+        if same or stored_grid(given) == stored_grid(wanted):
             return self.get(index, first=first)
         (scale, _), (step, _) = stored_grid(given), stored_grid(wanted)
         if self.portable or given.is_constant or may_halve(scale / step):

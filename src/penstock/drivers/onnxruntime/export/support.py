@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.engines.control import has_control_flow, settled
 from penstock.engines.site import Refused, Site, make_sites
+from penstock.engines.unrolling import Unrolled, unroll
 from penstock.errors import PenstockError
-from penstock.hal import AccuracyClass, Support
+from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Model
 from penstock.ir.types import static_shape
 
@@ -18,6 +20,10 @@ MAX_BYTES: Final = 1 << 31
 
 ROOM: Final = 1 << 24
 """Kept free for everything besides the constants."""
+
+LEFT_OUT: Final = {
+    "WHILE": "how often it goes round is known only when it runs, and the runtime stops loops at their time limit",
+}
 
 UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
 """Operations that turn the last bit of a float into a position."""
@@ -31,12 +37,35 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
     if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]
-    sites = make_sites(model)
-    unsteady = _read_by_unsteady(model)
+    flat = flattened(model)
+    unsteady = _read_by_unsteady(flat.model)
+    parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
+    for site, origin in zip(make_sites(flat.model), flat.origins, strict=True):
+        known = "relaxed" if unsteady.intersection(site.output_indexes) else best
+        parts[origin].append((site.operation.key, _answer(site, known)))
     return [
-        _answer(site, "relaxed" if unsteady.intersection(site.output_indexes) else best)
-        for site in sites
+        _joined(operation.key, answers)
+        for operation, answers in zip(model.operations, parts, strict=True)
     ]
+
+
+def flattened(model: Model) -> Unrolled:
+    """*model* as it is written: its loops of known rounds as the operations of each round."""
+    if not has_control_flow(model):
+        return Unrolled(model, tuple(range(len(model.operations))))
+    return unroll(settled(model))
+
+
+def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:
+    """The answer for an operation of type *kind* by those for what it is written as."""
+    for part, answer in answers:
+        if not answer.supported:
+            reason = answer.reason if part == kind else f"its {part}: {answer.reason}"
+            return Support(False, reason)
+    if not answers:
+        return Support(False, f"a {kind} whose results nothing reads")
+    worst = min((a.accuracy for _, a in answers), key=ACCURACY_RANK.__getitem__)
+    return Support(True, "", worst)
 
 
 def constant_bytes(model: Model) -> int:
@@ -61,7 +90,7 @@ def _answer(site: Site, best: AccuracyClass) -> Support:
     kind = site.operation.key
     rule = RULES.get(kind)
     if rule is None:
-        return Support(False, f"{kind} is not written as ONNX")
+        return Support(False, LEFT_OUT.get(kind) or f"{kind} is not written as ONNX")
     try:
         for position in range(len(site.outputs)):
             site.output_shape(position)

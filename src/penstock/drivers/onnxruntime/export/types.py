@@ -45,18 +45,21 @@ def numbers(site: Site, quantized: AccuracyClass = "relaxed") -> AccuracyClass:
     return activations(site, quantized=quantized)
 
 
-def moves(site: Site, position: int = 0) -> AccuracyClass:
-    """The class of an operation that moves values of input *position* and changes none."""
-    return moved(site, [site.input(position)])
+def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:
+    """The class of an operation that moves values of input *position* and changes none. *unscaled*: also 8-bit
+    values that are numbers by themselves.
+    """
+    return moved(site, [site.input(position)], unscaled=unscaled)
 
 
-def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+def moved(site: Site, operands: Iterable[Operand], *, unscaled: bool = False) -> AccuracyClass:
     """As `moves`, of *operands*: exact, relaxed where a quantised value gets another scale."""
     given = list(operands)
+    bare = unscaled and all(o.quantization is None for o in (*given, *site.outputs))
     for operand in (*given, *site.outputs):
-        if operand.dtype in QUANTIZED:
+        if operand.dtype in QUANTIZED and not bare:
             one_scale(operand)
-        elif operand.dtype not in PLAIN:
+        elif operand.dtype not in PLAIN | QUANTIZED:
             site.refuse_types()
     if any(o.dtype is not site.output().dtype for o in given):
         site.refuse_types()

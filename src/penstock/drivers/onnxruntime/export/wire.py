@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
 from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.drivers.onnxruntime.export.support import flattened
 from penstock.engines.site import known_shape, make_sites
 from penstock.errors import DriverError, GeneralFailure, PenstockError
 from penstock.ir import DType, Model, NDArray, Operand
@@ -31,11 +32,12 @@ ELEMENTS: Final = {
 
 def build(model: Model, *, wide: bool = False, portable: bool = False) -> Graph:
     """The graph of *model*, whose operations are all supported. `GeneralFailure` names the one that fails."""
+    flat = flattened(model)
     try:
-        graph = Graph(model, wide=wide, portable=portable)
+        graph = Graph(flat.model, wide=wide, portable=portable)
     except PenstockError as error:
         raise GeneralFailure(f"the inputs cannot be declared: {error}") from error
-    for index, site in enumerate(make_sites(model)):
+    for index, site in zip(flat.origins, make_sites(flat.model), strict=True):
         kind, graph.operation = site.operation.key, index
         try:
             RULES[kind].emit(graph, site)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from penstock.loaders.onnx.operators.common import (
     expand,
     reshape,
 )
-from penstock.loaders.onnx.operators.loops import InBody, length, loop, picked
+from penstock.loaders.onnx.operators.loops import InBody, length, loop, picked, placed
 from penstock.loaders.onnx.values import Value
 
 FOREVER = 2**62
@@ -41,6 +42,27 @@ def _empty(call: Call, dtype: DType, shape: Shape) -> int:
         raise call.refuse("what a loop gathers is of unknown shape")
     array: NDArray = np.zeros((0, *(d or 0 for d in shape)), dtype.numpy)
     return call.emitter.constant(array)
+
+
+def _room(call: Call, value: Value, axis: int, limit: int, dtype: DType, shape: Shape) -> int:
+    """Zeros for as many elements of *shape* as there are along a dimension of *value*, which *limit* is."""
+    if shape is None or None in shape:
+        raise call.refuse("what a loop gathers is of unknown shape")
+    rest = [d or 0 for d in shape]
+    count = (value.shape or ())[axis]
+    if count is not None:
+        itemsize = dtype.numpy.itemsize
+        call.body.lowering.budget.take(math.prod((count, *rest)) * itemsize, call.node.where)
+        return call.emitter.constant(np.zeros((count, *rest), dtype.numpy))
+    whole = concatenate(call, [expand(call, limit, 0), call.emitter.integers(rest, np.int64)], 0)
+    room = call.emit("FILL", [whole, call.scalar(0, dtype)], dtype)
+    return reshape(call, room, (-1, *rest)) if all(rest) else room
+
+
+def _turned(call: Call, operand: int, axis: int, counter: int) -> int:
+    """What *counter* is when a dimension of *operand* is counted from its end."""
+    last = arithmetic(call, "SUB", length(call, operand, axis), call.scalar(1, DType.INT64))
+    return arithmetic(call, "SUB", last, counter)
 
 
 def _trial(
@@ -110,32 +132,32 @@ def scan(call: Call) -> list[Value]:
     ]
     parts = [Value(v.dtype, s) for v, s in zip(scanned, rest, strict=True)]
     gathered = _trial(call, graph, [*carried, *parts], outputs)
-    initial = [call.get(v) for v in carried] + [_empty(call, d, s) for d, s in gathered]
     limit = length(call, call.get(scanned[0]), axes[0])
+    initial = [call.get(v) for v in carried]
+    initial += [_room(call, scanned[0], axes[0], limit, d, s) for d, s in gathered]
     for value in scanned:
         call.get(value)
     turned = node.integers("scan_output_directions", (0,) * outputs)
 
-    def step(emitter: Emitter, at: Value, values: list[Value]) -> tuple[list[int], int | None]:
+    def step(emitter: Emitter, now: Value, values: list[Value]) -> tuple[list[int], int | None]:
         inner = InBody(call, emitter)
-        counter = emitter.get(at)
+        counter = emitter.get(now)
         slices = []
         for value, axis, back in zip(scanned, axes, backward, strict=True):
             sequence, place = emitter.get(value), counter
             if back:
-                last = arithmetic(
-                    inner, "SUB", length(inner, sequence, axis), inner.scalar(1, DType.INT64)
-                )
-                place = arithmetic(inner, "SUB", last, counter)
+                place = _turned(inner, sequence, axis, counter)
             slices.append(emitter.value(picked(inner, sequence, place, axis)))
         made = _bodied(call, emitter, graph, [*values[:states], *slices])
         ends = [emitter.get(v) for v in made[:states]]
         for buffer, part, front in zip(values[states:], made[states:], turned, strict=True):
-            pair = [emitter.get(buffer), expand(inner, emitter.get(part), 0)]
-            ends.append(concatenate(inner, pair[::-1] if front else pair, 0))
+            room = emitter.get(buffer)
+            at = _turned(inner, room, 0, counter) if front else counter
+            ends.append(placed(inner, room, at, emitter.get(part)))
         return ends, None
 
-    made = [call.wrap(o) for o in loop(call, limit, initial, step)]
+    along = scanned[0], axes[0]
+    made = [call.wrap(o) for o in loop(call, limit, initial, step, along=along)]
     places = node.integers("scan_output_axes", (0,) * outputs)
     for i, axis in enumerate(places):
         value = made[states + i]

@@ -31,9 +31,18 @@ def length(call: Call, operand: int, axis: int) -> int:
 
 
 def loop(
-    call: Call, limit: int, initial: Sequence[int], step: Step, go: int | None = None
+    call: Call,
+    limit: int,
+    initial: Sequence[int],
+    step: Step,
+    go: int | None = None,
+    along: tuple[Value, int] | None = None,
 ) -> list[int]:
-    """Runs *step* until the counter reaches *limit* (an int64 scalar); *go* says whether it begins at all."""
+    """Runs *step* until the counter reaches *limit* (an int64 scalar); *go* says whether it begins at all.
+
+    Where that is a dimension of a value that the rounds read, *along* names both: the condition then asks for it
+    itself, so that whoever knows the shapes knows the number of rounds.
+    """
     outer = call.emitter
     start = call.scalar(0, DType.INT64)
     first = [start, limit, go if go is not None else call.scalar(True, DType.BOOL), *initial]
@@ -59,7 +68,7 @@ def loop(
     extra = captured_inputs(body, every, outer)
     inputs = [body.get(c) for c in carried] + extra
     finished = outer.shared.add(body.finish([*ends, *extra], inputs))
-    condition = _condition(outer, first, shapes, every)
+    condition = _condition(outer, first, shapes, every, along)
     arguments = [*first, *(first_form(outer, v) for v in every)]
     attributes = {"cond_subgraph_index": condition, "body_subgraph_index": finished}
     dtypes = [outer.dtype(o) for o in arguments]
@@ -71,16 +80,26 @@ def loop(
 
 
 def _condition(
-    outer: Emitter, first: Sequence[int], shapes: Sequence[Shape], captured: Sequence[Value]
+    outer: Emitter,
+    first: Sequence[int],
+    shapes: Sequence[Shape],
+    captured: Sequence[Value],
+    along: tuple[Value, int] | None,
 ) -> int:
     """Whether the counter is below its limit, and the flag is set."""
     test = Emitter(outer.shared)
     test.label, test.where = outer.label, outer.where
     carried = [test.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
+    limit = test.get(carried[1])
     for value in captured:
         operand = first_form(outer, value)
-        test.input(outer.dtype(operand), outer.shape(operand))
-    below = test.one("LESS", [test.get(carried[0]), test.get(carried[1])], DType.BOOL)
+        inside = test.input(outer.dtype(operand), outer.shape(operand))
+        if along is not None and value is along[0]:
+            layout = next(iter(outer.local(value).forms))
+            place = test.constant(np.array(layout.index(along[1]), np.int32))
+            dimensions = test.one("SHAPE", [test.get(inside)], DType.INT64, {"out_type": "INT64"})
+            limit = test.one("GATHER", [dimensions, place], DType.INT64)
+    below = test.one("LESS", [test.get(carried[0]), limit], DType.BOOL)
     both = test.one("LOGICAL_AND", [below, test.get(carried[2])], DType.BOOL)
     return outer.shared.add(test.finish([both]))
 

@@ -227,7 +227,7 @@ def over_time(call: Call, sequence: int, states: list[int], hidden: int, cell: C
         made = cell(inner, now, [emitter.get(v) for v in values[1:]])
         return [placed(inner, emitter.get(values[0]), counter, made[0]), *made], None
 
-    return loop(call, length(call, sequence, 0), [buffer, *states], step)
+    return loop(call, length(call, sequence, 0), [buffer, *states], step, along=(source, 0))
 
 
 def _activated(call: Call, name: str, x: int, clip: float | None) -> int:

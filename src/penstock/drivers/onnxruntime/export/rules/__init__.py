@@ -8,6 +8,7 @@ from typing import Final
 from penstock.drivers.onnxruntime.export.rules.rule import RULES, Rule
 
 FAMILIES: Final = (
+    "conversion",
     "convolution",
     "elementwise",
     "images",

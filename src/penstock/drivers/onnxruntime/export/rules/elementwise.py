@@ -19,6 +19,7 @@ from penstock.drivers.onnxruntime.export.graph import (
     may_halve,
     stored_grid,
 )
+from penstock.drivers.onnxruntime.export.rules.conversion import scaled_bytes
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves, numbers
 from penstock.engines.site import QUANTIZED, Site, require
@@ -146,6 +147,8 @@ def emit_binary(graph: Graph, site: Site) -> None:
         node = graph.node("Mul", difference, difference)
     elif kind == "FLOOR_DIV":
         node = graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
+    elif kind == "MUL" and (scaled := scaled_bytes(graph, a, b)) is not None:
+        node = scaled
     else:
         node = graph.node(BINARY[kind], a, b)
     graph.round(site, graph.activate(node, fused), first=first)
@@ -360,36 +363,6 @@ def emit_select(graph: Graph, site: Site) -> None:
         condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))
     a, b = (graph.get(site.input_indexes[p]) for p in (1, 2))
     graph.define(site, graph.node("Where", condition, a, b))
-
-
-TARGETS: Final = {
-    F32: 1,
-    DType.UINT8: 2,
-    DType.INT8: 3,
-    DType.INT32: 6,
-    DType.INT64: 7,
-    DType.BOOL: 9,
-    DType.FLOAT16: 10,
-}
-"""ONNX's numbers of the element types that are converted."""
-
-
-def _check_cast(site: Site) -> AccuracyClass:
-    site.shape()
-    source, target = site.input().dtype, site.output().dtype
-    known = {F32, DType.INT32, DType.INT64, DType.BOOL}
-    if source not in known or target not in known:
-        site.refuse_types()
-    require(source is not F32 or target in {F32, DType.BOOL}, "a float32 cut to a whole number")
-    return "exact"
-
-
-@rule("CAST", check=_check_cast)
-def emit_cast(graph: Graph, site: Site) -> None:
-    index = site.input_indexes[0]
-    first = graph.is_first(index)
-    x = graph.get(index, first=first)
-    graph.define(site, graph.node("Cast", x, to=TARGETS[site.output().dtype]), first=first)
 
 
 def _check_zeros(site: Site) -> AccuracyClass:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import AWAY_ONCE, Graph
-from penstock.drivers.onnxruntime.export.rules.elementwise import TARGETS
+from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import F32
 from penstock.engines.site import QUANTIZED, Site, require

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import Graph, Value
-from penstock.drivers.onnxruntime.export.rules.elementwise import TARGETS
+from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, WHOLE, moves
+from penstock.drivers.onnxruntime.export.types import F32, WHOLE, moved, moves
 from penstock.engines.moving import bounds_of, gather_axis
 from penstock.engines.site import Site, require
 from penstock.hal import AccuracyClass
@@ -16,7 +16,7 @@ from penstock.ir import DType
 
 def _check(site: Site) -> AccuracyClass:
     bounds_of(site), site.output_shape()
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("SLICE", "STRIDED_SLICE", check=_check)
@@ -37,6 +37,42 @@ def emit_slice(graph: Graph, site: Site) -> None:
     graph.define(site, node)
 
 
+def _check_update(site: Site) -> AccuracyClass:
+    """A block of one dimension, at a place that is known."""
+    _update_of(site)
+    return moved(site, [site.input(0), site.input(1)], unscaled=True)
+
+
+def _update_of(site: Site) -> tuple[int, int, int] | None:
+    """The dimension of which a part is replaced, and where that part begins and ends; None for the whole."""
+    whole, part = site.shape(0), site.shape(1)
+    require(len(whole) == len(part), "a block of another rank")
+    starts = site.integers(2, "where it begins")
+    axes = [axis for axis, size in enumerate(whole) if part[axis] != size]
+    if not axes:
+        return None
+    require(len(axes) == 1, "a block smaller in several dimensions")
+    axis = axes[0]
+    begin = min(max(starts[axis], 0), whole[axis] - part[axis])
+    return axis, begin, begin + part[axis]
+
+
+@rule("DYNAMIC_UPDATE_SLICE", check=_check_update)
+def emit_update(graph: Graph, site: Site) -> None:
+    """What stands before the block, the block, and what stands behind it."""
+    block, place = graph.source(site, 1), _update_of(site)
+    if place is None:
+        graph.define(site, block)
+        return
+    axis, begin, end = place
+    parts = [block]
+    for at, start, stop in ((0, 0, begin), (2, end, site.shape(0)[axis])):
+        if start < stop:
+            bounds = [graph.whole([v]) for v in (start, stop, axis)]
+            parts.insert(at, graph.node("Slice", graph.source(site), *bounds))
+    graph.define(site, graph.node("Concat", *parts, axis=axis))
+
+
 def _check_indices(site: Site, position: int) -> None:
     require(site.input(position).dtype in WHOLE, "indexes of another type")
     site.shape(position)
@@ -50,7 +86,7 @@ def _check_gather(site: Site) -> AccuracyClass:
         indices = site.integers(1, "its indexes")
         require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
     site.output_shape()
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("GATHER", check=_check_gather)
@@ -81,7 +117,7 @@ def _check_gather_nd(site: Site) -> AccuracyClass:
     depth = site.shape(1)[-1] if site.shape(1) else 1
     require(1 <= depth <= len(site.shape()), f"indexes of {depth} numbers")
     site.output_shape()
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("GATHER_ND", check=_check_gather_nd)

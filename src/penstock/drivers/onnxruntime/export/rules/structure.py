@@ -25,7 +25,7 @@ from penstock.ir import DType
 
 def _check_reshape(site: Site) -> AccuracyClass:
     site.shape(), site.output_shape()
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
@@ -35,7 +35,7 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 def _check_transpose(site: Site) -> AccuracyClass:
     order_of(site)
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("TRANSPOSE", check=_check_transpose)
@@ -58,7 +58,7 @@ def emit_transpose(graph: Graph, site: Site) -> None:
 
 def _check_concatenation(site: Site) -> AccuracyClass:
     require(activation(site, ["NONE"]) == "NONE", "")
-    return moved(site, joined(site))
+    return moved(site, joined(site), unscaled=True)
 
 
 @rule("CONCATENATION", check=_check_concatenation)
@@ -71,7 +71,7 @@ def emit_concatenation(graph: Graph, site: Site) -> None:
 
 
 def _check_pack(site: Site) -> AccuracyClass:
-    return moved(site, joined(site))
+    return moved(site, joined(site), unscaled=True)
 
 
 @rule("PACK", check=_check_pack)
@@ -94,7 +94,7 @@ def _pieces(site: Site, source: int) -> AccuracyClass:
         site.output_shape(position)
     for output in site.outputs:
         require(output.dtype is site.input(source).dtype, "pieces of another type")
-    return moves(site, source)
+    return moves(site, source, unscaled=True)
 
 
 @rule("UNPACK", check=_check_unpack)
@@ -187,7 +187,7 @@ def _padded(graph: Graph, node: Value, pads: Value) -> Value:
 
 def _check_mirror_pad(site: Site) -> AccuracyClass:
     require_mirrored(site)
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("MIRROR_PAD", check=_check_mirror_pad)
@@ -208,7 +208,7 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
 def _check_repeats(site: Site) -> AccuracyClass:
     site.shape(), site.output_shape()
     site.integers(1, "its second input")
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("TILE", check=_check_repeats)
@@ -223,10 +223,23 @@ def emit_broadcast(graph: Graph, site: Site) -> None:
     graph.define(site, graph.node("Expand", graph.source(site), shape))
 
 
+def _check_fill(site: Site) -> AccuracyClass:
+    site.output_shape()
+    require(site.input(1).shape == (), "a value that is no scalar")
+    return moves(site, 1, unscaled=True)
+
+
+@rule("FILL", check=_check_fill)
+def emit_fill(graph: Graph, site: Site) -> None:
+    """Its shape is known already."""
+    shape = graph.whole(site.output_shape())
+    graph.define(site, graph.node("Expand", graph.source(site, 1), shape))
+
+
 def _check_reverse(site: Site) -> AccuracyClass:
     for axis in site.integers(1, "its axes"):
         axis_of(axis, len(site.shape()))
-    return moves(site)
+    return moves(site, unscaled=True)
 
 
 @rule("REVERSE_V2", check=_check_reverse)

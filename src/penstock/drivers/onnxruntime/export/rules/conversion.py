@@ -1,0 +1,121 @@
+"""CAST, and the numbers in 8 bits that networks round to themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.onnxruntime.export.graph import BIAS, Graph, Value
+from penstock.drivers.onnxruntime.export.rules.rule import rule
+from penstock.drivers.onnxruntime.export.types import F32, WHOLE
+from penstock.engines.site import QUANTIZED, Site, require
+from penstock.hal import AccuracyClass
+from penstock.ir import DType
+
+TARGETS: Final = {
+    F32: 1,
+    DType.UINT8: 2,
+    DType.INT8: 3,
+    DType.INT32: 6,
+    DType.INT64: 7,
+    DType.BOOL: 9,
+    DType.FLOAT16: 10,
+}
+"""ONNX's numbers of the element types that are converted."""
+
+LEAST: Final = {DType.INT8: -128, DType.UINT8: 0}
+SPAN: Final = 255
+
+
+def _check_cast(site: Site) -> AccuracyClass:
+    site.shape()
+    source, target = site.input().dtype, site.output().dtype
+    known = {F32, DType.INT32, DType.INT64, DType.BOOL}
+    if source in QUANTIZED and target in {F32, *WHOLE}:
+        return "exact"
+    if target in QUANTIZED and source is F32:
+        return "exact"
+    if source not in known or target not in known:
+        site.refuse_types()
+    require(source is not F32 or target in {F32, DType.BOOL}, "a float32 cut to a whole number")
+    return "exact"
+
+
+@rule("CAST", check=_check_cast)
+def emit_cast(graph: Graph, site: Site) -> None:
+    index = site.input_indexes[0]
+    first = graph.is_first(index)
+    x = graph.get(index, first=first)
+    source, target = site.input().dtype, site.output().dtype
+    if source in QUANTIZED:
+        node = _from_bytes(graph, x, source, target)
+    elif target in QUANTIZED:
+        node = _to_bytes(graph, x, target)
+    else:
+        node = graph.node("Cast", x, to=TARGETS[target])
+    graph.define(site, node, first=first)
+
+
+def _zero(dtype: DType) -> int:
+    """What a stored value of 0 is here."""
+    return -LEAST[dtype]
+
+
+def _from_bytes(graph: Graph, x: Value, source: DType, target: DType) -> Value:
+    if target is F32:
+        zero = graph.constant(np.array(_zero(source), np.uint8))
+        return graph.node("DequantizeLinear", x, graph.number(1.0), zero)
+    whole = graph.node("Cast", x, to=TARGETS[target])
+    if source is DType.UINT8:
+        return whole
+    return graph.node("Sub", whole, graph.constant(np.array(BIAS, target.numpy)))
+
+
+def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
+    """The fraction cut off, and what is beyond the type its least or greatest value. Rounded numbers are quantised,
+    also those that were divided by a step before.
+    """
+    x = _unlimited(graph, x, target)
+    maker = graph.maker(x)
+    if maker is not None and maker.kind == "Round":
+        (x,) = maker.inputs
+        step, divided = graph.number(1.0), graph.maker(x)
+        if divided is not None and divided.kind == "Div":
+            value, divisor = divided.inputs
+            scale = graph.scalar(divisor)
+            if scale is not None and scale > 0:
+                x, step = value, graph.number(scale)
+        zero = graph.constant(np.array(_zero(target), np.uint8))
+        return graph.node("QuantizeLinear", x, step, zero)
+    least = LEAST[target]
+    cut = graph.node("Cast", graph.clip(x, least, least + SPAN), to=TARGETS[DType.INT32])
+    if target is DType.INT8:
+        cut = graph.node("Add", cut, graph.constant(np.array(BIAS, np.int32)))
+    return graph.node("Cast", cut, to=TARGETS[DType.UINT8])
+
+
+def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
+    """*x* before limits that the type has itself."""
+    least = LEAST[target]
+    while (maker := graph.maker(x)) is not None and maker.kind in {"Max", "Min"}:
+        value, bound = maker.inputs
+        limit = graph.scalar(bound)
+        if limit is None:
+            break
+        if limit > least if maker.kind == "Max" else limit < least + SPAN:
+            break
+        x = value
+    return x
+
+
+def scaled_bytes(graph: Graph, a: Value, b: Value) -> Value | None:
+    """The product of 8-bit numbers, as float32, and a step, as one node; None where that is not what they are."""
+    for value, factor in ((a, b), (b, a)):
+        maker, step = graph.maker(value), graph.scalar(factor)
+        known = maker is not None and maker.kind == "DequantizeLinear"
+        if maker is not None and known and step is not None and step > 0:
+            stored, scale, zero = maker.inputs
+            if graph.scalar(scale) == 1.0:
+                return graph.node("DequantizeLinear", stored, graph.number(step), zero)
+    return None

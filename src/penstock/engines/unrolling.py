@@ -1,0 +1,178 @@
+"""Loops whose rounds are known, written out one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.engines.control import Values, branches_of, rounds_of
+from penstock.ir import Attributes, DType, Lifetime, Model, NDArray, Operand, Operation, Subgraph
+from penstock.ir.infer import follow
+from penstock.ir.operand import MAX_COPIED_VALUE
+from penstock.ir.operations import spec_of
+from penstock.ir.types import is_static, static_shape
+
+WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
+"""Types of values that are computed beforehand: counters, places, truths."""
+
+MOST_OPERATIONS: Final = 4096
+"""Operations that the loops of one model may become."""
+
+
+class Unrolled(Struct, frozen=True):
+    """A model without the loops that were written out. *origins* has for each of its operations the index that it, or
+    its loop, had. Operands keep their indexes, those of the rounds follow.
+    """
+
+    model: Model
+    origins: tuple[int, ...]
+
+
+def unroll(model: Model) -> Unrolled:
+    """A `settled` model with every WHILE of the entry subgraph whose rounds are known written out, as far as that
+    makes `MOST_OPERATIONS` at most. What a round knows before the run is a constant there.
+    """
+    everything = tuple(range(len(model.operations)))
+    if all(operation.type != "WHILE" for operation in model.operations):
+        return Unrolled(model, everything)
+    entry, room = model.entry, MOST_OPERATIONS
+    writer = _Writer(model)
+    origins: list[int] = []
+    written, needed = set[int](), set(entry.outputs)
+    for index, operation in enumerate(entry.operations):
+        rounds = _rounds(model, operation, room) if operation.type == "WHILE" else None
+        if rounds is None:
+            writer.operations.append(operation)
+            needed.update(operation.inputs)
+        else:
+            body = _body(model, operation)
+            room -= (len(rounds) - 1) * len(body.operations)
+            written.add(index)
+            writer.loop(operation, body, rounds)
+        origins += [index] * (len(writer.operations) - len(origins))
+    live = _live(writer.operations, needed)
+    kept = [i for i, origin in enumerate(origins) if origin not in written or i in live]
+    flat = replace(
+        entry,
+        operands=tuple(writer.operands),
+        operations=tuple(writer.operations[i] for i in kept),
+    )
+    subgraphs = list(model.subgraphs)
+    subgraphs[model.main] = flat
+    return Unrolled(replace(model, subgraphs=tuple(subgraphs)), tuple(origins[i] for i in kept))
+
+
+class _Writer:
+    """The operands and operations of an entry subgraph, as they become."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.operands: list[Operand] = list(model.entry.operands)
+        self.operations: list[Operation] = []
+
+    def loop(self, operation: Operation, body: Subgraph, rounds: Sequence[Values]) -> None:
+        """The rounds of *operation*, and its outputs."""
+        constants = {
+            i: self._add(replace(o, origin=None))
+            for i, o in enumerate(body.operands)
+            if o.is_constant or not o.has_value
+        }
+        current: list[int] = list(operation.inputs)
+        target = branches_of(operation)[1]
+        whole = [i for o in body.operations for i in o.outputs if body.operands[i].dtype in WHOLE]
+        for known in rounds[:-1]:
+            number = dict(constants)
+            for at, index in enumerate(body.inputs):
+                number[index] = self._known(known.get(at), current[at])
+            given = {body.inputs[at]: value for at, value in known.items()}
+            folded = {
+                index: self._add(constant_of(value))
+                for index, value in follow(self.model, target, given, whole).items()
+                if value.nbytes <= MAX_COPIED_VALUE
+            }
+            number.update(folded)
+            for inner in body.operations:
+                if all(index in folded for index in inner.outputs):
+                    continue
+                for index in inner.outputs:
+                    made = replace(
+                        body.operands[index], lifetime=Lifetime.TEMPORARY_VARIABLE, origin=None
+                    )
+                    number[index] = self._add(made)
+                self.operations.append(
+                    replace(
+                        inner,
+                        inputs=tuple(number[i] for i in inner.inputs),
+                        outputs=tuple(number[i] for i in inner.outputs),
+                    )
+                )
+            current = [number[i] for i in body.outputs]
+        for at, output in enumerate(operation.outputs):
+            self.operations.append(
+                _same(self._known(rounds[-1].get(at), current[at]), output, self.operands[output])
+            )
+
+    def _add(self, operand: Operand) -> int:
+        self.operands.append(operand)
+        return len(self.operands) - 1
+
+    def _known(self, value: NDArray | None, index: int) -> int:
+        """A constant operand where the *value* of operand *index* is known and small, else that operand."""
+        if value is None or self.operands[index].is_constant or value.nbytes > MAX_COPIED_VALUE:
+            return index
+        return self._add(constant_of(value))
+
+
+def constant_of(value: NDArray) -> Operand:
+    """A constant operand, of `MAX_COPIED_VALUE` bytes at most."""
+    dtype = DType(value.dtype.name)
+    return Operand(dtype, value.shape, Lifetime.CONSTANT_COPY, value=value.tobytes())
+
+
+def _same(source: int, target: int, operand: Operand) -> Operation:
+    """The operation that gives *target* the value of *source*."""
+    spec = spec_of(Operation("RESHAPE", (source,), (target,), Attributes()))
+    shape = static_shape(operand.shape) or ()
+    return Operation("RESHAPE", (source,), (target,), spec.complete({"new_shape": shape}))
+
+
+def _body(model: Model, operation: Operation) -> Subgraph:
+    return model.subgraphs[branches_of(operation)[1]]
+
+
+def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | None:
+    """The rounds of a loop that can be written out as at most *room* operations: whose values keep type, shape and
+    scale as they go round.
+    """
+    body = _body(model, operation)
+    rows = zip(
+        (model.entry.operands[i] for i in operation.inputs),
+        (body.operands[i] for i in body.inputs),
+        (body.operands[i] for i in body.outputs),
+        (model.entry.operands[i] for i in operation.outputs),
+        strict=True,
+    )
+    for first, *others in rows:
+        kept = all(
+            (o.dtype, o.shape, o.quantization) == (first.dtype, first.shape, first.quantization)
+            for o in others
+        )
+        if not kept or not is_static(first.shape):
+            return None
+    rounds = rounds_of(model, operation)
+    if rounds is None or (len(rounds) - 1) * len(body.operations) > room:
+        return None
+    return rounds
+
+
+def _live(operations: Sequence[Operation], wanted: Collection[int]) -> set[int]:
+    """The operations that the operands *wanted* depend on."""
+    needed, found = set(wanted), set()
+    for index in range(len(operations) - 1, -1, -1):
+        if not needed.isdisjoint(operations[index].outputs):
+            needed.update(operations[index].inputs)
+            found.add(index)
+    return found
