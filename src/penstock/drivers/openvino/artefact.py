@@ -51,7 +51,7 @@ class Interface(msgspec.Struct, frozen=True):
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
     """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it is, or
-    -1 where OpenVINO computes it. *quantized*: whether any value within is.
+    -1 where OpenVINO computes it. *quantized*: whether any value within is that is no constant.
     """
 
     inputs: tuple[Port, ...]
@@ -91,7 +91,7 @@ def ports_of(model: Model) -> Ports:
         for indexes in (entry.inputs, entry.outputs)
     )
     forwards = (entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
-    quantized = any(operand.dtype in QUANTIZED for operand in entry.operands)
+    quantized = any(o.dtype in QUANTIZED and not o.is_constant for o in entry.operands)
     return Ports(inputs, outputs, tuple(forwards), quantized)
 
 

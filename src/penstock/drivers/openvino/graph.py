@@ -1,6 +1,6 @@
 """OpenVINO's graph of a model, made operation by operation through OpenVINO's own graph API.
 
-Every value is real: a quantised one is a float that lies on the grid of its scale, kept there by
+Every value is real: one quantised in 8 bits is a float that lies on the grid of its scale, kept there by
 FakeQuantize nodes, which OpenVINO's low-precision passes turn into integer arithmetic. Images are kept
 channels first where their producer gave them so, and turned only for a reader that needs NHWC.
 """
@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
-from penstock.drivers.openvino.types import PLAIN
-from penstock.engines.site import QUANTIZED, Site, known_shape
+from penstock.drivers.openvino.types import PLAIN, STEPPED
+from penstock.engines.site import Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
 
@@ -81,7 +81,7 @@ class Graph:
     def define(self, site: Site, node: Node, *, first: bool = False, output: int = 0) -> None:
         """Names *node* as an output of *site*, rounded to the grid of a quantised one."""
         operand = site.output(output)
-        if operand.dtype in QUANTIZED:
+        if operand.dtype in STEPPED:
             node = self._on_grid(node, operand)
         (self._first if first else self._last)[site.output_indexes[output]] = node
 
@@ -169,7 +169,7 @@ class Graph:
         value = self.model.constant(operand)
         if first:
             value = value.transpose(TO_FIRST)
-        if operand.dtype in QUANTIZED:
+        if operand.dtype in STEPPED:
             scale, zero = one_scale(operand)
             value = (value.astype(np.float32) - np.float32(zero)) * np.float32(scale)
         elif operand.dtype not in {DType.FLOAT32, *PLAIN}:
@@ -178,7 +178,7 @@ class Graph:
 
     def _real(self, node: Node, operand: Operand) -> Node:
         """*node* in real numbers; without a scale, which only conversions read, as it is."""
-        if operand.dtype not in QUANTIZED or operand.quantization is None:
+        if operand.dtype not in STEPPED or operand.quantization is None:
             return node
         scale, zero = one_scale(operand)
         node = self.op.convert(node, "f32")
@@ -189,6 +189,9 @@ class Graph:
     def _on_grid(self, node: Node, operand: Operand) -> Node:
         """*node* rounded to the grid of a quantised operand, by a FakeQuantize or by arithmetic."""
         low, high = _range(operand)
+        if operand.dtype is DType.INT16:
+            # Its steps are finer than what OpenVINO may compute in; only what leaves the graph is rounded to them.
+            return self.op.clamp(node, low, high)
         if not _would_be_lost(node):
             limits = [self.number(v) for v in (low, high, low, high)]
             return self.op.fake_quantize(node, *limits, LEVELS)
@@ -198,13 +201,25 @@ class Graph:
 
     def _result(self, index: int) -> Node:
         operand, node = self.entry.operands[index], self.get(index)
-        if operand.dtype in QUANTIZED:
+        if operand.dtype is DType.INT16:
+            node = self._in_steps(node, operand)
+        elif operand.dtype in STEPPED:
             limits = np.iinfo(operand.dtype.numpy)
             low, high = (self.number(v) for v in _range(operand))
             least, most = self.number(int(limits.min)), self.number(int(limits.max))
             node = self.op.fake_quantize(node, low, high, least, most, LEVELS)
             node = self.op.convert(node, "i8" if operand.dtype is DType.INT8 else "u8")
         return self.op.result(node)
+
+    def _in_steps(self, node: Node, operand: Operand) -> Node:
+        """*node* as int16. Limits are kept after the conversion to whole numbers: in bfloat16 there is no 32767."""
+        scale, zero = one_scale(operand)
+        steps = self.op.round(self.op.divide(node, self.number(scale)), "half_to_even")
+        least, most, middle = (
+            self.op.constant(np.array(v, np.int32)) for v in (-(1 << 15), (1 << 15) - 1, zero)
+        )
+        whole = self.op.add(self.op.convert(steps, "i32"), middle)
+        return self.op.convert(self.op.maximum(self.op.minimum(whole, most), least), "i16")
 
 
 LEVELS: Final = 256

@@ -14,6 +14,9 @@ F32: Final = DType.FLOAT32
 PLAIN: Final = frozenset({DType.INT32, DType.BOOL})
 """Element types besides float32 that are moved as they are."""
 
+STEPPED: Final = frozenset({*QUANTIZED, DType.INT16})
+"""Element types of numbers in steps of a scale, which are real within OpenVINO."""
+
 
 def activations(site: Site, positions: Iterable[int] | None = None) -> AccuracyClass:
     """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or all
@@ -43,7 +46,7 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
     if all(o.dtype is F32 for o in every):
         return "exact"
     for operand in every:
-        if operand.dtype not in QUANTIZED:
+        if operand.dtype not in STEPPED:
             site.refuse_types()
         one_scale(operand)
     return "relaxed"

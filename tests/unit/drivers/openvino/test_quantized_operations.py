@@ -99,6 +99,8 @@ CASES: Final = [
     plain("pad", "PAD", [IMAGE], (1, 10, 7, 8), IN, constants=[PADS]),
     plain("concatenation", "CONCATENATION", [IMAGE, IMAGE], (1, 7, 6, 16), IN, {"axis": 3}, given=[IN, IN]),
     plain("resize_nearest", "RESIZE_NEAREST_NEIGHBOR", [IMAGE], (1, 14, 12, 8), IN, constants=[whole(14, 12)]),
+    plain("depth_to_space", "DEPTH_TO_SPACE", [(1, 3, 4, 8)], (1, 6, 8, 2), IN, {"block_size": 2}),
+    plain("space_to_depth", "SPACE_TO_DEPTH", [(1, 6, 8, 2)], (1, 3, 4, 8), IN, {"block_size": 2}),
     plain("requantize", "QUANTIZE", [IMAGE], IMAGE, OUT),
 ]  # fmt: skip
 

@@ -9,34 +9,39 @@ from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.rules.windows import windows
 from penstock.drivers.openvino.types import F32, activations
-from penstock.engines.site import QUANTIZED, Refused, Site, require
+from penstock.engines.site import QUANTIZED, Site, require
 from penstock.engines.types import activation, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
 
 def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
-    """The class of a layer: all float32, or 8-bit data with constant 8-bit weights and a constant int32 bias."""
+    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant int32 bias; or constant
+    8-bit weights beside float32 values, which TFLite would quantise as it runs and OpenVINO leaves as they are.
+    """
     activation(site, ACTIVATIONS)
     accuracy = activations(site, [data])
-    kind = site.input(weights).dtype
     if site.is_quantized:
         _check_quantized(site, data, weights, bias)
-    elif kind is not F32:
-        raise Refused(
-            f"{kind.value} weights beside float32 values: TFLite would quantise those as it runs"
-        )
-    elif site.has(bias):
+        return accuracy
+    if site.has(bias):
         require(site.input(bias).dtype is F32, "a bias that is not float32")
-    return accuracy
+    if site.input(weights).dtype is F32:
+        return accuracy
+    _check_weights(site, weights)
+    return "relaxed"
 
 
-def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
+def _check_weights(site: Site, weights: int) -> None:
     site.constant(weights, "its quantised filter")
     operand = site.input(weights)
     if operand.dtype not in QUANTIZED:
         site.refuse_types()
     require(operand.quantization is not None, "quantised weights without a scale")
+
+
+def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
+    _check_weights(site, weights)
     one_scale(site.input(data))
     if site.has(bias):
         site.constant(bias, "its quantised bias")

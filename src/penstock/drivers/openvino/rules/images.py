@@ -10,7 +10,7 @@ import numpy as np
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.rules.windows import windows
-from penstock.drivers.openvino.types import F32, activations, moves
+from penstock.drivers.openvino.types import activations, moves
 from penstock.engines.site import Site, require
 from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
@@ -114,7 +114,6 @@ def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
 
 def _check_blocks(site: Site) -> AccuracyClass:
     require(len(site.shape()) == 4, "an image of another rank")
-    require(site.input().dtype is F32, "only float32 values are moved between depth and space")
     return moves(site)
 
 

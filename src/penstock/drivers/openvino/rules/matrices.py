@@ -7,8 +7,9 @@ from penstock.drivers.openvino.rules.convolution import add_bias, check_layer
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import F32, activations
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import activation, one_scale
 from penstock.hal import AccuracyClass
+from penstock.ir import DType
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
@@ -37,8 +38,25 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
+    if site.input(0).dtype is DType.INT16:
+        return _check_wide(site)
     require(all(site.input(p).dtype is F32 for p in (0, 1)), "only float32 matrices are multiplied")
     return activations(site)
+
+
+def _check_wide(site: Site) -> AccuracyClass:
+    """Int16 rows times a constant int8 matrix of one scale."""
+    matrix = site.input(1)
+    if matrix.dtype is not DType.INT8 or site.output().dtype is not DType.INT16:
+        site.refuse_types()
+    site.constant(1, "its quantised matrix")
+    require(
+        matrix.quantization is None or not matrix.quantization.per_channel,
+        "TFLite takes the scale of a matrix with one a channel for 0",
+    )
+    for operand in (site.input(0), matrix, site.output()):
+        one_scale(operand)
+    return "relaxed"
 
 
 @rule("BATCH_MATMUL", check=_check_batch_matmul)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32
-from penstock.engines.site import QUANTIZED, Site, require
+from penstock.drivers.openvino.types import F32, STEPPED
+from penstock.engines.site import Site, require
 from penstock.engines.types import one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
@@ -14,7 +14,7 @@ from penstock.ir import DType
 def _check_quantize(site: Site) -> AccuracyClass:
     site.shape()
     source, target = site.input(), site.output()
-    if target.dtype not in QUANTIZED or source.dtype not in {F32, *QUANTIZED}:
+    if target.dtype not in STEPPED or source.dtype not in {F32, *STEPPED}:
         site.refuse_types()
     one_scale(target)
     if source.dtype is not F32:
@@ -34,7 +34,7 @@ def _check_dequantize(site: Site) -> AccuracyClass:
     if source.dtype is DType.FLOAT16:
         require(source.is_constant, "float16 values are converted only where they are constant")
         return "exact"
-    if source.dtype not in QUANTIZED:
+    if source.dtype not in STEPPED:
         site.refuse_types()
     one_scale(source)
     return "relaxed"

@@ -94,15 +94,16 @@ def _quantized(site: Site) -> Kernel:
     """Scales multiply in float32; 16-bit inputs sum in 64 bits.
 
     TFLite's kernel knows one scale of each side: it takes that of a right side with a scale a channel
-    for 0, so that every product is zero.
+    for 0, so that every product is zero and none needs to be computed.
     """
     a, b, target = site.input(0), site.input(1), site.output()
     left, right = tensor_quantization(a, "a factor"), b.quantization
     if right is None:
         raise Unsupported(f"a right side of type {b.dtype.value} without a scale")
     quantization = tensor_quantization(target, "an output")
-    scale = 0.0 if right.per_channel else right.scale
-    product = float(np.float32(left.scale) * np.float32(scale))
+    if right.per_channel:
+        return _zeros(site, quantization.zero_point)
+    product = float(np.float32(left.scale) * np.float32(right.scale))
     each = _magnitude(a, left.zero_point) * _magnitude(b, right.zero_point)
     limits = integer_range(target.dtype)
 
@@ -125,6 +126,18 @@ def _quantized(site: Site) -> Kernel:
         if out.size:
             requantizer(sums.reshape(-1, columns), out.reshape(-1, columns))
         return (out,)
+
+    return run
+
+
+def _zeros(site: Site, zero_point: int) -> Kernel:
+    """What stands for 0, in the shape of the product."""
+    dtype = site.output().dtype.numpy
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, b = _operands(site, inputs)
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return (np.full((*batch, a.shape[-2], b.shape[-1]), zero_point, dtype),)
 
     return run
 
