@@ -28,7 +28,7 @@ from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
 from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate
 from penstock.memory.bound import Kind
-from penstock.memory.buffer import BoundBuffer, DeviceBuffer
+from penstock.memory.buffer import BoundBuffer, DeviceBuffer, fetch_value, put_value
 
 if TYPE_CHECKING:
     from penstock.execution.compiled import CompiledModel
@@ -114,8 +114,10 @@ class Feedback:
             state.end_on_device()
             return results
 
-    def make_cells(self, state: State, values: Sequence[NDArray]) -> Cells:
-        """The memory for *state*, whose variables have *values*."""
+    def make_cells(
+        self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
+    ) -> Cells:
+        """The memory for *state*, whose variables have *values*; what is copied there is added to *copies*."""
         made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
         try:
             for loop in self._all:
@@ -126,9 +128,11 @@ class Feedback:
                 ]
                 made[loop] = allocate(both), allocate(both)
                 if loop.variable >= 0:
-                    made[loop][0].copy_from(np.asarray(values[loop.variable]))
+                    reason = f"{loop.name!r} begins with the value that the state has"
+                    _put(made[loop][0], values[loop.variable], loop, reason, copies)
                 elif (shape := static_shape(loop.shape)) is not None:
-                    made[loop][0].copy_from(np.zeros(shape, loop.input.dtype.numpy))
+                    zeros = np.zeros(shape, loop.input.dtype.numpy)
+                    _put(made[loop][0], zeros, loop, f"{loop.name!r} begins with zeros", copies)
         except BaseException:
             for pair in made.values():
                 for buffer in pair:
@@ -165,26 +169,29 @@ class Cells:
         """What was written is read next."""
         self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
 
-    def fetch_variables(self) -> dict[int, NDArray]:
-        """The present values of the network's own variables, copied to the host."""
-        found = self._made.items()
-        return {p.variable: read.numpy() for p, (read, _) in found if p.variable >= 0}
+    def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
+        """The present values of the network's own variables, copied to the host, each copy with its receipt."""
+        found = {}
+        for loop, (read, _) in self._made.items():
+            if loop.variable < 0:
+                continue
+            began = perf_counter_ns()
+            value, count = fetch_value(read)
+            spent = perf_counter_ns() - began
+            route = (read.device or "pool", "host")
+            reason = f"the state has its value of {loop.name!r} on the device of another model"
+            copies.append(CopyReceipt(value.nbytes, *route, reason, None, None, began, spent))
+            copies += _staged(value.nbytes, count - 1, None)
+            found[loop.variable] = value
+        return found
 
     def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
         """Others, by variable, each copy with its receipt."""
         for loop, (read, _) in self._made.items():
             if loop.variable < 0:
                 continue
-            value, began = np.asarray(values[loop.variable]), perf_counter_ns()
-            count = read.copy_in(value)
-            spent = perf_counter_ns() - began
-            route = ("host", read.device or "pool")
             reason = f"the state has another value of {loop.name!r} than its device"
-            copies.append(CopyReceipt(value.nbytes, *route, reason, None, loop.read, began, spent))
-            copies += [
-                CopyReceipt(value.nbytes, "host", "host", STAGED, None, loop.read)
-                for _ in range(count - 1)
-            ]
+            _put(read, values[loop.variable], loop, reason, copies)
 
     def close(self) -> None:
         """Frees the buffers."""
@@ -250,6 +257,22 @@ class _User:
             replace(operand, name=operand.name or loop.name),
             step_uses(self._variant, index, inputs=inputs),
         )
+
+
+def _put(
+    buffer: DeviceBuffer, value: Any, loop: Loop, reason: str, copies: list[CopyReceipt]
+) -> None:
+    array, began = np.asarray(value), perf_counter_ns()
+    count = put_value(buffer, array)
+    spent = perf_counter_ns() - began
+    route = ("host", buffer.device or "pool")
+    copies.append(CopyReceipt(array.nbytes, *route, reason, None, loop.read, began, spent))
+    copies += _staged(array.nbytes, count - 1, loop.read)
+
+
+def _staged(nbytes: int, count: int, operand: int | None) -> list[CopyReceipt]:
+    """The copies made on the way, whose time is that of the one before."""
+    return [CopyReceipt(nbytes, "host", "host", STAGED, None, operand) for _ in range(count)]
 
 
 def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> tuple[Loop, ...]:

@@ -74,6 +74,11 @@ class State:
         """Whether a variable has a value: an initial one, or one that a run gave it."""
         return variable in self._assigned
 
+    def fetch(self, copies: list[CopyReceipt]) -> None:
+        """For a run that has them on no device: brings the values here up to date, each copy added to *copies*."""
+        if self._away:
+            self._fetch(copies)
+
     def replace(self, values: Mapping[int, NDArray]) -> None:
         """Puts the values of a finished run in place, all at once; the arrays are taken over."""
         self._alone, self._turns = False, None
@@ -111,8 +116,8 @@ class State:
                 "or close that model first"
             )
         if cells is None:
-            cells = self._cells = feedback.make_cells(self, self._values)
-            self._feedback = feedback
+            cells = feedback.make_cells(self, self._values, [] if copies is None else copies)
+            self._cells, self._feedback = cells, feedback
         elif self._changed:
             cells.put_variables(self._values, [] if copies is None else copies)
         self._changed = False
@@ -148,12 +153,14 @@ class State:
                 self._cells = None
                 cells.close()
 
-    def _fetch(self) -> None:
+    def _fetch(self, copies: list[CopyReceipt] | None = None) -> None:
         """Brings the values here up to date."""
         if self._away and (cells := self._cells) is not None:
             with self._lock:
                 self._values = list(self._values)
-                for variable, value in cells.fetch_variables().items():
+                for variable, value in cells.fetch_variables(
+                    [] if copies is None else copies
+                ).items():
                     self._values[variable] = value
                 self._away, self._turns = False, None
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
-from penstock.compilation.receipt import Failure
+from penstock.compilation.receipt import CopyReceipt, Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.results import allocate, check_result, is_sized
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 KEEPING_NS: Final = 200_000_000
 """Nanoseconds that must be left for a failure to be kept."""
+
+KEPT: Final = "kept for a capsule of the failure"
 
 
 class StepRunner:
@@ -184,7 +186,7 @@ class StepRunner:
     ) -> None:
         """Repeats the step, at which its device has failed by *error*, on another, as `run` does; raises what it does."""
         failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
-        noted = self._noted(describe(error), values)
+        noted = self._noted(describe(error), values, trace)
         if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
             self._keep(noted, trace, config, began)
             return
@@ -195,14 +197,25 @@ class StepRunner:
         name = self.prepared.device.name
         raise final(error, self.prepared.step, name, others, allowed=self._allowed) from error
 
-    def _noted(self, error: str, values: Mapping[int, NDArray]) -> tuple[StepFailure, ...]:
+    def _noted(
+        self, error: str, values: Mapping[int, NDArray], trace: Trace
+    ) -> tuple[StepFailure, ...]:
         """What is to be kept of the first failure."""
         if self.plan is None or self._told:
             return ()
         self._told = True
         from penstock.capsules.evidence import noted
 
-        return noted("execute", self.prepared.step, self.prepared.device, error, values)
+        began = perf_counter_ns()
+        found = noted("execute", self.prepared.step, self.prepared.device, error, values)
+        spent = perf_counter_ns() - began
+        for failure in found:
+            for operand, array in zip(self._inputs, failure.inputs, strict=False):
+                route, at = ("host", "capsule"), self._ports.step
+                trace.copies.append(
+                    CopyReceipt(array.nbytes, *route, KEPT, at, operand, began, spent)
+                )
+        return found
 
     def _keep(
         self,

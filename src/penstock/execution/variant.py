@@ -234,6 +234,7 @@ class Variant:
         if state is not None:
             if self._needed:
                 self.check_assigned(state)
+            state.fetch(trace.copies)
             turn = state.turn(self._turning)
         values = self._values(inputs, out, state, turn, bound)
         places = turn or NO_PLACES

@@ -87,6 +87,7 @@ class Variants:
             trace.compiles += variant.compilation.receipt.compiles
             trace.spans += variant.compilation.receipt.spans
             trace.notes += variant.compilation.receipt.notes
+            trace.copies += variant.compilation.receipt.copies
             with self._lock:
                 self._ready[shapes] = variant
                 self._users[variant] = 1

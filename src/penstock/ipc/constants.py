@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ResourceExhaustedTransient, WireError
@@ -39,6 +40,12 @@ def descriptor_of(pool: ConstantPool) -> int:
             fd = _made[pool] = _sealed_copy(pool.view)
             weakref.finalize(pool, os.close, fd).atexit = False
         return fd
+
+
+def sealed_copies(pools: Sequence[ConstantPool]) -> frozenset[int]:
+    """Those of *pools*, by position, that have been copied for `descriptor_of`."""
+    with _lock:
+        return frozenset(at for at, pool in enumerate(pools) if pool in _made)
 
 
 def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:

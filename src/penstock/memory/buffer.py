@@ -1,5 +1,7 @@
 """`DeviceBuffer`: memory of a device, as an application has it (NNAPI sections 6.4 to 6.6)."""
 
+# ruff: noqa: SLF001  # functions and classes here are parts of one
+
 from __future__ import annotations
 
 import os
@@ -129,20 +131,7 @@ class DeviceBuffer:
 
     def numpy(self) -> NDArray:
         """The value, copied to the host."""
-        return self.copy_out()[0]
-
-    def copy_out(self) -> tuple[NDArray, int]:
-        """As `numpy`, and how many copies that took."""
-        self._check_usable()
-        shape = self._initialized()
-        self._touched(read=True)
-        array, count = self._fetched(shape)
-        return array.copy(), count + 1
-
-    def copy_in(self, value: NDArray) -> int:
-        """As `copy_from`; how many copies that took."""
-        self._check_usable()
-        return self._copy_from_array(value, None)
+        return fetch_value(self)[0]
 
     def value_shape(self) -> tuple[int, ...]:
         """The shape of its value. Raises `StateError` without one."""
@@ -333,6 +322,21 @@ class DeviceBuffer:
             raise self._dead(lost)
 
 
+def fetch_value(buffer: DeviceBuffer) -> tuple[NDArray, int]:
+    """As `DeviceBuffer.numpy`, and how many copies that took."""
+    buffer._check_usable()
+    shape = buffer._initialized()
+    buffer._touched(read=True)
+    array, count = buffer._fetched(shape)
+    return array.copy(), count + 1
+
+
+def put_value(buffer: DeviceBuffer, value: NDArray) -> int:
+    """As `DeviceBuffer.copy_from`; how many copies that took."""
+    buffer._check_usable()
+    return buffer._copy_from_array(value, None)
+
+
 def _release(storage: Storage, process: int) -> None:
     if process == os.getpid():
         storage.close()
@@ -352,18 +356,16 @@ class BoundBuffer(BoundMemory):
         position: int,
         pools: list[Memory],
     ) -> RequestArgument | None:
-        storage = self.owner._storage  # noqa: SLF001  # one part of it
-        found = self.owner._asked(  # noqa: SLF001
-            lambda: storage.argument(device, prepared, kind, position, pools)
-        )
+        storage = self.owner._storage
+        found = self.owner._asked(lambda: storage.argument(device, prepared, kind, position, pools))
         if found is not None:
-            self.owner._used(kind)  # noqa: SLF001
+            self.owner._used(kind)
         return found
 
     def read(self) -> NDArray:
         owner = self.owner
-        owner._touched(read=True)  # noqa: SLF001
-        array, count = owner._fetched(owner._initialized())  # noqa: SLF001
+        owner._touched(read=True)
+        array, count = owner._fetched(owner._initialized())
         self.staged = count - 1
         return array
 
@@ -372,13 +374,13 @@ class BoundBuffer(BoundMemory):
             return array
 
     def write(self, value: NDArray) -> None:
-        self.staged = self.owner._put(value) - 1  # noqa: SLF001
+        self.staged = self.owner._put(value) - 1
 
     def written(self, shape: tuple[int, ...]) -> None:
-        self.owner._shape = shape  # noqa: SLF001
+        self.owner._shape = shape
 
     def lost(self) -> None:
-        self.owner._shape = None  # noqa: SLF001
+        self.owner._shape = None
 
     def notes(self) -> list[str]:
         return self.owner.notes()

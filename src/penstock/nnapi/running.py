@@ -22,6 +22,7 @@ from penstock.hal.fence import remaining_ns
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer
+from penstock.memory.buffer import fetch_value, put_value
 from penstock.nnapi.bindings import Binding
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, translated
@@ -113,7 +114,7 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
     if place is not None and (direct or not isinstance(place, DeviceBuffer)):
         return place
     if place is not None:
-        fetched, count = place.copy_out()
+        fetched, count = fetch_value(place)
         copies.append(CopyReceipt(fetched.nbytes, place.device or "pool", "host", LEFT_OUT))
         copies += _staged(fetched.nbytes, count - 1)
         return fetched
@@ -150,7 +151,7 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
 def _deliver(binding: Binding, result: NDArray, copies: list[CopyReceipt]) -> bool:
     """Copies *result* to where it belongs; whether there was room."""
     if (place := binding.place()) is not None:
-        count = place.copy_in(_contiguous(result, copies))
+        count = put_value(place, _contiguous(result, copies))
         copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))
         copies += _staged(result.nbytes, count - 1)
         return True

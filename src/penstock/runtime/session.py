@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
@@ -17,6 +17,7 @@ from penstock.compilation.compilation import (
     Means,
     compile_plan,
 )
+from penstock.compilation.receipt import CopyReceipt
 from penstock.compilation.spans import Recorder
 from penstock.errors import InputError, PlacementError
 from penstock.execution.compiled import CompiledModel
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from penstock.runtime.progress import Reporter
 
 log = Log(__name__)
+
+SEALED: Final = "constants go to other processes in memory that nobody can change any more"
 
 Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
 """Full shapes by the names of inputs, or by their positions."""
@@ -213,10 +216,12 @@ class _Session:
         if any(map(is_absent, self.chosen)):
             self.chosen = self._choose(config.deadline_ns)
         devices = _Devices(self.chosen)
+        isolated = any(getattr(device, "isolated", False) for device in self.chosen)
+        sealed = self._sealed() if isolated else frozenset()
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
             plan = self._placed(model, shapes, devices, config)
-        if not allow and any(getattr(d, "isolated", False) for d in self.chosen):
+        if isolated and not allow:
             from penstock.execution.absence import refuse_absent
 
             refuse_absent(plan)
@@ -233,10 +238,13 @@ class _Session:
             receipt = structs.replace(compilation.receipt, notes=notes)
             compilation = structs.replace(compilation, receipt=receipt)
         absence = None
-        if any(getattr(d, "isolated", False) for d in self.chosen):
+        if isolated:
             from penstock.execution.absence import absence_of
 
             compilation, absence = absence_of(compilation, devices)
+            copies = self._sealings(self._sealed() - sealed)
+            receipt = structs.replace(compilation.receipt, copies=copies)
+            compilation = structs.replace(compilation, receipt=receipt)
         if self.shadow is None:
             variant = Variant(compilation, devices, _for_later(config), allow)
         else:
@@ -245,6 +253,17 @@ class _Session:
             variant = ShadowedVariant(compilation, devices, _for_later(config), allow, self.shadow)
         variant.absence = absence
         return variant
+
+    def _sealed(self) -> frozenset[int]:
+        """The model's pools of constants, by position, that were copied for other processes by now."""
+        from penstock.ipc.constants import sealed_copies
+
+        return sealed_copies(self.model.pools)
+
+    def _sealings(self, pools: Iterable[int]) -> tuple[CopyReceipt, ...]:
+        """The receipts of the copies of these."""
+        sizes = [len(self.model.pools[at]) for at in sorted(pools)]
+        return tuple(CopyReceipt(n, "host", "sealed memory", SEALED) for n in sizes)
 
     def _placed(
         self,

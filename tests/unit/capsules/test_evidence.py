@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock import capsules, knobs
 from penstock.capsules import Capsule, evidence
+from penstock.compilation.receipt import CopyReceipt
 from penstock.drivers.reference import create as reference
 from penstock.errors import GeneralFailure
 from penstock.hal import Device
@@ -47,15 +48,16 @@ def failing(method: str = "execute") -> Device:
     return FaultyDevice(SubsetDevice(reference(), "failing", supports), {method: "always"})
 
 
-def run(device: Device, **how: Any) -> None:
-    """Two runs with TANH on one device and ADD on *device*, which a third can repeat."""
+def run(device: Device, **how: Any) -> list[CopyReceipt]:
+    """Two runs with TANH on one device and ADD on *device*, which a third can repeat; the copies of the first."""
     others = [WrongDevice(reference(), "NONE", name=name) for name in ("other", "first")]
     policy = Policy(require={"TANH": "first", "ADD": (device.name, "other")}, **how)
     with penstock.compile(
         network(), devices=[device, *others], cache=None, policy=policy
     ) as compiled:
+        first = compiled(X)
         compiled(X)
-        compiled(X)
+    return list(first.receipt.copies)
 
 
 def kept() -> Capsule:
@@ -112,7 +114,8 @@ def test_a_compile_that_failed_is_kept(fall_back: bool) -> None:
 
 def test_with_the_knob_the_step_and_its_inputs_are_there() -> None:
     with knobs.override(keep_failure_data=True):
-        run(failing())
+        copies = run(failing())
+    assert [(c.nbytes, c.reason) for c in copies] == [(32, "kept for a capsule of the failure")] * 2
     found = kept()
     assert found.manifest.case is not None
     given = {tuple(np.round(a.reshape(-1), 5).tolist()) for a in found.inputs}

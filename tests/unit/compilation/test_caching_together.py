@@ -168,6 +168,31 @@ class TestWhileCompiling:
             assert made.receipt.steps[0].cache.outcome == "hit"
             assert made.receipt.compiles == 0
 
+    def test_a_buffer_of_the_device_that_ran_meanwhile_is_copied_and_it_shows(
+        self, tmp_path: Path
+    ) -> None:
+        go_on = threading.Event()
+
+        def hold(_: PrepareConfig) -> None:
+            assert go_on.wait(30)
+
+        device = CachingDevice(on_prepare=hold)
+        with compiled(device, tmp_path / "c", policy=self.policy) as made:
+            with made.allocate(inputs=[0]) as buffer:
+                assert buffer.device == "reference"
+                buffer.copy_from(X)
+                assert not made.run([buffer]).receipt.copies
+                go_on.set()
+                pending = made._base.compilation.steps[0].pending
+                assert pending is not None
+                assert pending.wait(30)
+                after = made.run([buffer])
+            assert after.receipt.steps[0].device == "caching"
+            copy, *more = after.receipt.copies
+            assert (copy.nbytes, copy.destination) == (X.nbytes, "host")
+            assert copy.reason == "caching does not take it as it is"
+            assert len(more) < 2
+
     def test_close_cancels_what_is_under_way(self, tmp_path: Path) -> None:
         seen = threading.Event()
 

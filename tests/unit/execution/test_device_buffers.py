@@ -41,7 +41,7 @@ from penstock.memory import (
     OutputRole,
     allocate,
 )
-from penstock.memory.buffer import BoundBuffer
+from penstock.memory.buffer import BoundBuffer, fetch_value, put_value
 from penstock.memory.storage import OnDevice
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
@@ -569,6 +569,6 @@ def test_copies_on_the_way_to_a_device_and_back_have_receipts(
             copies.clear()
             copying.put(bound, lying, 1)
             assert len(copies) == 1 + extra
-            assert buffer.copy_in(lying) == 1 + extra
-            assert buffer.copy_out()[1] == 2 + extra
+            assert put_value(buffer, lying) == 1 + extra
+            assert fetch_value(buffer)[1] == 2 + extra
             del lying

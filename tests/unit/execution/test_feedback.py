@@ -72,13 +72,49 @@ def test_what_is_bound_goes_round_and_is_neither_taken_nor_given(
         outputs = compiled(X)
         assert len(outputs) == 1
         assert np.array_equal(outputs["seen"], np.maximum(X * times, 0))
-        assert {c.operand for c in outputs.receipt.copies} <= {0, 3}
+        # That in which it begins copies the zeros there.
+        assert {c.operand for c in outputs.receipt.copies} <= ({0, 3} if times > 1 else {0, 1, 3})
     assert np.array_equal(bound.read("total_in"), X * 3)
     out = np.zeros(3, np.float32)
     compiled.run([X], out={"seen": out})
     assert np.array_equal(out, np.maximum(X * 4, 0))
     with compiled.burst() as burst:
         assert np.array_equal(burst.run(X)[0], np.maximum(X * 5, 0))
+
+
+def test_the_first_run_shows_what_goes_to_the_device(device: Device) -> None:
+    with (
+        penstock.compile(summing(), devices=[device], cache=None) as one,
+        penstock.compile(counting(), devices=[device], cache=None) as other,
+    ):
+        bound = one.bind_state({"total_out": "total_in"})
+        other.bind_state()
+        told = [
+            [c for c in model(X).receipt.copies if c.operand == loop]
+            for model, loop in ((one, 1), (other, 1))
+        ]
+        for copies, reason in zip(told, ("zeros", "the value that the state has"), strict=True):
+            assert [c.reason for c in copies if "begins with" in c.reason] == [copies[0].reason]
+            assert copies[0].reason.endswith(f"begins with {reason}")
+            assert (copies[0].source, copies[0].destination) == ("host", device.name)
+            assert {c.nbytes for c in copies} == {12}
+        assert bound.device("total_in") == device.name
+
+
+def test_a_value_that_another_model_has_on_its_device_is_fetched_and_it_shows(
+    device: Device,
+) -> None:
+    with (
+        penstock.compile(counting(), devices=[device], cache=None) as one,
+        penstock.compile(counting(), devices=[device], cache=None) as other,
+    ):
+        one.bind_state()
+        state = one.new_state()
+        one.run([X], state=state)
+        outputs = other.run([X], state=state)
+        assert np.array_equal(outputs[0], np.maximum(2 * X, 0))
+        told = [(c.source, c.nbytes) for c in outputs.receipt.copies if "another model" in c.reason]
+        assert told == [(device.name, 12)]
 
 
 def test_nothing_is_copied_between_runs(compiled: penstock.CompiledModel) -> None:
@@ -151,7 +187,9 @@ def test_a_networks_own_variables_stay_on_the_device(device: Device) -> None:
         for times in (1, 2, 3):
             outputs = compiled.run([X], state=mine)
             assert np.array_equal(outputs[0], np.maximum(X * times, 0))
-            assert {c.operand for c in outputs.receipt.copies} <= {0, 3}
+            assert {c.operand for c in outputs.receipt.copies} <= (
+                {0, 3} if times > 1 else {0, 1, 3}
+            )
         # Whoever looks at the state sees it, whoever changes it changes it.
         assert np.array_equal(mine.as_dict()["total"], X * 3)
         assert np.array_equal(mine.copied().get(0), X * 3)

@@ -426,6 +426,19 @@ def test_arrays_in_pools_are_not_copied() -> None:
         del x, out, outputs
 
 
+def test_constants_are_copied_once_for_a_process_and_it_shows() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (8, 8), "x")
+    k = b.constant(np.ones((8, 8), np.float32), "k")
+    model = b.build(b.operation("ADD", [x, k], [(DType.FLOAT32, (8, 8))]))
+    for nbytes in (256, 0):
+        with penstock.compile(
+            model, devices=["misbehaving"], isolate=True, cache=False, policy=ALONE
+        ) as made:
+            assert sum(c.nbytes for c in made.receipt.copies) == nbytes
+            assert all("constants" in c.reason for c in made.receipt.copies)
+
+
 def test_values_between_isolated_devices_are_not_copied() -> None:
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, support.SHAPE, "x")

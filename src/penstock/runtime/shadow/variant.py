@@ -91,6 +91,8 @@ class ShadowedVariant(Variant):
         note: Note,
     ) -> list[NDArray]:
         given = self._copies(inputs, "caller", "inputs", trace)
+        if state is not None:
+            state.fetch(trace.copies)
         before = None if state is None else state.copied()
         results = super().run(inputs, out, state, config, trace, bound)
         used = frozenset(_devices_of(trace.steps)) - {REFERENCE_DEVICE}
