@@ -29,6 +29,7 @@ from penstock.ipc.codec import encode
 from penstock.ipc.lending import Lent, lend
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST, Layout, Region
 from penstock.ipc.ring_client import RingClient
+from penstock.ipc.steady import steady_place
 from penstock.ipc.transport import close_all
 from penstock.ipc.wakeup import Doorbell
 from penstock.ir import NDArray
@@ -133,7 +134,7 @@ class RingBurst:
             return bound
         if not self._free:
             self._forget(self._bound.popitem(last=False)[1])
-        lent = lend(request, pool_of)
+        lent = lend(request, steady_place)
         try:
             payload = self._encoded(lent)
             if payload is None:

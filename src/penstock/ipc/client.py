@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -31,7 +32,9 @@ from penstock.hal import (
     Support,
 )
 from penstock.ipc import wire
+from penstock.ipc.carrying import Carried, CarriedFence, Twin, twin_of
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.steady import may_shrink
 from penstock.ir import Model
 
 if TYPE_CHECKING:
@@ -46,7 +49,8 @@ class Channel(Protocol):
     One that reaches another process may have a `life()` method: it gives a descriptor, the caller's to close, that
     becomes readable when that process is gone (a pidfd). Its bursts then go through shared memory.
 
-    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent.
+    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent; that side maps no memory
+    that may shrink.
     """
 
     copies_arrays: bool
@@ -197,21 +201,26 @@ class RemotePreparedModel(RemoteObject):
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
+        carried = _carried(self.channel, request)
+
         def call(pack: Packer) -> wire.Call:
             return wire.ExecuteFenced(
                 self.number,
-                pack.request(request),
+                pack.request(carried.request),
                 tuple(map(pack.handle, wait_for)),
                 pack.execution_config(config),
                 timeout_after_fence_ns,
             )
 
-        reply, take = _ask(self.channel, call, wire.Fenced)
-        try:
-            fence: Fence = take.fence(reply.fence)
-        except WireError as error:
-            raise _senseless(error) from error
-        return fence
+        with ExitStack() as undone:
+            undone.enter_context(carried)
+            reply, take = _ask(self.channel, call, wire.Fenced)
+            try:
+                fence: Fence = take.fence(reply.fence)
+            except WireError as error:
+                raise _senseless(error) from error
+            undone.pop_all()
+        return fence if carried.is_plain else CarriedFence(fence, carried)
 
     def configure_burst(self) -> Burst:
         """One that goes through shared memory where the channel tells of the other process's life."""
@@ -232,11 +241,13 @@ class RemotePreparedModel(RemoteObject):
         sent = (
             replace(request, outputs=tuple(map(_stand_in, request.outputs))) if copied else request
         )
+        with _carried(self.channel, sent) as carried:
+            copied = copied or not carried.is_plain
 
-        def call(pack: Packer) -> wire.Call:
-            return wire.CreateReusableExecution(self.number, pack.request(sent))
+            def call(pack: Packer) -> wire.Call:
+                return wire.CreateReusableExecution(self.number, pack.request(carried.request))
 
-        made = _ask(self.channel, call, wire.Made)[0]
+            made = _ask(self.channel, call, wire.Made)[0]
         return RemoteExecution(self.channel, made, self, request if copied else None)
 
 
@@ -271,7 +282,9 @@ def open_ring(
 
 
 def lend_pool(channel: Channel, memory: Memory) -> RemotePool:
-    """Makes *memory* known on the device's side."""
+    """Makes *memory* known on the device's side. Raises `InvalidArgument` for one that it does not map."""
+    if channel.copies_arrays and may_shrink(memory):
+        raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
     made = _ask(channel, lambda pack: wire.LendPool(pack.memory(memory)), wire.Made)[0]
     return RemotePool(channel, made)
 
@@ -317,16 +330,31 @@ class RemoteBuffer(RemoteObject):
         return gone
 
     def copy_to(self, destination: Memory) -> None:
-        def call(pack: Packer) -> wire.Call:
-            return wire.CopyTo(self.number, pack.memory(destination))
-
-        _ask(self.channel, call, wire.Done)
+        with self._twin(destination) as twin:
+            given = destination if twin is None else twin.given
+            _ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
+            if twin is not None and twin.writable:
+                twin.empty()
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
-        def call(pack: Packer) -> wire.Call:
-            return wire.CopyFrom(self.number, pack.memory(source), dimensions)
+        with self._twin(source) as twin:
+            given = source if twin is None else twin.given
 
-        _ask(self.channel, call, wire.Done)
+            def call(pack: Packer) -> wire.Call:
+                return wire.CopyFrom(self.number, pack.memory(given), dimensions)
+
+            _ask(self.channel, call, wire.Done)
+
+    @contextmanager
+    def _twin(self, memory: Memory) -> Iterator[Twin | None]:
+        """A copy of *memory*, where another process would not map it."""
+        twin = twin_of(memory) if self.channel.copies_arrays else None
+        if twin is None:
+            yield None
+            return
+        with closing(twin):
+            twin.fill()
+            yield twin
 
 
 def _stand_in(argument: RequestArgument) -> RequestArgument:
@@ -342,13 +370,16 @@ def _stand_in(argument: RequestArgument) -> RequestArgument:
 def _execute(
     target: RemotePreparedModel | RemoteBurst, request: Request, config: ExecutionConfig
 ) -> ExecutionResult:
-    def call(pack: Packer) -> wire.Call:
-        form = pack.request(request)
-        return wire.Execute(target.number, form, pack.execution_config(config))
+    with _carried(target.channel, request) as carried:
 
-    answer = _answer(target.channel, call)
-    result = _reply(answer, wire.Executed).result
-    if not answer.copies:
+        def call(pack: Packer) -> wire.Call:
+            form = pack.request(carried.request)
+            return wire.Execute(target.number, form, pack.execution_config(config))
+
+        answer = _answer(target.channel, call)
+        result = _reply(answer, wire.Executed).result
+        carried.finish()
+    if not answer.copies and not carried.copies:
         return result
     arguments = [
         place
@@ -357,7 +388,12 @@ def _execute(
         if isinstance(argument, HostMemory)
     ]
     copies = tuple(replace(copy, argument=arguments[copy.argument]) for copy in answer.copies)
-    return CarriedResult(result.output_shapes, result.timing, copies)
+    return CarriedResult(result.output_shapes, result.timing, (*carried.copies, *copies))
+
+
+def _carried(channel: Channel, request: Request) -> Carried:
+    """*request* as the device's side gets it: another process maps no memory that may shrink."""
+    return Carried(request, copies=channel.copies_arrays)
 
 
 def _ask(

@@ -157,10 +157,13 @@ class Packer:
 class Unpacker:
     """Forms to HAL values, with the handles that came beside them. Every method raises `WireError`."""
 
-    def __init__(self, handles: Sequence[object]) -> None:
+    def __init__(
+        self, handles: Sequence[object], admit: Callable[[Memory], None] = lambda _: None
+    ) -> None:
+        """*admit* looks at each memory, and raises `WireError` for one that is not to be mapped."""
         if len(handles) > wire.MAX_HANDLES:
             raise WireError(f"{len(handles)} handles beside one message")
-        self._handles = handles
+        self._handles, self._admit = handles, admit
 
     def handle(self, index: wire.Handle, kind: type[T], what: str) -> T:
         if not 0 <= index < len(self._handles):
@@ -185,6 +188,11 @@ class Unpacker:
             raise WireError(f"the model in the message is not valid: {error}") from error
 
     def memory(self, form: wire.MemoryForm) -> Memory:
+        memory = self._memory(form)
+        self._admit(memory)
+        return memory
+
+    def _memory(self, form: wire.MemoryForm) -> Memory:
         value = self.handle(form.handle, object, "a memory")
         match value, form.window, form.buffer:
             case Descriptor(fd), None, None:

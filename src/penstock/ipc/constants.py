@@ -106,10 +106,13 @@ if sys.platform == "linux":
     SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:
-        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told."""
+        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told. Memory of huge pages never
+        is: those that its owner punches out may not be there when it is read.
+        """
         try:
-            return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
-        except OSError:
+            held = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            return held & seals == seals and os.fstatvfs(fd).f_bsize <= mmap.PAGESIZE
+        except (OSError, OverflowError):
             return False
 
     def _sealed_copy(content: memoryview) -> int:

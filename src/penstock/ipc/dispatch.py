@@ -100,11 +100,19 @@ class Dispatcher:
     """Answers the calls of one client to *device*. Calls may come from several threads at once.
 
     A client has the objects and the tokens that it was given, and no others: those of other clients of the same device
-    are `InvalidArgument`. Only one that *owns_device* closes it when it is asked to.
+    are `InvalidArgument`, and so is a memory for which *admit* raises `WireError`. Only one that *owns_device* closes it
+    when it is asked to.
     """
 
-    def __init__(self, device: Device, *, owns_device: bool = True) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        owns_device: bool = True,
+        admit: Callable[[Memory], None] = lambda _: None,
+    ) -> None:
         self._device, self._owns_device = device, owns_device
+        self._admit = admit
         self._tokens: set[int] = set()
         self._used: Counter[int] = Counter()
         self._late: dict[int, _Object] = {}
@@ -123,7 +131,9 @@ class Dispatcher:
         """
         pack = Packer()
         try:
-            reply = self._make(decode_call(frame.data), Unpacker(frame.handles), pack, lease)
+            reply = self._make(
+                decode_call(frame.data), Unpacker(frame.handles, self._admit), pack, lease
+            )
         except WireError as error:
             return refusal(InvalidArgument(str(error)))
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes a reply

@@ -19,6 +19,18 @@ def memory_file(name: str, *, sealable: bool = False) -> int:
     return os.memfd_create(name, flags)
 
 
+def is_memory(fd: int) -> bool:
+    """Whether a descriptor is of memory, rather than of a file, a pipe or a device: reading it waits for nobody."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
+    except OSError:
+        return False
+
+
 def event() -> int:
     """A descriptor that becomes readable by `signal_event`; see eventfd(2)."""
     if sys.platform != "linux":

@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 
 from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient, WireError
+from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ipc.wakeup import Doorbell, Heard, Listener
 
 REQUESTED: Final = 0
@@ -275,9 +276,7 @@ if sys.platform == "linux":
     _yield = os.sched_yield
 
     def _check_seals(fd: int) -> None:
-        import fcntl
-
-        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        if not is_sealed(fd, SHRINK):
             raise InvalidArgument("a ring's region that is not sealed against shrinking")
 
 else:

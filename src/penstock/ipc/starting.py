@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.process import BACKLOG, peer
-from penstock.ipc.linux import LINUX_ONLY, memory_file, open_process
+from penstock.ipc.linux import LINUX_ONLY, is_memory, memory_file, open_process
 from penstock.ipc.transport import Connection, close_all
 
 START_SECONDS: Final = 60.0
@@ -255,6 +255,10 @@ def _enter(sock: socket.socket, place: Place, pid: int | None, output: int) -> S
             raise DeviceUnavailable(f"driver {place.name}: its process refuses: {answer.reason}")
         if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
             raise WireError(f"{type(answer).__name__} in answer to Hello")
+        if not is_memory(descriptors[1]):
+            # Reading a pipe, or a file of a process's own making, may never end.
+            os.close(descriptors.pop())
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))
         known = pid if pid is not None else _process_of(sock, answer.pid)
         if known is not None:
             pidfd = open_process(known)

@@ -19,8 +19,8 @@ from penstock.ipc.channel import Session
 from penstock.ipc.codec import Frame, decode_to_host, encode
 from penstock.ipc.host.heart import PAGE, Pulse
 from penstock.ipc.link import Link
-from penstock.ipc.starting import Place
-from penstock.ipc.transport import HEADER, Connection
+from penstock.ipc.starting import Place, _enter, tail
+from penstock.ipc.transport import HEADER, Connection, close_all
 
 CHECK = encode(wire.Check())
 
@@ -103,6 +103,29 @@ def test_a_page_that_could_shrink_is_not_read() -> None:
             Pulse(fd)
     finally:
         os.close(fd)
+
+
+def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
+    ours, theirs = socket.socketpair()
+    readable, writable = os.pipe()
+
+    def host() -> None:
+        connection = Connection(theirs)
+        assert isinstance(decode_to_host(connection.receive(soon(5)).data), wire.Hello)
+        welcome = wire.Welcome(wire.WIRE_VERSION, 0, 1)
+        connection.send(encode(welcome), (readable, readable))
+
+    answering = threading.Thread(target=host)
+    answering.start()
+    started = _enter(ours, Place("piped", "m:f"), None, -1)
+    answering.join()
+    try:
+        assert os.fstat(started.output).st_rdev == Path(os.devnull).stat().st_rdev
+        assert tail(started.output) == ""
+    finally:
+        started.connection.close()
+        theirs.close()
+        close_all([readable, writable, started.page, started.output])
 
 
 def test_an_output_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

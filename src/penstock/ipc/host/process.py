@@ -26,6 +26,7 @@ from penstock.ipc.host.heart import Heart, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.host.sharing import ClientDevice, SharingDevice
 from penstock.ipc.linux import LINUX_ONLY, current_user
+from penstock.ipc.steady import check_steady
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, close_all
 
@@ -199,7 +200,9 @@ class Host:
             )
             connection.send(encode(welcome), (self._page, self._output))
             dispatchers = [
-                Dispatcher(cast("Device", ClientDevice(device)), owns_device=False)
+                Dispatcher(
+                    cast("Device", ClientDevice(device)), owns_device=False, admit=check_steady
+                )
                 for device in self._devices
             ]
             guest.serve(dispatchers)

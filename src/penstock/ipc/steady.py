@@ -1,0 +1,70 @@
+"""Memory that another process owns and cannot make shorter: no other is mapped, for touching what was taken away under a
+mapping ends the process that does.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from typing import Final
+
+from penstock.errors import WireError
+from penstock.hal import Memory
+from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ir import NDArray
+from penstock.memory import pool_of
+from penstock.memory.regions import PoolPlace
+
+DMA_BUF: Final = "/dmabuf:"
+"""What the kernel calls a dma-buf. Files of that name have a type, which no dma-buf has."""
+
+
+def is_steady(fd: int) -> bool:
+    """Whether no process can make the memory behind *fd* shorter: a memfd sealed against shrinking, or a dma-buf."""
+    return is_sealed(fd, SHRINK) or _is_dma_buf(fd)
+
+
+def descriptor_in(memory: Memory) -> int | None:
+    """The descriptor by which *memory* is lent; None where it has none that is open."""
+    match memory.handle:
+        case bool():
+            return None
+        case int(fd) | (int(fd), *_):
+            try:
+                os.fstat(fd)
+            except (OSError, OverflowError):
+                return None
+            return fd
+    return None
+
+
+def may_shrink(memory: Memory) -> bool:
+    """Whether somebody could make *memory* shorter while it is mapped. One without an open descriptor cannot be mapped."""
+    fd = descriptor_in(memory)
+    return fd is not None and not is_steady(fd)
+
+
+def check_steady(memory: Memory) -> None:
+    """Raises `WireError` for a memory that may shrink."""
+    if may_shrink(memory):
+        raise WireError(
+            f"a {memory.name} memory that may shrink is not mapped for another process: "
+            "seal it against shrinking, or send a copy that is"
+        )
+
+
+def steady_place(array: NDArray) -> PoolPlace | None:
+    """As `penstock.memory.pool_of`, of pools that cannot shrink alone."""
+    place = pool_of(array)
+    return None if place is None or may_shrink(place.memory) else place
+
+
+def _is_dma_buf(fd: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        mode = os.fstat(fd).st_mode
+        return not stat.S_IFMT(mode) and os.readlink(f"/proc/self/fd/{fd}").startswith(DMA_BUF)
+    except (OSError, OverflowError):
+        return False
