@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from penstock.ir import DType, Model, ModelBuilder, NDArray
@@ -11,15 +13,19 @@ F32 = DType.FLOAT32
 I8 = DType.INT8
 I64 = DType.INT64
 SHAPE = (2, 3)
+KINDS = ("ADD", "SUB", "MUL", "TANH", "RELU", "MAXIMUM", "LOGISTIC")
+OTHERS = ("computed", "handed", "constant", "same")
 STEPS = (0.03125, 0.1, 0.25, 1.0)
 
 
-def drawn_floats(b: SubgraphBuilder, rng: np.random.Generator, values: list[int]) -> int:
-    """A few operations on float32 values of `SHAPE`: the last result."""
+def drawn_floats(
+    b: SubgraphBuilder, rng: np.random.Generator, values: list[int], *, grids: bool = True
+) -> int:
+    """A few operations on float32 values of `SHAPE`: the last result. *grids*: also roundings to 8 bits."""
     known = list(values)
     for _ in range(int(rng.integers(1, 6))):
         x, y = (int(rng.choice(known)) for _ in range(2))
-        kind = str(rng.choice(["ADD", "SUB", "MUL", "TANH", "RELU", "MAXIMUM", "LOGISTIC", "grid"]))
+        kind = str(rng.choice([*KINDS, "grid"] if grids else KINDS))
         if kind == "grid":
             known.append(on_grid(b, x, float(rng.choice(STEPS))))
             continue
@@ -44,7 +50,7 @@ def on_grid(b: SubgraphBuilder, x: int, step: float, shape: tuple[int, ...] = SH
     return b.operation("MUL", [y, width], [(F32, shape)])[0]
 
 
-def scanning(rounds: int, seed: int) -> Model:
+def scanning(rounds: int, seed: int, *, grids: bool = True) -> Model:
     """A scan of *rounds* rounds with a drawn body: each reads a part of the second input, and adds a part to what is
     gathered. Outputs: the last state, and what was gathered.
     """
@@ -63,7 +69,7 @@ def scanning(rounds: int, seed: int) -> Model:
     body = b.subgraph("body")
     counter, held, gathered, read = (body.input(*shape) for shape in shapes)
     (now,) = body.operation("GATHER", [read, counter], [(F32, SHAPE)], {"axis": 0})
-    made = drawn_floats(body, rng, [held, now])
+    made = drawn_floats(body, rng, [held, now], grids=grids)
     axis = body.constant(np.array(0, np.int32))
     (part,) = body.operation("EXPAND_DIMS", [made, axis], [(F32, (1, *SHAPE))])
     one = body.constant(np.array([1], np.int32))
@@ -81,6 +87,51 @@ def scanning(rounds: int, seed: int) -> Model:
     start = b.constant(np.array(0, np.int64))
     _, last, all_parts, _ = b.operation("WHILE", [start, state, room, sequence], shapes, references)
     return b.build([last, all_parts])
+
+
+def branching(seed: int, depth: int = 1, others: Sequence[str] = OTHERS) -> Model:
+    """An IF with drawn branches of two values: what they give may be computed, handed through, constant, or the same
+    twice. With *depth* a branch may have an IF of its own.
+    """
+    rng = np.random.default_rng(seed)
+    b = ModelBuilder()
+    chosen = b.input(DType.BOOL, (), "chosen")
+    given = [b.input(F32, SHAPE, name) for name in "xy"]
+    (x,) = b.operation("MUL", [given[0], given[1]], [(F32, SHAPE)])
+    made = _either(b, b, rng, chosen, [x, given[1]], depth, others)
+    (last,) = b.operation("SUB", made, [(F32, SHAPE)])
+    return b.build([last, made[0]])
+
+
+def _either(
+    b: ModelBuilder,
+    around: SubgraphBuilder,
+    rng: np.random.Generator,
+    chosen: int,
+    values: list[int],
+    depth: int,
+    others: Sequence[str],
+) -> list[int]:
+    targets = []
+    for name in ("then", "else"):
+        inner = b.subgraph(name)
+        truth = inner.input(DType.BOOL, ())
+        own = [inner.input(F32, SHAPE) for _ in values]
+        if depth and rng.random() < 0.5:
+            own += _either(b, inner, rng, truth, own[:2], depth - 1, others)
+        first = drawn_floats(inner, rng, own, grids=False)
+        other = rng.choice(list(others))
+        if other == "computed":
+            second = drawn_floats(inner, rng, own, grids=False)
+        elif other == "handed":
+            second = own[1]
+        elif other == "constant":
+            second = inner.constant(rng.standard_normal(SHAPE).astype(np.float32))
+        else:
+            second = first
+        targets.append(b.add_subgraph(inner.finish([first, second])))
+    references = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
+    return around.operation("IF", [chosen, chosen, *values], [(F32, SHAPE)] * 2, references)
 
 
 def given_to(model: Model, seed: int) -> list[NDArray]:

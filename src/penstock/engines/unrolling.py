@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.engines.control import Values, branches_of, rounds_of
+from penstock.engines.control import Values, branches_of, has_control_flow, rounds_of, settled
 from penstock.ir import Attributes, DType, Lifetime, Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.infer import follow
 from penstock.ir.operand import MAX_COPIED_VALUE
@@ -29,6 +29,15 @@ class Unrolled(Struct, frozen=True):
 
     model: Model
     origins: tuple[int, ...]
+
+
+def flattened(model: Model) -> Unrolled:
+    """*model* as engines are given it: its loops of known rounds as the operations of each round, and subgraphs of
+    their own shapes for what branches. Without control flow: *model*.
+    """
+    if not has_control_flow(model):
+        return Unrolled(model, tuple(range(len(model.operations))))
+    return unroll(settled(model))
 
 
 def unroll(model: Model) -> Unrolled:

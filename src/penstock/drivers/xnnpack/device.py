@@ -32,6 +32,9 @@ PERFORMANCE: Final = {
 LiteRT's layers of that type are plain loops, up to 8 times slower, its arithmetic is not.
 """
 
+BRANCH: Final = PerformanceInfo(execution_time=0.1, power_usage=0.1)
+"""An IF beside what its branches compute."""
+
 OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
 DISPATCH_NS: Final = 3_000
 
@@ -44,6 +47,8 @@ class XnnpackDevice(DeviceBase):
     capabilities = Capabilities(
         performance=PERFORMANCE,
         default_performance=OTHER,
+        if_performance=BRANCH,
+        while_performance=BRANCH,
         dispatch_ns=DISPATCH_NS,
         families=("xnnpack", "litert"),
     )

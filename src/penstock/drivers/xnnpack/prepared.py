@@ -10,6 +10,7 @@ from typing import Final
 from penstock.drivers.xnnpack import engine
 from penstock.drivers.xnnpack.arguments import deliver, mapped, read, unknown
 from penstock.drivers.xnnpack.interpreter import File, Runner, failed
+from penstock.drivers.xnnpack.support import DETECTION
 from penstock.errors import (
     Cancelled,
     DeadObject,
@@ -40,8 +41,6 @@ MOST_KEPT: Final = 16
 
 NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
 """How a measured run names the kernel sets."""
-
-DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 class XnnpackPreparedModel(PreparedModelBase):

@@ -244,8 +244,16 @@ def _build(
     made = [*outputs, *(s.made for s in states)]
     lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
     lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
+    vectors = _conditions(operations).intersection(inputs).difference(outputs)
+    shaped = [
+        msgspec.structs.replace(operands[i], shape=(1,)) if i in vectors else operands[i]
+        for i in kept
+    ]
     subgraph = Subgraph(
-        tuple(_renamed(operands[i], names.get(i, ""), lifetimes.get(i)) for i in kept),
+        tuple(
+            _renamed(operand, names.get(i, ""), lifetimes.get(i))
+            for i, operand in zip(kept, shaped, strict=True)
+        ),
         tuple(
             msgspec.structs.replace(
                 refer_anew(o, referenced),
@@ -259,7 +267,23 @@ def _build(
         tuple(StatePort(k, number[s.given], number[s.made]) for k, s in enumerate(states)),
     )
     variables = tuple(_variable(operands[s.given], s.name) for s in states)
-    return Model((subgraph, *carried(model, referenced)), model.pools, variables)
+    others = [_as_written(graph) for graph in carried(model, referenced)]
+    return Model((subgraph, *others), model.pools, variables)
+
+
+def _as_written(graph: Subgraph) -> Subgraph:
+    """A referenced subgraph with its operations in the form that LiteRT's kernels take."""
+    operands = list(graph.operands)
+    operations = tuple(_written(operands, operation) for operation in graph.operations)
+    return msgspec.structs.replace(graph, operands=tuple(operands), operations=operations)
+
+
+def _conditions(operations: Sequence[Operation]) -> set[int]:
+    """Operands that only decide branches. LiteRT takes a vector of one truth value too, and gives views of vectors
+    alone.
+    """
+    read = [(o.type == "IF" and at == 0, i) for o in operations for at, i in enumerate(o.inputs)]
+    return {i for decides, i in read if decides} - {i for decides, i in read if not decides}
 
 
 def _renamed(operand: Operand, name: str, lifetime: Lifetime | None) -> Operand:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir import DType, Model, NDArray, Operand, Operation
-from penstock.ir.types import static_shape
+from penstock.ir.types import is_static, static_shape
 
 EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
 QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
@@ -80,8 +79,29 @@ class Site(msgspec.Struct, frozen=True):
     is_input: Callable[[int], bool]
     is_output: Callable[[int], bool]
     readers: Callable[[int], int]
-    sites_of: Callable[[int], list[Site]]
-    """The operations of a subgraph that the operation refers to."""
+    model: Model
+
+    def sites_of(self, index: int) -> list[Site]:
+        """The operations of a subgraph that the operation refers to."""
+        return make_sites(self.model, index)
+
+    def fits(self, index: int, first: int) -> bool:
+        """Whether subgraph *index* takes the inputs from *first* on, and gives the outputs, types and known shapes
+        alike.
+        """
+        graph = self.model.subgraphs[index]
+        pairs = [
+            (self.inputs[first:], [graph.operands[i] for i in graph.inputs]),
+            (self.outputs, [graph.operands[i] for i in graph.outputs]),
+        ]
+        return all(
+            len(ours) == len(theirs)
+            and all(
+                a is not None and a.dtype is b.dtype and a.shape == b.shape and is_static(a.shape)
+                for a, b in zip(ours, theirs, strict=True)
+            )
+            for ours, theirs in pairs
+        )
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
@@ -150,7 +170,7 @@ def make_sites(model: Model, index: int | None = None) -> list[Site]:
             given.__contains__,
             made.__contains__,
             readers.__getitem__,
-            partial(make_sites, model),
+            model,
         )
         for operation in subgraph.operations
     ]

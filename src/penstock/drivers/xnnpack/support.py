@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.drivers.xnnpack.rules import RULES
 from penstock.drivers.xnnpack.site import (
+    EXACT,
     FAITHFUL,
     Classes,
     Refused,
@@ -18,34 +19,58 @@ from penstock.drivers.xnnpack.site import (
     require,
 )
 from penstock.drivers.xnnpack.steady import is_shaped_once
+from penstock.engines.control import BRANCHES
+from penstock.engines.unrolling import flattened
 from penstock.errors import PenstockError
-from penstock.hal import AccuracyClass, Support
+from penstock.export.tflite.state import state_positions
+from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Model
-from penstock.ir.types import is_static
+from penstock.ir.types import is_static, static_shape
+
+DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 LEFT_OUT: Final = {
-    "IF": "control flow is left to the runtime, which stops loops at their time limit",
-    "WHILE": "control flow is left to the runtime, which stops loops at their time limit",
+    "WHILE": "how often it goes round is known only when it runs, and the runtime stops loops at their time limit",
 }
 
 
 def examine(model: Model) -> list[Support]:
     """One answer an operation, with the better class of LiteRT's two kernel sets."""
+    flat = flattened(model)
+    parts: list[list[tuple[str, Classes | str]]] = [[] for _ in model.operations]
+    for origin, operation, known in zip(
+        flat.origins, flat.model.operations, classify(flat.model), strict=True
+    ):
+        parts[origin].append((operation.key, known))
     return [
-        Support(False, answer) if isinstance(answer, str) else Support(True, "", answer.best)
-        for answer in classify(model)
+        _joined(operation.key, answers)
+        for operation, answers in zip(model.operations, parts, strict=True)
     ]
 
 
 def classify(model: Model) -> Sequence[Classes | str]:
-    """For each operation of the entry subgraph how well each kernel set computes it, or why none does."""
+    """For each operation of the entry subgraph how well each kernel set computes it, or why none does. Of a model
+    that is `flattened`.
+    """
     return [answer(site) for site in make_sites(model)]
+
+
+def _joined(kind: str, answers: Sequence[tuple[str, Classes | str]]) -> Support:
+    """The answer for an operation of type *kind* by those for what it is written as."""
+    classes = []
+    for part, known in answers:
+        if isinstance(known, str):
+            return Support(False, known if part == kind else f"its {part}: {known}")
+        classes.append(known.best)
+    if not classes:
+        return Support(False, f"a {kind} whose results nothing reads")
+    return Support(True, "", min(classes, key=ACCURACY_RANK.__getitem__))
 
 
 def answer(site: Site) -> Classes | str:
     """How well each kernel set computes one operation, or why none does."""
     kind = site.operation.key
-    check = check_composite if kind == "STABLEHLO_COMPOSITE" else RULES.get(kind)
+    check = CHECKS.get(kind) or RULES.get(kind)
     if check is None:
         return LEFT_OUT.get(kind, f"{kind} is not among the operations that are given to LiteRT")
     try:
@@ -117,3 +142,52 @@ def _attends_rightly(site: Site) -> bool:
     except (KeyError, TypeError, ValueError, LookupError):
         return False
     return float(np.float32(scale)) == scale
+
+
+def check_if(site: Site) -> Classes:
+    """An IF computes what its branches do, within the interpreter: each of them must be computed there, by kernels that
+    need nothing written out for them.
+    """
+    condition = site.input(0)
+    require(static_shape(condition.shape) in {(), (1,)}, "a condition that is not one truth value")
+    known: list[Classes] = []
+    for name in BRANCHES["IF"]:
+        index = site.operation.attributes.integer(name)
+        require(site.fits(index, 1), "shapes in its branches are not known, or differ")
+        made = site.model.subgraphs[index].outputs
+        require(
+            len(set(made)) == len(made), "a branch gives one value twice, which LiteRT mixes up"
+        )
+        known += map(_within, site.sites_of(index))
+    if not known:
+        return EXACT
+    xnnpack = [_worst([c.xnnpack, c.builtin]) for c in known]
+    found = Classes(_worst(xnnpack), _worst([c.builtin for c in known]))
+    require(found.xnnpack or found.builtin, "no kernel set computes all of its branches")
+    return found
+
+
+def _within(inner: Site) -> Classes:
+    """How well an operation of a branch is computed."""
+    operation = inner.operation
+    kind = operation.key
+    found = answer(inner)
+    if isinstance(found, str):
+        raise Refused(f"its {kind}: {found}")
+    shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
+    require(all(map(is_static, shapes)), "shapes in its branches are not known")
+    require(is_shaped_once(operation, inner.inputs), "its branches make shapes of values")
+    varying = any(o is not None and not o.is_constant for o in inner.inputs)
+    require(varying, f"its {kind} is of constants alone")
+    states = state_positions(operation.type, operation.attributes)
+    require(not states, f"its {kind} keeps state")
+    require(kind != DETECTION, f"its {kind} leaves what lay in memory behind the last detection")
+    return found
+
+
+def _worst(classes: Sequence[AccuracyClass | None]) -> AccuracyClass | None:
+    known = sorted((c for c in classes if c is not None), key=ACCURACY_RANK.__getitem__)
+    return known[0] if len(known) == len(classes) else None
+
+
+CHECKS: Final = {"STABLEHLO_COMPOSITE": check_composite, "IF": check_if}

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.drivers.onnxruntime.export.rules import RULES
-from penstock.engines.control import has_control_flow, settled
 from penstock.engines.site import Refused, Site, make_sites
-from penstock.engines.unrolling import Unrolled, unroll
+from penstock.engines.unrolling import flattened
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Model
@@ -47,13 +46,6 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
         _joined(operation.key, answers)
         for operation, answers in zip(model.operations, parts, strict=True)
     ]
-
-
-def flattened(model: Model) -> Unrolled:
-    """*model* as it is written: its loops of known rounds as the operations of each round."""
-    if not has_control_flow(model):
-        return Unrolled(model, tuple(range(len(model.operations))))
-    return unroll(settled(model))
 
 
 def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:

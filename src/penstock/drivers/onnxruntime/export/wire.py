@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
 from penstock.drivers.onnxruntime.export.rules import RULES
-from penstock.drivers.onnxruntime.export.support import flattened
 from penstock.engines.site import known_shape, make_sites
+from penstock.engines.unrolling import flattened
 from penstock.errors import DriverError, GeneralFailure, PenstockError
 from penstock.ir import DType, Model, NDArray, Operand
 
