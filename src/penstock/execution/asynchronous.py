@@ -86,6 +86,8 @@ class Submitter:
         self._pools: dict[Priority, ThreadPoolExecutor] = {}
         self._clock = _Clock(name)
         self._closed = False
+        self._open = 0
+        self._ended = threading.Condition(self._lock)
 
     def submit(
         self,
@@ -104,22 +106,41 @@ class Submitter:
             try:
                 if self._closed:
                     raise RuntimeError("closed")
-                pool.submit(_carry_out, future, run)
+                pool.submit(self._carry_out, future, run)
+                self._open += 1
             except RuntimeError as error:
                 raise ClosedError("compiled model used after close()") from error
         if deadline_ns is not None:
             self._clock.watch(future, deadline_ns)
         return future
 
-    def close(self) -> None:
-        """Takes no more and waits for what was taken; not from one of its own threads, which cannot wait for itself."""
-        with self._lock:
+    def close(self, end: float) -> None:
+        """Takes no more and waits for what was taken until *end*, of `time.monotonic`; not from one of its own threads,
+        which cannot wait for itself. What has not ended by then goes on.
+        """
+        with self._ended:
             self._closed = True
             pools = list(self._pools.values())
-        inside = threading.current_thread().name.startswith(self._name)
+            inside = threading.current_thread().name.startswith(self._name)
+            for pool in pools:
+                pool.shutdown(wait=False)
+            while self._open and not inside and (left := end - time.monotonic()) > 0:
+                self._ended.wait(left)
+            late = self._open
+        if late and not inside:
+            # The clock ends by itself, with the last that it watches.
+            return
         for pool in pools:
             pool.shutdown(wait=not inside)
         self._clock.close()
+
+    def _carry_out(self, future: RunFuture, run: Callable[[], Outputs]) -> None:
+        try:
+            _carry_out(future, run)
+        finally:
+            with self._ended:
+                self._open -= 1
+                self._ended.notify_all()
 
 
 def submit(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -16,7 +17,7 @@ import numpy as np
 from penstock.compilation.receipt import Receipt
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution import gate as gates
-from penstock.execution.compiled import NOTHING_ASKED
+from penstock.execution.compiled import CLOSE_SECONDS, NOTHING_ASKED
 from penstock.execution.direct import Direct
 from penstock.execution.holding import Holding, InBurst, Reused
 from penstock.execution.outputs import Outputs
@@ -51,6 +52,8 @@ class Burst:
         self._gate = compiled._gate
         self._busy = threading.Lock()
         self._closed = False
+        # What is to be told once a run that was under way at the close has ended.
+        self._last: Callable[[], None] | None = None
         self._names = compiled._output_names
         # Of a model with unknown dimensions, the form for the shapes of the last run.
         self._shapes: tuple[tuple[int, ...], ...] | None = None
@@ -128,17 +131,47 @@ class Burst:
                 results = self._run(given, out, state, config, trace, dequantize)
         finally:
             self._busy.release()
+            if self._last is not None:
+                self._drop_late()
         return Outputs(results, self._names, partial(_receipt, trace, began, perf_counter_ns()))
 
     def close(self) -> None:
-        """Lets go of what was kept, after a run under way; twice is harmless."""
+        """Lets go of what was kept, after a run under way, but returns after at most `CLOSE_SECONDS`; twice is harmless."""
+        self.end(_nothing, time.monotonic() + CLOSE_SECONDS)
+
+    def end(self, last: Callable[[], None], end: float) -> None:
+        """Closes and waits for a run under way until *end*, of `time.monotonic`. *last* is called once everything is let go
+        of: here, or by that run.
+        """
         if self._gate.forked:
             return
-        with self._busy:
-            if not self._closed:
-                self._closed = True
-                self._drop()
-                self._compiled._release(self)
+        if not self._busy.acquire(timeout=max(0.0, end - time.monotonic())):
+            self._closed, self._last = True, last
+            # Unless that run ends before it could see it.
+            self._drop_late()
+            return
+        try:
+            self._let_go()
+        finally:
+            self._busy.release()
+        last()
+
+    def _drop_late(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            last, self._last = self._last, None
+            if last is not None:
+                self._let_go()
+        finally:
+            self._busy.release()
+        if last is not None:
+            last()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._drop()
+        self._compiled._release(self)
 
     def __enter__(self) -> Self:
         self._gate.check()
@@ -283,6 +316,10 @@ class Burst:
             self._compiled._variants.give_back(variant)
         self._given, self._arrays, self._kinds = (), [], ()
         self._out, self._targets, self._checked = (), [], None
+
+
+def _nothing() -> None:
+    """Who closes a burst by itself waits for nothing more."""
 
 
 def reusing(compiled: CompiledModel) -> Burst:

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.errors import InputError, StateError
-from penstock.execution.gate import Gate
+from penstock.execution.gate import Countdown, Gate
 from penstock.execution.inputs import (
     arrange,
     as_array,
@@ -32,6 +32,7 @@ from penstock.execution.variants import Specialize, Variants
 from penstock.hal import CancelToken, ExecutionConfig, Priority
 from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
+from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -48,14 +49,19 @@ if TYPE_CHECKING:
     from penstock.memory.bound import Kind
     from penstock.memory.buffer import DeviceBuffer
 
+log = Log(__name__)
+
 NOTHING_ASKED: Final = (None, None, None, None)
 """Of a run: timeout, cancel, priority, loop timeout."""
+
+CLOSE_SECONDS: Final = 10.0
+"""How long `close` waits for runs in flight."""
 
 
 class CompiledModel:
     """A model, compiled: the result of `penstock.compile`. Safe from any thread.
 
-    `close()`, or leaving the `with` block, waits for runs in flight; use after it raises
+    `close()`, or leaving the `with` block, waits for runs in flight, at most `CLOSE_SECONDS`; use after it raises
     `ClosedError`. After `fork` the child's copy raises `StateError` at once. Pickles as a recipe: model
     and compile arguments, compiled again where it is unpickled.
     """
@@ -341,7 +347,12 @@ class CompiledModel:
         return role_use(self._base, self._interface, kind, name)
 
     def close(self) -> None:
-        """Waits for runs in flight and releases the drivers' models; twice is harmless."""
+        """Waits for runs in flight and releases the drivers' models; twice is harmless.
+
+        It returns after `CLOSE_SECONDS` at the latest: a run without a timeout, on a driver that does not come back, then
+        keeps what it uses, with the arrays that it was given, and the last such run releases the rest when it ends.
+        What was submitted and has not begun by then fails with `ClosedError`.
+        """
         if self._gate.forked:
             return
         # Who closes already may wait for this thread, where it is one of the model's own.
@@ -354,16 +365,24 @@ class CompiledModel:
             self._closing.release()
 
     def _close(self) -> None:
+        end = time.monotonic() + CLOSE_SECONDS
         with self._lock:
             submitter = self._submitter
         if submitter is not None:
-            submitter.close()
-        if not self._gate.close():
-            return
+            submitter.close(end)
+        if late := self._gate.close(partial(self._end_bursts, end), end):
+            log.warning("a compiled model was closed with %d runs that have not ended", late)
+
+    def _end_bursts(self, end: float) -> None:
+        """Once no other run is in flight: the last burst that has let go, and may be in a run still, releases the rest."""
         with self._lock:
             bursts = list(self._bursts)
+        left = Countdown(len(bursts) + 1, self._release_all)
         for burst in bursts:
-            burst.close()
+            burst.end(left, end)
+        left()
+
+    def _release_all(self) -> None:
         if self._feedback is not None:
             self._feedback.close()
         self._variants.close()

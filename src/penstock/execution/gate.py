@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 
 from penstock.errors import ClosedError, StateError
 
@@ -22,11 +24,11 @@ if hasattr(os, "register_at_fork"):
 class Gate:
     """A context manager around each run.
 
-    `close` lets no new run in and waits for those inside. In a child process after `fork`, entering
+    `close` lets no new run in and waits for those inside, for a while; the last of them does then what is left to do. In a child process after `fork`, entering
     raises `StateError` without touching the lock, which another thread may have held.
     """
 
-    __slots__ = ("_closed", "_generation", "_idle", "_inside", "_lock", "_subject")
+    __slots__ = ("_closed", "_generation", "_idle", "_inside", "_last", "_lock", "_subject")
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
@@ -35,6 +37,7 @@ class Gate:
         self._idle = threading.Condition(self._lock)
         self._inside = 0
         self._closed = False
+        self._last: Callable[[], None] | None = None
 
     @property
     def forked(self) -> bool:
@@ -64,19 +67,44 @@ class Gate:
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
+        last = None
         with self._lock:
             self._inside -= 1
             if self._closed and not self._inside:
                 self._idle.notify_all()
+                last, self._last = self._last, None
+        if last is not None:
+            last()
 
-    def close(self) -> bool:
-        """Closes and waits; True for the call that closed it, False when it was closed or forked."""
+    def close(self, last: Callable[[], None], end: float) -> int:
+        """Closes and waits until *end*, of `time.monotonic`; how many are still inside. *last* is called once none is: here,
+        or by the last of those. A gate that is closed already, or forked, is left as it is.
+        """
         if self.forked:
-            return False
+            return 0
         with self._idle:
             if self._closed:
-                return False
+                return self._inside
             self._closed = True
-            while self._inside:
-                self._idle.wait()
-            return True
+            while self._inside and (left := end - time.monotonic()) > 0:
+                self._idle.wait(left)
+            if self._inside:
+                self._last = last
+                return self._inside
+        last()
+        return 0
+
+
+class Countdown:
+    """Calls *done* when it has been called *count* times. From any thread."""
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._left, self._done = count, done
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._done()

@@ -277,7 +277,9 @@ def test_a_variable_that_was_given_another_value_is_copied_to_its_device_by_rece
         x.copy_from(X)
         state = compiled.new_state()
         compiled.bind_state()
-        assert compiled.run([x], out=[seen], state=state).receipt.copies == ()
+        first = compiled.run([x], out=[seen], state=state).receipt.copies
+        assert first[0].reason == "'total' begins with the value that the state has"
+        assert {c.operand for c in first} == {1}
         state.replace({0: np.ones(3, np.float32)})
         copy, staged = compiled.run([x], out=[seen], state=state).receipt.copies
         assert (copy.nbytes, copy.source, copy.destination) == (12, "host", "reference")
