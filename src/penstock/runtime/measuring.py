@@ -1,7 +1,8 @@
-"""Timing candidates against each other: in turns, by medians, with the noise that was seen."""
+"""Timing candidates against each other: in turns, by what each took beside the others in the same round."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -14,11 +15,11 @@ from penstock.errors import PenstockError
 from penstock.partitioning.plan import Measured
 from penstock.partitioning.reasons import duration
 
-LEAST_ROUNDS: Final = 7
+LEAST_ROUNDS: Final = 9
 MOST_ROUNDS: Final = 101
 """Samples of each candidate."""
 
-SAMPLE_NS: Final = 300_000
+SAMPLE_NS: Final = 1_000_000
 """A sample is as many runs as take about this long, at least one."""
 
 ENERGY_SAMPLE_NS: Final = 50_000_000
@@ -27,18 +28,35 @@ ENERGY_SAMPLE_NS: Final = 50_000_000
 MOST_RUNS: Final = 10_000
 """Runs of one sample, at most."""
 
-BUDGET_NS: Final = 3_000_000_000
+BUDGET_NS: Final = 5_000_000_000
 """How long all rounds after the least number may take."""
 
-HOPELESS: Final = 1.5
-"""A candidate whose shortest sample is so many times that of the best after the least rounds is timed no longer: what
-else the machine does makes samples longer, never shorter.
+COLD_NS: Final = 20_000_000
+"""Runs shorter than this are run once before each sample: caches hold what the candidate before has left, which a plan
+that runs again and again does not meet. Longer ones fill them in passing.
 """
 
+LONG_NS: Final = 100_000_000
+"""Longer than anything else on the machine holds up a run."""
+
+VERY_FAR: Final = 10.0
+"""A candidate of long runs is out before the rounds that takes so many times as long as the best one."""
+
 FAR: Final = 4.0
-"""The same after `FIRST_ROUNDS`."""
+"""One of runs that are not run twice is out after `FIRST_ROUNDS` whose smallest sample is so many times that of the best."""
 
 FIRST_ROUNDS: Final = 2
+
+HOPELESS: Final = 1.5
+"""The same of any after the least rounds: what else the machine does makes samples larger, never smaller."""
+
+SURE: Final = 3.0
+"""After the least rounds, a candidate is out that is worse than the best one by so many times the noise."""
+
+NOTCH: Final = 1.57
+"""Half the interval that holds a median in 95 of 100 cases, times the square root of the number of samples, over the
+distance between their quartiles (McGill, Tukey and Larsen, "Variations of Box Plots", 1978).
+"""
 
 
 class Counter(Protocol):
@@ -54,21 +72,41 @@ class Contender(Struct, frozen=True):
     run: Callable[[], None]
 
 
-class _Samples:
-    def __init__(self, contender: Contender) -> None:
+class Series:
+    """The samples of one contender, one a round from the first round on: nanoseconds of a run in *times*, microjoules
+    in *energies* where they were counted. *error* says why it failed, *out* that it was far or surely behind.
+    """
+
+    def __init__(self, contender: Contender, *, by_energy: bool = False) -> None:
         self.name, self.run = contender.name, contender.run
         self.times: list[float] = []
         self.energies: list[float] = []
         self.error: str | None = None
-        self.runs = 1
+        self.out = False
+        self.runs, self.run_ns, self.counted = 1, 0, 0
+        self.by_energy = by_energy
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.times)
+    def values(self) -> list[float]:
+        """What is compared."""
+        return self.energies if self.by_energy else self.times
 
     @property
-    def shortest(self) -> float:
-        return min(self.times)
+    def races(self) -> bool:
+        return self.error is None and not self.out
+
+    def measured(self) -> Measured:
+        """What is told of it."""
+        if self.error is not None or not self.times:
+            return Measured(self.name, 0, 0, 0, error=self.error or "not measured")
+        return Measured(
+            self.name,
+            round(statistics.median(self.times)),
+            round(_spread(self.times)),
+            self.counted,
+            statistics.median(self.energies) if self.energies else None,
+            _spread(self.energies) if self.energies else None,
+        )
 
 
 def measure(
@@ -77,113 +115,151 @@ def measure(
     clock: Callable[[], int] = time.perf_counter_ns,
     energy: Counter | None = None,
     check: Callable[[], None] = lambda: None,
-) -> list[Measured]:
-    """Each contender's median time of a run, and its energy where *energy* counts it, in the same order.
+) -> list[Series]:
+    """Each contender's samples of the time of a run, and of its energy where *energy* counts it, in the same order.
 
-    All take one sample in each round, in an order that is turned by one from round to round. One whose run
-    raises a `PenstockError` is out, with that as its error. *check* is called before each round, and may raise.
+    All that are not out take one sample in each round. Each round begins with another one, and every second one goes the
+    other way round, so that nobody follows always the same. One whose run raises a `PenstockError` is out, with that as
+    its error; so are those that are far behind the best, and later those that surely are behind. *check* is called before
+    each round, and may raise.
     """
-    every = [_Samples(contender) for contender in contenders]
-    for samples in every:
-        _warm_up(samples, clock, ENERGY_SAMPLE_NS if energy else SAMPLE_NS)
+    every = [Series(contender, by_energy=energy is not None) for contender in contenders]
+    for series in every:
+        _warm_up(series, clock, energy)
+    _leave_out(every)
     began = clock()
     for turn in range(MOST_ROUNDS):
         check()
-        racing = _racing(every, turn)
+        racing = [series for series in every if series.races]
         if not racing or (turn >= LEAST_ROUNDS and clock() - began > BUDGET_NS):
             break
+        if turn >= LEAST_ROUNDS and len(racing) == 1:
+            break
         start = turn % len(racing)
-        for samples in (*racing[start:], *racing[:start]):
-            _sample(samples, clock, energy)
-    return [_measured(samples) for samples in every]
+        order = [*racing[start:], *racing[:start]]
+        for series in order if turn % 2 == 0 else reversed(order):
+            if turn == 0:
+                series.times, series.energies, series.counted = [], [], 0
+            _sample(series, clock, energy)
+        _drop(racing, turn + 1)
+    return every
 
 
-def choose(
-    measured: Sequence[Measured], alone: Collection[str], *, by_energy: bool = False
-) -> tuple[str, str]:
+def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
     """The name of the winner, and why it is.
 
-    The best of those in *alone*, the single devices, unless another is better by more than the noise: half the
-    larger distance between the quartiles of the two. Raises `ValueError` where none could be measured.
+    The best of those in *alone*, unless another is better by more than the noise. Who is better is the median, over the
+    rounds, of what one took of the other in the same round: what else the machine did then, it did to both. The noise is
+    that of this median. Only who took part in all rounds can win. Raises `ValueError` where none could be measured.
     """
-    ran = [m for m in measured if m.error is None]
-    if by_energy:
-        ran = [m for m in ran if m.energy_uj is not None]
+    ran = [series for series in every if series.error is None and series.values]
     if not ran:
         raise ValueError("none of the placements could be measured")
-
-    def score(m: Measured) -> float:
-        return (m.energy_uj or 0.0) if by_energy else m.median_ns
-
-    def spread(m: Measured) -> float:
-        return (m.energy_spread_uj or 0.0) if by_energy else m.spread_ns
-
-    better = "takes less energy" if by_energy else "is faster"
-    show = joules if by_energy else duration
-    best = min(ran, key=score)
-    singles = [m for m in ran if m.name in alone]
+    finalists = [series for series in ran if not series.out] or ran
+    best = _best(finalists)
+    singles = [series for series in finalists if series.name in alone]
+    singles = singles or [series for series in ran if series.name in alone]
     if not singles:
         return best.name, "no single device could be measured"
-    single = min(singles, key=score)
-    if best.name == single.name or score(best) >= score(single):
+    single = _best(singles)
+    by_energy = single.by_energy
+    better = "takes less energy" if by_energy else "is faster"
+    if best is single:
         return single.name, f"no placement {better} than this one device"
-    gain, noise = score(single) - score(best), max(spread(best), spread(single)) / 2
-    told = f"{better} than {single.name} by {show(gain)}, noise {show(noise)}"
-    if gain > noise:
+    show = joules if by_energy else duration
+    share, noise = _compared(best, single)
+    took = statistics.median(single.values)
+    told = f"{better} than {single.name} by {show((1 - share) * took)}, noise {show(noise * took)}"
+    if single.out or 1 - share > noise:
         return best.name, told
     return single.name, f"{best.name} {told}: not beyond the noise"
 
 
-def _warm_up(samples: _Samples, clock: Callable[[], int], sample_ns: int) -> None:
-    """Two runs, the second of which says how many a sample takes."""
+def _best(every: Sequence[Series]) -> Series:
+    """The one that took the smallest part of what all took in a round, by the median over the rounds that all share."""
+    rounds = min(len(series.values) for series in every)
+    sums = [sum(series.values[turn] for series in every) or 1.0 for turn in range(rounds)]
+    return min(
+        every,
+        key=lambda series: statistics.median(
+            value / total for value, total in zip(series.values, sums, strict=False)
+        ),
+    )
+
+
+def _compared(one: Series, other: Series) -> tuple[float, float]:
+    """The median of what *one* took of *other* in the same round, and its noise."""
+    ratios = [a / b if b else 1.0 for a, b in zip(one.values, other.values, strict=False)]
+    return statistics.median(ratios), NOTCH * _spread(ratios) / math.sqrt(len(ratios))
+
+
+def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
+    """Two runs, the second of which says how many a sample takes, and is one if there is no other; short ones are run a
+    third time for that.
+    """
     try:
-        samples.run()
-        began = clock()
-        samples.run()
-        took = max(1, clock() - began)
-    except PenstockError as error:
-        samples.error = told(error)
-        return
-    samples.runs = max(1, min(MOST_RUNS, sample_ns // took))
-
-
-def _racing(every: Sequence[_Samples], turn: int) -> list[_Samples]:
-    racing = [samples for samples in every if samples.error is None]
-    if turn < FIRST_ROUNDS or not racing:
-        return racing
-    best = min(samples.shortest for samples in racing)
-    most = HOPELESS if turn >= LEAST_ROUNDS else FAR
-    kept = [samples for samples in racing if samples.shortest <= most * best]
-    return kept if len(kept) > 1 or turn < LEAST_ROUNDS else []
-
-
-def _sample(samples: _Samples, clock: Callable[[], int], energy: Counter | None) -> None:
-    try:
+        series.run()
         before = energy.read() if energy else 0
-        began = clock()
-        for _ in range(samples.runs):
-            samples.run()
-        ended = clock()
+        took = _timed(series, clock)
+        after = energy.read() if energy else 0
+        series.run_ns = took if took >= COLD_NS else min(took, _timed(series, clock))
+    except PenstockError as error:
+        series.error = told(error)
+        return
+    series.times, series.counted = [took], 1
+    if energy:
+        series.energies = [after - before]
+    sample_ns = ENERGY_SAMPLE_NS if energy else SAMPLE_NS
+    series.runs = max(1, min(MOST_RUNS, sample_ns // series.run_ns))
+
+
+def _timed(series: Series, clock: Callable[[], int]) -> int:
+    began = clock()
+    series.run()
+    return max(1, clock() - began)
+
+
+def _leave_out(every: Sequence[Series]) -> None:
+    """Those out whose long run was very far behind the best."""
+    ran = [series for series in every if series.error is None]
+    best = min((series.run_ns for series in ran), default=0)
+    for series in ran:
+        series.out = series.run_ns > max(VERY_FAR * best, LONG_NS)
+
+
+def _drop(racing: Sequence[Series], rounds: int) -> None:
+    """Those out that are behind after so many rounds, by the smallest samples or by more than the noise."""
+    racing = [series for series in racing if series.error is None]
+    if rounds < FIRST_ROUNDS or len(racing) < 2:
+        return
+    smallest = min(min(series.values) for series in racing)
+    best = _best(racing)
+    for series in racing:
+        if series is best:
+            continue
+        behind = min(series.values) / (smallest or 1.0)
+        if rounds < LEAST_ROUNDS:
+            series.out = behind > FAR and series.run_ns >= COLD_NS
+        else:
+            share, noise = _compared(series, best)
+            series.out = behind > HOPELESS or share - 1 > SURE * noise
+
+
+def _sample(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
+    """One sample: the median of its runs, some of which others on the machine may have held up."""
+    try:
+        if series.run_ns < COLD_NS:
+            series.run()
+        before = energy.read() if energy else 0
+        taken = [_timed(series, clock) for _ in range(series.runs)]
         after = energy.read() if energy else 0
     except PenstockError as error:
-        samples.error = told(error)
+        series.error = told(error)
         return
-    samples.times.append((ended - began) / samples.runs)
+    series.times.append(statistics.median(taken))
+    series.counted += series.runs
     if energy:
-        samples.energies.append((after - before) / samples.runs)
-
-
-def _measured(samples: _Samples) -> Measured:
-    if samples.error is not None or not samples.times:
-        return Measured(samples.name, 0, 0, 0, error=samples.error or "not measured")
-    return Measured(
-        samples.name,
-        round(samples.median),
-        round(_spread(samples.times)),
-        len(samples.times) * samples.runs,
-        statistics.median(samples.energies) if samples.energies else None,
-        _spread(samples.energies) if samples.energies else None,
-    )
+        series.energies.append((after - before) / series.runs)
 
 
 def joules(microjoules: float) -> str:

@@ -29,8 +29,9 @@ from penstock.partitioning.placement import candidates, place
 from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.reasons import duration
+from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.energy import EnergyCounter
-from penstock.runtime.measuring import Contender, Counter, choose, joules, measure
+from penstock.runtime.measuring import Contender, Counter, Series, choose, joules, measure
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +96,14 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     if low_power and counter is None:
         return _not_measured(plan, NO_COUNTER)
     plans = dict(_candidates(occasion))
-    alone = [device.name for device in occasion.devices]
     if len(plans) == 1:
         name, only = next(iter(plans.items()))
         return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT))
-    measured, compiles = _measure(occasion, plans, counter)
+    series, failed, compiles = _measure(occasion, plans, counter)
+    done = {each.name: each.measured() for each in series} | failed
+    measured = [done[name] for name in plans]
     try:
-        winner, reason = choose(measured, alone, by_energy=low_power)
+        winner, reason = choose(series, _alone(occasion, measured))
     except ValueError as error:
         return replace(plan, tuned=Tuned(tuple(measured), PREDICTED, str(error), compiles))
     tuned = Tuned(tuple(measured), winner, reason, compiles, created=time.time())
@@ -109,6 +111,15 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     chosen = replace(plans[winner], tuned=tuned)
     _keep(occasion, chosen)
     return with_reasons(chosen, occasion.config)
+
+
+def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
+    """The single devices one of which wins unless another placement is better by more than the noise. The reference is
+    such another one, wherever an engine could be measured.
+    """
+    ran = {each.name for each in measured if each.error is None}
+    alone = [device.name for device in occasion.devices if device.name in ran]
+    return [name for name in alone if name != REFERENCE_DEVICE] or alone
 
 
 def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
@@ -176,8 +187,8 @@ def _candidates(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
 
 def _measure(
     occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
-) -> tuple[list[Measured], int]:
-    """Every plan's measurement, and the compiles that took."""
+) -> tuple[list[Series], dict[str, Measured], int]:
+    """The samples of every plan, those that failed to compile by name, and how many compiles it took."""
     inputs = [_example(operand) for operand in occasion.model.inputs]
     failed: dict[str, Measured] = {}
     contenders, compiles = [], 0
@@ -197,14 +208,13 @@ def _measure(
             compiles += variant.compilation.receipt.compiles
             contenders.append(Contender(name, _runner(variant, inputs)))
         more: dict[str, Any] = {} if occasion.clock is None else {"clock": occasion.clock}
-        measured = measure(
+        series = measure(
             contenders,
             energy=counter,
             check=lambda: check_interrupts(occasion.config),
             **more,
         )
-    done = {m.name: m for m in measured} | failed
-    return [done[name] for name in plans], compiles
+    return series, failed, compiles
 
 
 def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
