@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
+import socket
+import struct
 import sys
+from pathlib import Path
 from typing import Final
 
 LINUX_ONLY: Final = "drivers run in processes of their own on Linux only"
@@ -29,6 +33,49 @@ def is_memory(fd: int) -> bool:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
     except OSError:
         return False
+
+
+def connect_within(sock: socket.socket, address: str | bytes, seconds: float) -> None:
+    """Connects a Unix socket. Raises `TimeoutError` where whoever listens takes nobody on for that long, and what
+    connecting raises.
+    """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    whole = int(seconds)
+    limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    try:
+        sock.connect(address)
+    except BlockingIOError as error:
+        raise TimeoutError("whoever listens there takes nobody on") from error
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process was stopped by a signal, or by a debugger."""
+    try:
+        # The name of its program, in parentheses, may hold anything.
+        after = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
+    except OSError:
+        return False
+    return after.split()[:1] in ([b"T"], [b"t"])
+
+
+def command_of(process: int) -> list[str]:
+    """What a process was started as; empty where it has ended."""
+    try:
+        content = Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return content.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Whether the process of a descriptor ends within that time."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def event() -> int:

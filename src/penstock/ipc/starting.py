@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock import knobs
@@ -22,14 +23,32 @@ from penstock.errors import (
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.process import BACKLOG, peer
-from penstock.ipc.linux import LINUX_ONLY, is_memory, memory_file, open_process
-from penstock.ipc.transport import Connection, close_all
+from penstock.ipc.linux import (
+    LINUX_ONLY,
+    command_of,
+    connect_within,
+    is_memory,
+    is_stopped,
+    kill_process,
+    memory_file,
+    open_process,
+    wait_for_end,
+)
+from penstock.ipc.transport import Connection, Received, close_all
+from penstock.logs import Log
+
+log = Log("penstock.ipc")
 
 START_SECONDS: Final = 60.0
 """How long a driver may take to be imported, and to make its devices."""
 
 ATTEMPTS: Final = 20
 """How often a client meets a host that is just ending, or another client that is just starting one, before it gives up."""
+
+END_SECONDS: Final = 3.0
+"""How long a host that was killed may take to end."""
+
+HOST: Final = ("-P", "-m", "penstock.ipc.host")
 
 KEPT: Final = (
     "PATH",
@@ -55,6 +74,14 @@ class Place(NamedTuple):
 
     name: str
     value: str
+
+
+class _Silent(Exception):
+    """The *process* at the other end takes nobody on."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(f"process {process} does not answer")
+        self.process = process
 
 
 class Started(NamedTuple):
@@ -131,8 +158,11 @@ def address_of(place: Place, settings: Mapping[str, str]) -> bytes:
 def connect(place: Place) -> Started:
     """A connection to the host of *place*, which is started unless it runs.
 
-    Whoever binds the address starts the host; others find it there. Raises `NotAvailable` on a system that lacks what it
-    takes, `DeviceUnavailable` when the driver cannot be started, or does not take this client on, with the reason.
+    Whoever binds the address starts the host; others find it there. One that is stopped, or does not answer in the time that
+    a start may take, is killed and replaced; where it is not surely a host, there is another that only this process knows.
+
+    Raises `NotAvailable` on a system that lacks what it takes, `DeviceUnavailable` when the driver cannot be started, or does
+    not take this client on, with the reason.
     """
     if reason := unavailable():
         raise NotAvailable(reason)
@@ -151,8 +181,8 @@ def connect(place: Place) -> Started:
     for attempt in range(ATTEMPTS):
         try:
             sock, pid, output = _reach(address, place, settings)
-        except PermissionError:
-            # Another user has the name: one of our own that nobody else can find.
+        except (PermissionError, TimeoutError):
+            # Another user has the name, or somebody who takes nobody on: one of our own that nobody else can find.
             address = b""
             continue
         except OSError as error:
@@ -161,7 +191,12 @@ def connect(place: Place) -> Started:
             time.sleep(0.005 * attempt)
             continue
         try:
-            return _enter(sock, place, pid, output)
+            started = _enter(sock, place, pid, output, knobs.driver_timeout_ms() / 1000)
+            return started if started.pidfd >= 0 else _known(started, address, place)
+        except _Silent as silent:
+            last = str(silent)
+            if not _end(silent.process, place):
+                address = b""
         except EOFError as error:
             last = _tail(output) or str(error)
             if pid is not None:
@@ -182,19 +217,16 @@ def _reach(
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     if address:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.connect(address)
-            if peer(sock)[1] != os.geteuid():
-                raise PermissionError(errno.EPERM, "another user listens there")
+            sock = _connected(address)
         except ConnectionRefusedError:
-            sock.close()
-        except OSError as error:
-            sock.close()
-            if error.errno in {errno.ECONNRESET, errno.EAGAIN}:
-                return None, None, -1
-            raise
+            pass
+        except ConnectionResetError:
+            return None, None, -1
         else:
+            if peer(sock)[1] != os.geteuid():
+                sock.close()
+                raise PermissionError(errno.EPERM, "another user listens there")
             return sock, None, -1
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -233,7 +265,7 @@ def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int
             (os.POSIX_SPAWN_DUP2, high[1], 2),
             (os.POSIX_SPAWN_DUP2, high[0], 3),
         ]
-        command = [sys.executable, "-P", "-m", "penstock.ipc.host", *place]
+        command = [sys.executable, *HOST, *place]
         return os.posix_spawn(
             sys.executable, command, dict(settings), file_actions=actions, setsid=True
         )
@@ -241,14 +273,83 @@ def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int
         close_all(high)
 
 
-def _enter(sock: socket.socket, place: Place, pid: int | None, output: int) -> Started:
-    """Greets the host. Raises `EOFError` where it ends before it answers."""
+def _known(started: Started, address: bytes, place: Place) -> Started:
+    """A connection to the same host, by which the kernel tells its process: at the first it was not yet the one that
+    listens. The first, where that cannot be.
+    """
+    try:
+        again = _enter(_connected(address), place, None, -1)
+    except (OSError, EOFError, DeviceUnavailable):
+        return started
+    if again.pidfd < 0:
+        started, again = again, started
+    started.connection.close()
+    close_all([started.page, started.output])
+    return again
+
+
+def _connected(address: bytes) -> socket.socket:
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connect_within(sock, address, knobs.driver_timeout_ms() / 1000)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _end(process: int, place: Place) -> bool:
+    """Kills a host of *place* that is of no use any more; False for what is none, or cannot be killed."""
+    try:
+        pidfd = open_process(process)
+    except OSError:
+        # It has ended by itself.
+        return True
+    try:
+        if command_of(process)[1:] != [*HOST, *place]:
+            return False
+        log.warning(
+            "the process of driver %s (%d) takes nobody on; it is killed", place.name, process
+        )
+        with suppress(ProcessLookupError):
+            kill_process(pidfd)
+        return wait_for_end(pidfd, END_SECONDS)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+
+
+def _greeted(connection: Connection, sock: socket.socket, patience: float | None) -> Received:
+    """What answers a greeting. Raises `TimeoutError` where nothing does in `START_SECONDS`; `_Silent` where it is a process
+    of this user's, which need not be waited for once it is stopped, but for *patience*.
+    """
+    until = time.monotonic_ns() + int(START_SECONDS * 1e9)
+    while True:
+        now = time.monotonic_ns()
+        try:
+            pause = until if patience is None else min(until, now + int(patience * 1e9))
+            return connection.receive(pause)
+        except TimeoutError:
+            if patience is None:
+                raise
+            process = peer(sock)[0]
+            if time.monotonic_ns() >= until or is_stopped(process):
+                raise _Silent(process) from None
+
+
+def _enter(
+    sock: socket.socket, place: Place, pid: int | None, output: int, patience: float | None = None
+) -> Started:
+    """Greets the host. Raises `EOFError` where it ends before it answers, `_Silent` as `_greeted`."""
     connection = Connection(sock)
     descriptors: list[int] = []
     pidfd = -1
     try:
         connection.send(encode(wire.Hello(wire.WIRE_VERSION)))
-        received = connection.receive(time.monotonic_ns() + int(START_SECONDS * 1e9))
+        received = _greeted(connection, sock, patience if pid is None else None)
         descriptors = received.descriptors
         answer = decode_to_client(received.data)
         if isinstance(answer, wire.Refused):

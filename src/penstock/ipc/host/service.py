@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import DeviceUnavailable
+from penstock.ipc.linux import connect_within
 
 SOCKET_MODE: Final = 0o666
 """Whoever reaches the socket may connect: the directory that it is in, and `--users`, say who."""
+
+CONNECT_SECONDS: Final = 10.0
+"""How long a service may have no room for another connection."""
 
 KEPT: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH")
 KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")
@@ -67,7 +71,7 @@ def connect_service(name: str, path: str) -> socket.socket:
 
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(path)
+        connect_within(sock, path, CONNECT_SECONDS)
         user = peer_user(sock)
         reason = untrusted(Path(path), user)
         if reason is None and os.lstat(path).st_uid != user:
