@@ -5,7 +5,9 @@ Every lie becomes a `GeneralFailure`, so that the step can fall back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +17,10 @@ from penstock.hal import ExecutionResult, OutputShape, Timing
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.model import unpack_strings
 from penstock.ir.types import is_static
+from penstock.memory.arena import MIN_ALIGNMENT
+
+MOST_BESIDE: Final = 1 << 16
+"""Bytes of an array that shares its memory with others: larger ones come and go by themselves."""
 
 
 def is_sized(operand: Operand) -> bool:
@@ -87,6 +93,27 @@ def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
         raise ResourceExhaustedTransient(
             f"no memory for an output of shape {tuple(shape)} of {dtype}"
         ) from error
+
+
+def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:
+    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at a multiple of 64 bytes: a device
+    that keeps its own so may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
+    """
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
+    starts, end = [], 0
+    for size, (_, dtype) in zip(sizes, kinds, strict=True):
+        starts.append(end)
+        if size <= MOST_BESIDE and not dtype.hasobject:
+            end += size + -size % MIN_ALIGNMENT
+    shared = allocate((end,), np.dtype(np.uint8))
+    shared.fill(0)
+    found: list[NDArray] = []
+    for start, size, (shape, dtype) in zip(starts, sizes, kinds, strict=True):
+        if size <= MOST_BESIDE and not dtype.hasobject:
+            found.append(shared[start : start + size].view(dtype).reshape(shape))
+        else:
+            found.append(np.zeros(shape, dtype))
+    return found
 
 
 def shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:

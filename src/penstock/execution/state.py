@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import DriverError, MissedDeadlinePersistent, StateError
+from penstock.execution.results import side_by_side
 from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.model import constant_array
@@ -38,7 +39,7 @@ class State:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._lock = threading.RLock()
-        self._values: list[NDArray] = [_initial(model, v) for v in model.variables]
+        self._values = _initial_values(model)
         self._assigned = _assigned(model)
         self._turns: Turns | None = None
         # Whether nobody else has an array of it, so that runs may write over values that are past.
@@ -176,7 +177,7 @@ class State:
     def reset(self) -> None:
         """Back to the initial values; what is bound is zeros, where its size is known."""
         with self._lock:
-            self._values = [_initial(self._model, v) for v in self._model.variables]
+            self._values = _initial_values(self._model)
             self._assigned = _assigned(self._model)
             self._turns = None
             self._away, self._changed = False, True
@@ -248,10 +249,25 @@ def _assigned(model: Model) -> set[int]:
     return {at for at, variable in enumerate(model.variables) if variable.assigned}
 
 
-def _initial(model: Model, variable: Variable) -> NDArray:
-    if variable.value is not None or variable.location is not None:
-        return np.array(constant_array(model.pools, variable))
+def _initial_values(model: Model) -> list[NDArray]:
+    given = {
+        at: constant_array(model.pools, variable)
+        for at, variable in enumerate(model.variables)
+        if variable.value is not None or variable.location is not None
+    }
+    kinds = [
+        (given[at].shape, given[at].dtype) if at in given else _kind(variable)
+        for at, variable in enumerate(model.variables)
+    ]
+    values = side_by_side(kinds)
+    for at, value in enumerate(values):
+        if at in given:
+            value[...] = given[at]
+        elif model.variables[at].dtype is DType.STRING:
+            value.fill(b"")
+    return values
+
+
+def _kind(variable: Variable) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     shape = tuple(d or 0 for d in variable.shape or ())
-    if variable.dtype is DType.STRING:
-        return np.full(shape, b"", object)
-    return np.zeros(shape, variable.dtype.numpy)
+    return shape, np.dtype(object) if variable.dtype is DType.STRING else variable.dtype.numpy

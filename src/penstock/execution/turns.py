@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.execution.arena import Places
-from penstock.execution.results import allocate
+from penstock.execution.results import side_by_side
 from penstock.execution.transfer import lent
 from penstock.hal import HostMemory
 from penstock.ir import DType, Model, NDArray
@@ -83,9 +83,10 @@ class Turns:
         self.written = frozenset(p.variable for p in ports if p.output is not None)
         here = list(values)
         there = list(values)
-        for port in ports:
-            if port.output is not None:
-                there[port.variable] = allocate(port.shape, port.dtype)
+        written = [p for p in ports if p.output is not None]
+        fresh = side_by_side([(p.shape, p.dtype) for p in written])
+        for port, array in zip(written, fresh, strict=True):
+            there[port.variable] = array
         self.now, self._next = _turn(ports, here, there), _turn(ports, there, here)
 
     def pass_on(self) -> list[NDArray]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.drivers.xnnpack.engine import Kernels, make_interpreter, runners, told
+from penstock.drivers.xnnpack.neighbours import Neighbours
 from penstock.drivers.xnnpack.segments import Segment
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.ir import NDArray
@@ -33,6 +34,8 @@ class Runner:
     inputs: Sequence[NDArray] = ()
     """Where they stay, views of the tensors of `Segment.given` and `Segment.made`, and LiteRT's invoke."""
     outputs: Sequence[NDArray] = ()
+    sides: tuple[Neighbours, Neighbours] | None = None
+    """Those of `inputs` and of `outputs` that hold a state, once somebody has asked for them together."""
     invoke: Callable[[], object]
 
     def __init__(self, file: File) -> None:

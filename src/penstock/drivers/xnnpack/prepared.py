@@ -11,6 +11,7 @@ from penstock.drivers.xnnpack import engine
 from penstock.drivers.xnnpack.arguments import deliver, mapped, read, unknown
 from penstock.drivers.xnnpack.interpreter import File, Runner, failed
 from penstock.drivers.xnnpack.support import DETECTION
+from penstock.drivers.xnnpack.turning import turning
 from penstock.errors import (
     Cancelled,
     DeadObject,
@@ -63,6 +64,7 @@ class XnnpackPreparedModel(PreparedModelBase):
         }
         self._cleared = [o.outputs for o in entry.operations if o.key == DETECTION]
         self._direct = self._is_direct()
+        self._turning = turning(model) if self._direct else None
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         if engine.forks != self._forks:
@@ -78,10 +80,13 @@ class XnnpackPreparedModel(PreparedModelBase):
             runners = self._open()
         if self._direct and not request.pools:
             runner = runners[0]
-            for view, argument in zip(runner.inputs, request.inputs):  # noqa: B905  # checked above
-                if type(argument) is not HostMemory:
-                    raise unknown(argument)
-                view[...] = argument.array
+            if self._turning is not None:
+                self._turning.put(runner, request.inputs)
+            else:
+                for view, argument in zip(runner.inputs, request.inputs):  # noqa: B905  # checked above
+                    if type(argument) is not HostMemory:
+                        raise unknown(argument)
+                    view[...] = argument.array
             start = time.perf_counter_ns() if began else 0
             try:
                 runner.invoke()
@@ -89,11 +94,14 @@ class XnnpackPreparedModel(PreparedModelBase):
                 raise failed(error) from error
             if began:
                 timings.append(_timing(runner, start - began, time.perf_counter_ns() - start))
-            for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked above
-                if type(wanted) is HostMemory:
-                    wanted.array[...] = view
-                elif type(wanted) is not NoValue:
-                    raise unknown(wanted)
+            if self._turning is not None:
+                self._turning.fetch(runner, request.outputs)
+            else:
+                for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked above
+                    if type(wanted) is HostMemory:
+                        wanted.array[...] = view
+                    elif type(wanted) is not NoValue:
+                        raise unknown(wanted)
             result = DONE
         else:
             try:

@@ -1,0 +1,142 @@
+"""Copies of many small tensors as few: what they write, and what they leave alone."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import penstock
+from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours, merged
+from penstock.execution.results import side_by_side
+from penstock.hal import NO_VALUE_ARGUMENT, HostMemory
+from penstock.ir import Lifetime, Model, ModelBuilder, NDArray, Operand
+from tests.support_xnnpack import F32, needs_litert
+
+
+def aligned(nbytes: int) -> NDArray:
+    """Bytes that begin at a multiple of the alignment, each 0xEE."""
+    raw = np.full(nbytes + ALIGNMENT, 0xEE, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return raw[begin : begin + nbytes]
+
+
+def padded(nbytes: int) -> int:
+    return nbytes + -nbytes % ALIGNMENT
+
+
+SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=8)
+
+
+@given(sizes=SIZES, data=st.data())
+def test_every_array_goes_to_its_place_and_nothing_else_changes(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(sizes))))
+    gaps = data.draw(st.lists(st.sampled_from([0, 0, 0, ALIGNMENT]), min_size=8, max_size=8))
+    memory = aligned(sum(padded(n) for n in sizes) + 9 * ALIGNMENT)
+    places, end = {}, 0
+    for at in order:
+        end += gaps[at]
+        places[at] = memory[end : end + sizes[at]]
+        end += padded(sizes[at])
+    ours = [places[at] for at in range(len(sizes))]
+    arrays = side_by_side([((n,), np.dtype(np.uint8)) for n in sizes])
+    for at, array in enumerate(arrays):
+        array[...] = at + 1
+    if data.draw(st.booleans()):
+        arrays[0] = arrays[0].copy()
+    expected = memory.copy()
+    for at, array in enumerate(arrays):
+        begin = places[at].ctypes.data - memory.ctypes.data
+        expected[begin : begin + sizes[at]] = array
+    for place, part in merged(ours, arrays):
+        place[...] = part
+    begins = [place.ctypes.data - memory.ctypes.data for place in ours]
+    padding = np.zeros(len(memory), bool)
+    for begin, size in zip(begins, sizes, strict=True):
+        padding[begin + size : begin + padded(size)] = True
+    assert np.array_equal(memory[~padding], expected[~padding])
+    back = side_by_side([((n,), np.dtype(np.uint8)) for n in sizes])
+    for place, part in merged(ours, back):
+        part[...] = place
+    for at, array in enumerate(back):
+        assert (array == at + 1).all()
+
+
+def test_neighbours_on_both_sides_are_one_copy() -> None:
+    sizes = [64, 40, 128]
+    memory = aligned(320)
+    places = [memory[0:64], memory[64:104], memory[128:256]]
+    arrays = side_by_side([((n,), np.dtype(np.uint8)) for n in sizes])
+    assert [part.nbytes for part, _ in merged(places, arrays)] == [256]
+    apart = [np.zeros(n, np.uint8) for n in sizes]
+    assert len(merged(places, apart)) == 3
+    swapped = [places[1], places[0], places[2]]
+    mixed = [arrays[1], arrays[0], arrays[2]]
+    assert len(merged(swapped, mixed)) == 3
+    foreign = (ctypes.c_uint8 * 256).from_buffer(bytearray(256))
+    flat = np.ctypeslib.as_array(foreign)
+    assert len(merged(places, [flat[0:64], flat[64:104], flat[128:256]])) == 3
+
+
+def test_read_only_arrays_stay_so() -> None:
+    memory = aligned(128)
+    arrays = side_by_side([((64,), np.dtype(np.uint8)), ((64,), np.dtype(np.uint8))])
+    views = [a.view() for a in arrays]
+    for view in views:
+        view.setflags(write=False)
+    ((_, part),) = merged([memory[:64], memory[64:]], views)
+    assert not part.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        part[...] = 0
+
+
+def test_arguments_seen_before_are_not_looked_at_again() -> None:
+    memory = aligned(128)
+    known = Neighbours([memory[:64], memory[64:]])
+    first, second = (
+        [HostMemory(a) for a in side_by_side([((64,), np.dtype(np.uint8))] * 2)] for _ in range(2)
+    )
+    pieces = known.pieces(first)
+    assert known.pieces(second) is not pieces
+    assert known.pieces(first) is pieces
+    assert known.pieces([first[0], second[1]]) is not pieces
+    assert known.pieces([first[0], NO_VALUE_ARGUMENT]) is None
+
+
+def counters() -> Model:
+    """Three variables of unlike sizes, one, ten and a hundred more after every run; the output is what their first
+    elements make together.
+    """
+    builder = ModelBuilder()
+    total = builder.input(F32, (1,), "x")
+    for number, size in enumerate((3, 40, 5)):
+        before = builder.operand(Operand(F32, (size,), Lifetime.SUBGRAPH_INPUT, f"before {number}"))
+        step = builder.constant(np.full(size, 10.0**number, np.float32))
+        (after,) = builder.operation("ADD", [before, step], [(F32, (size,))])
+        builder.state(builder.variable(f"v{number}", F32, (size,)), before, after)
+        begin, length = (builder.constant(np.array([n], np.int32)) for n in (0, 1))
+        (head,) = builder.operation("SLICE", [after, begin, length], [(F32, (1,))])
+        (total,) = builder.operation("ADD", [total, head], [(F32, (1,))])
+    return builder.build([total])
+
+
+@needs_litert
+def test_states_of_several_variables_keep_apart() -> None:
+    with penstock.compile(counters(), devices=["xnnpack"], cache=False) as model:
+        assert [s.device for s in model.plan.steps] == ["xnnpack"]
+        x = np.zeros(1, np.float32)
+        other = model.new_state()
+        for run in range(1, 6):
+            assert model(x)[0] == 111 * run
+            if run % 2:
+                assert model.run([x], state=other)[0] == 111 * (run // 2 + 1)
+        other.reset()
+        assert model.run([x], state=other)[0] == 111
+        values = other.as_list()
+        assert [v.shape for v in values] == [(3,), (40,), (5,)]
+        assert [float(v.min()) for v in values] == [1, 10, 100]
+        assert [float(v.max()) for v in values] == [1, 10, 100]
