@@ -468,12 +468,13 @@ class CompiledModel:
         if (
             plain
             and out is None
-            and state is None
             and config is self._plain
             and variant.is_one_call
             and self._feedback is None
         ):
-            return self._deliver(variant.run_once(arrays, config, trace), real, trace.copies)
+            found = variant.run_once(arrays, self._state_for(state), config, trace)
+            if found is not None:
+                return self._deliver(found, real, trace.copies)
         targets = None
         if out is not None:
             if real:

@@ -262,7 +262,7 @@ def _initial_values(model: Model) -> list[NDArray]:
     values = side_by_side(kinds)
     for at, value in enumerate(values):
         if at in given:
-            value[...] = given[at]
+            np.copyto(value, given[at])
         elif model.variables[at].dtype is DType.STRING:
             value.fill(b"")
     return values

@@ -32,6 +32,8 @@ from penstock.ir.types import is_static, static_shape
 if TYPE_CHECKING:
     from penstock.capsules.evidence import StepFailure
     from penstock.execution.fallback import Fallbacks
+    from penstock.execution.turns import Tail, Turn
+    from penstock.hal import RequestArgument
     from penstock.memory.bound import BoundMemory
     from penstock.partitioning.plan import ExecutionPlan
 
@@ -145,28 +147,41 @@ class StepRunner:
         trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
 
     def run_alone(
-        self, inputs: Sequence[NDArray], config: ExecutionConfig, trace: Trace
+        self,
+        inputs: Sequence[NDArray],
+        config: ExecutionConfig,
+        trace: Trace,
+        turn: Turn | None = None,
     ) -> list[NDArray]:
-        """As `run` where it is all of a plan: outputs of *inputs*, both in the order of the step's own. Only where
-        `is_direct`.
+        """As `run` where it is all of a plan: outputs of *inputs*, both in the order of the step's own; what the step has
+        behind them is in *turn*. Only where `is_direct`.
         """
         began = perf_counter_ns()
-        outputs = [allocate(shape, dtype) for _, (shape, dtype) in self._kinds]
-        request = self._request(
-            tuple([HostMemory(lent(array)) for array in inputs]),
-            tuple([HostMemory(array) for array in outputs]),
-        )
+        kinds = self._kinds
+        given = tuple([HostMemory(lent(array)) for array in inputs])
+        every: tuple[RequestArgument, ...] = given
+        if turn is None:
+            outputs = [allocate(shape, dtype) for _, (shape, dtype) in kinds]
+            wanted = tuple([HostMemory(array) for array in outputs])
+        else:
+            tail = turn.tails.get(self) or self._tail(len(inputs), turn)
+            kinds = kinds[: len(kinds) - len(tail.outputs)]
+            outputs = [allocate(shape, dtype) for _, (shape, dtype) in kinds]
+            wanted = (*[HostMemory(array) for array in outputs], *tail.outputs)
+            every = (*given, *tail.inputs)
+        request = self._request(every, wanted)
         try:
             result = call_execute(self.prepared, request, config)
             if type(result) is not ExecutionResult or result.output_shapes:
-                check_result(result, self._outputs, outputs)
+                check_result(result, self._outputs, [each.array for each in wanted])
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:
-            values = dict(zip(self._inputs, inputs, strict=True))
-            values.update(zip(self.outputs, outputs, strict=True))
+            values = {} if turn is None else dict(turn.values)
+            values.update(zip(self._inputs, inputs, strict=False))
+            values.update(zip(self.outputs, outputs, strict=False))
             self.failed(error, values, config, trace, began)
-            return [values[i] for i in self.outputs]
+            return [values[i] for i, _ in kinds]
         self._request = self._proven
         if type(result) is not ExecutionResult:
             from penstock.execution.carried import note_carried
@@ -269,6 +284,15 @@ class StepRunner:
         if self._enclosed and make is self._proven:
             places.requests[self] = request
         return request
+
+    def _tail(self, inputs: int, turn: Turn) -> Tail:
+        """The arguments behind the first *inputs* that *turn* has, kept there."""
+        from penstock.execution.turns import Tail
+
+        read = tuple([turn.readable[i] for i in self._inputs[inputs:]])
+        written = [HostMemory(turn.values[i]) for i, _ in self._kinds if i in turn.writable]
+        tail = turn.tails[self] = Tail(read, tuple(written))
+        return tail
 
     def _execute(
         self, values: dict[int, NDArray], config: ExecutionConfig, places: Places

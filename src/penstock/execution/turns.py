@@ -6,6 +6,7 @@ A run that fails has written only what nobody reads, so that nothing is copied t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -13,9 +14,12 @@ from msgspec import Struct
 from penstock.execution.arena import Places
 from penstock.execution.results import side_by_side
 from penstock.execution.transfer import lent
-from penstock.hal import HostMemory
+from penstock.hal import HostMemory, RequestArgument
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
+
+if TYPE_CHECKING:
+    from penstock.execution.step import StepRunner
 
 
 class TurningPort(Struct, frozen=True):
@@ -54,10 +58,20 @@ def turning_ports(model: Model) -> tuple[TurningPort, ...]:
     return tuple(found)
 
 
-class Turn(Places):
-    """What one run reads and writes; *after* are all variables' values once it has succeeded."""
+class Tail(NamedTuple):
+    """Arguments of one step."""
 
-    __slots__ = ("after",)
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[HostMemory, ...]
+
+
+class Turn(Places):
+    """What one run reads and writes; *after* are all variables' values once it has succeeded.
+
+    *tails* are the arguments that steps which are all of a plan have in it, behind the caller's.
+    """
+
+    __slots__ = ("after", "tails")
 
     def __init__(
         self,
@@ -71,6 +85,7 @@ class Turn(Places):
             {i: HostMemory(array) for i, array in written.items()},
         )
         self.after = after
+        self.tails: dict[StepRunner, Tail] = {}
 
 
 class Turns:

@@ -140,16 +140,33 @@ class Variant:
         return self._alone is not None and not self._pending and self.shadow is None
 
     def run_once(
-        self, inputs: Sequence[NDArray], config: ExecutionConfig, trace: Trace
+        self, inputs: Sequence[NDArray], state: State | None, config: ExecutionConfig, trace: Trace
+    ) -> list[NDArray] | None:
+        """As `run`, where `is_one_call`, of arrays that nothing is bound to, without a deadline and a cancel token; None,
+        with nothing done, where the new values of *state* must have arrays of their own.
+        """
+        if state is None or not self._states:
+            return self._called(inputs, None, config, trace)
+        with state.lock:
+            if self._needed:
+                self.check_assigned(state)
+            turn = state.turn(self._turning)
+            if turn is None:
+                return None
+            results = self._called(inputs, turn, config, trace)
+            state.end_turn()
+            return results
+
+    def _called(
+        self, inputs: Sequence[NDArray], turn: Turn | None, config: ExecutionConfig, trace: Trace
     ) -> list[NDArray]:
-        """As `run`, where `is_one_call`, of arrays that nothing is bound to, without a deadline and a cancel token."""
         assert self._alone is not None
         try:
-            return self._alone.run_alone(inputs, config, trace)
+            return self._alone.run_alone(inputs, config, trace, turn)
         except (MissedDeadline, Cancelled):
             raise
         except DriverError:
-            values = self._values(inputs, None, None, None, None)
+            values = self._values(inputs, None, None, turn, None)
             if not self._repeat_whole(values, config, trace, None):
                 raise
             return [values[i] for i in self.outputs]
@@ -186,13 +203,21 @@ class Variant:
         return runner
 
     def _one_call(self) -> StepRunner | None:
-        """The one step, where it takes the model's inputs and gives its outputs as they are."""
-        if len(self._runners) != 1 or self._states or not self._delivers_its_own:
+        """The one step, where it takes the model's inputs and gives its outputs as they are, and behind them its state."""
+        runner = self._runners[0] if len(self._runners) == 1 else None
+        if not isinstance(runner, StepRunner) or not runner.is_direct or not self._delivers_its_own:
             return None
-        runner = self._runners[0]
-        if not isinstance(runner, StepRunner) or not runner.is_direct:
+        if self._states and not self._turning:
             return None
-        whole = runner.inputs == self._inputs and runner.outputs == self.outputs
+        read = {p.input for p in self._turning} - {None}
+        made = {p.output for p in self._turning} - {None}
+        inputs, outputs = len(self._inputs), len(self.outputs)
+        whole = (
+            runner.inputs[:inputs] == self._inputs
+            and runner.outputs[:outputs] == self.outputs
+            and read.issuperset(runner.inputs[inputs:])
+            and made == set(runner.outputs[outputs:])
+        )
         return runner if whole else None
 
     def _take_compiled(self) -> None:

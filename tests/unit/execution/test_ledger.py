@@ -36,7 +36,7 @@ ELSEWHERE: Final = {
     ("execution/state.py", "State.as_dict"): "the caller asks for copies",
     ("execution/state.py", "State.__reduce__"): "pickles",
     ("execution/state.py", "State.copied"): "the caller asks for a copy",
-    ("execution/state.py", "_initial"): "makes the initial value, before any run",
+    ("execution/state.py", "_initial_values"): "makes the initial value, before any run",
     ("execution/feedback.py", "BoundState.read"): "the caller asks for a copy",
     ("execution/feedback.py", "BoundState.write"): "the caller asks for a copy",
     ("execution/feedback.py", "Cells.fetch_variables"): "writes the receipt",
