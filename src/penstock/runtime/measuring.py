@@ -156,18 +156,18 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
     if not ran:
         raise ValueError("none of the placements could be measured")
     finalists = [series for series in ran if not series.out] or ran
-    best = _best(finalists)
     singles = [series for series in finalists if series.name in alone]
     singles = singles or [series for series in ran if series.name in alone]
+    others = [series for series in finalists if series.name not in alone]
     if not singles:
-        return best.name, "no single device could be measured"
+        return _best(others).name, "no single device could be measured"
     single = _best(singles)
-    by_energy = single.by_energy
-    better = "takes less energy" if by_energy else "is faster"
-    if best is single:
-        return single.name, f"no placement {better} than this one device"
-    show = joules if by_energy else duration
+    best = _best(others) if others else single
     share, noise = _compared(best, single)
+    better = "takes less energy" if single.by_energy else "is faster"
+    if best is single or (share >= 1 and not single.out):
+        return single.name, f"no placement {better} than this one device"
+    show = joules if single.by_energy else duration
     took = statistics.median(single.values)
     told = f"{better} than {single.name} by {show((1 - share) * took)}, noise {show(noise * took)}"
     if single.out or 1 - share > noise:

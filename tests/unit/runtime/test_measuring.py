@@ -219,6 +219,16 @@ def test_what_happens_to_all_in_a_round_is_no_noise() -> None:
     assert choose([gpu, cut], ["gpu"])[0] == "cut"
 
 
+def test_single_devices_are_compared_with_each_other_and_the_best_with_the_rest() -> None:
+    """Which of two is ahead may depend on who else is counted: a single device never has to beat another one."""
+    one = of("one", 10, 10, 10, 30, 30, 30, 30)
+    other = of("other", 11, 11, 11, 20, 20, 20, 29)
+    cut = of("cut", 10, 10, 10, 90, 90, 90, 90)
+    name, reason = choose([one, other, cut], ["one", "other"])
+    assert name == "other"
+    assert reason == "no placement is faster than this one device"
+
+
 def test_nothing_to_choose_from() -> None:
     failed = of("a")
     failed.error = "x"
