@@ -6,7 +6,6 @@ is there before anything is allocated, models are validated, and handles are che
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -39,6 +38,7 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
+from penstock.memory.regions import OUT_OF_ROOM
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
         case MemoryError():
             told = "the driver's process has no memory left"
             return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, told)
-        case OSError(errno=errno.EMFILE | errno.ENFILE | errno.ENOMEM):
+        case OSError(errno=number) if number in OUT_OF_ROOM:
             return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
     return wire.Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {text}")
 

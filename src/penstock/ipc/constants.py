@@ -14,6 +14,7 @@ from typing import Final
 from penstock.errors import ResourceExhaustedTransient, WireError
 from penstock.ipc.linux import LINUX_ONLY
 from penstock.ir import ConstantPool
+from penstock.memory.regions import OUT_OF_ROOM
 
 _lock = threading.Lock()
 _mapped: weakref.WeakValueDictionary[tuple[int, int, int, str], ConstantPool] = (
@@ -52,7 +53,7 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
     """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy. Sealed
     memory of equal content is mapped once, whoever it comes from. *kind* is the sender's name of the memory.
 
-    Raises `WireError` where it is no memory, or has not as many bytes.
+    Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient` where there is no room.
     """
     try:
         available = os.fstat(fd).st_size
@@ -79,7 +80,10 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
             # No other file has this number while it is mapped.
             _mapped[file] = pool
     except (OSError, ValueError) as error:
-        raise WireError(f"a pool of constants cannot be read: {error}") from None
+        told = f"a pool of constants cannot be read: {error}"
+        if getattr(error, "errno", None) in OUT_OF_ROOM:
+            raise ResourceExhaustedTransient(told) from None
+        raise WireError(told) from None
     return known
 
 

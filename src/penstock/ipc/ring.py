@@ -36,6 +36,7 @@ from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient, WireError
 from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ipc.wakeup import Doorbell, Heard, Listener
+from penstock.memory.regions import OUT_OF_ROOM
 
 REQUESTED: Final = 0
 CLIENT_WAITS: Final = 8
@@ -138,7 +139,7 @@ class Region:
 
     def __init__(self, fd: int, layout: Layout) -> None:
         """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly as large as
-        *layout* says, or that could shrink under the mapping.
+        *layout* says, or that could shrink under the mapping, `ResourceExhaustedTransient` where there is no room for it.
         """
         layout.check()
         self.layout = layout
@@ -149,7 +150,10 @@ class Region:
             _check_seals(fd)
             self._map = mmap.mmap(fd, layout.nbytes, access=mmap.ACCESS_WRITE)
         except (OSError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"a ring's region cannot be mapped: {error}") from error
+            told = f"a ring's region cannot be mapped: {error}"
+            if getattr(error, "errno", None) in OUT_OF_ROOM:
+                raise ResourceExhaustedTransient(told) from error
+            raise InvalidArgument(told) from error
         self.data = memoryview(self._map)
         self.words = self.data[:HEAD_BYTES].cast("Q")
 

@@ -25,7 +25,7 @@ import numpy as np
 from penstock.errors import ClosedError, GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
-from penstock.memory.regions import map_region
+from penstock.memory.regions import OUT_OF_ROOM, map_region
 
 ASHMEM: Final = "ashmem"
 MMAP_FD: Final = "mmap_fd"
@@ -93,7 +93,7 @@ def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
 
     The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for a name that is of
     no mappable kind, for a handle that is not what the name says, that cannot be mapped, or that has fewer bytes than
-    *memory* claims.
+    *memory* claims; `ResourceExhaustedTransient` where this process has no descriptor or no address space left for it.
     """
     if memory.name not in kinds and memory.name in MEMORY_KINDS:
         raise GeneralFailure(f"this device maps no {memory.name} memory")
@@ -174,7 +174,7 @@ def _check_blob(memory: Memory) -> None:
 
 
 def region_of(memory: Memory, fd: int) -> NDArray:
-    """All bytes of *memory*, which begin where *fd* does, writable where that can be; raises `GeneralFailure`."""
+    """All bytes of *memory*, which begin where *fd* does, writable where that can be; raises as `map_memory`."""
     return _region(memory, fd, 0, PROT_READ | PROT_WRITE, fall_back=True)
 
 
@@ -195,14 +195,17 @@ def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back:
     kinds = [mmap.ACCESS_WRITE] if protection & PROT_WRITE else []
     if fall_back or not kinds:
         kinds += [mmap.ACCESS_READ, mmap.ACCESS_COPY]
-    failure: Exception | None = None
+    # Its words alone: an error that is kept keeps its frames, and what is in them, until the next garbage collection.
+    told = ""
     for kind in kinds:
         try:
             return map_region(fd, memory.size, kind, offset).array
         except PermissionError as error:
             # Before Linux 6.7 a region sealed against writing can be mapped privately only.
-            failure = error
+            told = str(error)
         except (OSError, ValueError, OverflowError) as error:
-            failure = error
-            break
-    raise GeneralFailure(f"descriptor {fd} of a {memory.name} memory: {failure}")
+            told = f"descriptor {fd} of a {memory.name} memory: {error}"
+            if getattr(error, "errno", None) in OUT_OF_ROOM:
+                raise ResourceExhaustedTransient(told) from None
+            raise GeneralFailure(told) from None
+    raise GeneralFailure(f"descriptor {fd} of a {memory.name} memory: {told}")

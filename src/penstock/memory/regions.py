@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import weakref
@@ -12,6 +13,9 @@ import numpy as np
 
 from penstock.hal import Memory
 from penstock.ir import NDArray
+
+OUT_OF_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of the system that say that a descriptor, or address space, is not to be had now."""
 
 
 class PoolPlace(NamedTuple):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.errors import GeneralFailure, PenstockError, ResourceExhaustedTransient
 from penstock.memory import (
     HardwareBuffer,
     HardwareBufferDescription,
@@ -122,3 +124,37 @@ def fail_at_each(
         if failing.left > 0:
             return at - 1
     raise AssertionError("the calls do not end")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, ResourceExhaustedTransient),
+        (errno.ENOMEM, ResourceExhaustedTransient),
+        (errno.ENODEV, GeneralFailure),
+        (errno.EACCES, GeneralFailure),
+    ],
+)
+def test_a_memory_that_cannot_be_mapped_keeps_nothing_of_who_maps_it(
+    number: int, kind: type[PenstockError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    class Owner:
+        """Whose descriptors are closed when it goes."""
+
+    def use() -> weakref.ref[Owner]:
+        owner = Owner()
+        known = weakref.ref(owner)
+        with pytest.raises(kind):
+            map_memory(pool.memory)
+        return known
+
+    with MemoryPool.anonymous(64) as pool:
+        monkeypatch.setattr("penstock.memory.mapping.map_region", refuse)
+        gc.disable()
+        try:
+            assert use()() is None
+        finally:
+            gc.enable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
@@ -29,6 +28,7 @@ from penstock.ipc.dispatch import Dispatcher, Lease, refusal
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
+from penstock.memory.regions import OUT_OF_ROOM
 
 MAX_CALLS: Final = 256
 """Calls of one client that may be under way at a time."""
@@ -194,7 +194,8 @@ class Client:
                 raise WireError("memory is lent with one descriptor")
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size)
         except (WireError, DriverError) as error:
-            self._memories[lend.memory] = error
+            # Without its frames, which have this client.
+            self._memories[lend.memory] = error.with_traceback(None)
 
     def _drop(self, drop: wire.Drop) -> None:
         if not 0 <= drop.device < len(self._dispatchers):
@@ -292,7 +293,7 @@ class Client:
         if memory is None:
             raise WireError(f"memory {form.memory} was not lent")
         if isinstance(memory, WireError | DriverError):
-            raise memory
+            raise type(memory)(str(memory))
         dtype = form.dtype.numpy
         if dtype.hasobject or min(form.shape, default=0) < 0 or len(form.shape) > 32:
             raise WireError(f"an array of {form.dtype.value} and shape {form.shape}")
@@ -328,7 +329,7 @@ def _mapped(fd: int, size: int) -> NDArray:
             raise WireError("memory that may shrink cannot be lent")
         region = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
     except OSError as error:
-        if error.errno not in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        if error.errno not in OUT_OF_ROOM:
             raise WireError(f"memory that is lent cannot be mapped: {error}") from None
         told = f"the driver's process has no room for memory that is lent: {error}"
         raise ResourceExhaustedTransient(told) from None
