@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
@@ -29,6 +30,14 @@ FIRST_AXIS: Final = (0, 2, 3, 1)
 """Where each axis of NHWC stands in NCHW."""
 
 
+class Padded(msgspec.Struct, frozen=True):
+    """Image *source* with so many rows and columns of zeros before and after it."""
+
+    source: int
+    before: tuple[int, int] = (0, 0)
+    after: tuple[int, int] = (0, 0)
+
+
 class Graph:
     """Nodes by operand index of the entry subgraph, in one layout or in both."""
 
@@ -39,6 +48,7 @@ class Graph:
         self._last: dict[int, Node] = {}
         self._first: dict[int, Node] = {}
         self._constants: list[NDArray] = []
+        self._padded: dict[int, Padded] = {}
         self.parameters = [self._parameter(index) for index in self.entry.inputs]
 
     def finish(self, name: str) -> Any:
@@ -94,6 +104,17 @@ class Graph:
             self.define(site, node, first=first, output=output)
         else:
             (self._first if first else self._last)[site.output_indexes[output]] = node
+
+    def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
+        """Remembers that the output of *site* is its image with so many zeros around it, above and below, left and
+        right.
+        """
+        source, (above, left), (below, right) = site.input_indexes[0], before, after
+        self._padded[site.output_indexes[0]] = Padded(source, (above, left), (below, right))
+
+    def unpadded(self, index: int) -> Padded:
+        """The image that operand *index* is, with the zeros around it that a layer may add by itself."""
+        return self._padded.get(index, Padded(index))
 
     def number(self, value: float) -> Node:
         """A float32 scalar."""

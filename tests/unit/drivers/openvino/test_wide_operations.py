@@ -61,7 +61,7 @@ def off_by(model: Model, inputs: list[NDArray]) -> float:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_int16_rows_times_int8_weights(turned: bool) -> None:  # a parameter of the test
+def test_int16_rows_times_int8_weights(turned: bool) -> None:
     given = np.random.default_rng(0).integers(-(1 << 15), 1 << 15, (2, 3, 20)).astype(np.int16)
     assert off_by(product(turned=turned), [given]) <= SHARE
 

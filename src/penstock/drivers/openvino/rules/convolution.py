@@ -7,7 +7,7 @@ import numpy as np
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.rules.windows import windows
+from penstock.drivers.openvino.rules.windows import Windows, windows
 from penstock.drivers.openvino.types import F32, activations
 from penstock.engines.site import QUANTIZED, Site, require
 from penstock.engines.types import activation, one_scale
@@ -88,6 +88,16 @@ def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0
     graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)), first=True)
 
 
+def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[int]]:
+    """The image of a convolution, channels first, and the zeros before and after it: those of a PAD too, for which
+    OpenVINO would write the image once more.
+    """
+    image = graph.unpadded(site.input_indexes[0])
+    before = [a + b for a, b in zip(w.before, image.before, strict=True)]
+    after = [a + b for a, b in zip(w.after, image.after, strict=True)]
+    return graph.get(image.source, first=True), before, after
+
+
 def _check_conv(site: Site) -> AccuracyClass:
     image, filters = site.shape(0), site.shape(1)
     windows(site, image[1:3], filters[1:3])
@@ -100,18 +110,15 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     image, filters = site.shape(0), site.shape(1)
     w = windows(site, image[1:3], filters[1:3])
     order, outer = (0, 3, 1, 2), (filters[3], *filters[1:3])
-    x, outputs, groups = (
-        graph.get(site.input_indexes[0], first=True),
-        filters[0],
-        image[3] // filters[3],
-    )
+    outputs, groups = filters[0], image[3] // filters[3]
+    x, before, after = _image(graph, site, w)
     if groups == 1:
         weights = graph.weights(site, 1, order, (outputs, *outer), (outputs, 1, 1, 1))
-        node = graph.op.convolution(x, weights, w.strides, w.before, w.after, w.dilations)
+        node = graph.op.convolution(x, weights, w.strides, before, after, w.dilations)
     else:
         split = (groups, outputs // groups)
         weights = graph.weights(site, 1, order, (*split, *outer), (*split, 1, 1, 1))
-        node = graph.op.group_convolution(x, weights, w.strides, w.before, w.after, w.dilations)
+        node = graph.op.group_convolution(x, weights, w.strides, before, after, w.dilations)
     finish(graph, site, node)
 
 
@@ -122,8 +129,8 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     w = windows(site, image[1:3], filters[1:3])
     channels = (image[3], filters[3] // image[3], 1)
     weights = graph.weights(site, 1, (3, 0, 1, 2), (*channels, *filters[1:3]), (*channels, 1, 1))
-    x = graph.get(site.input_indexes[0], first=True)
-    node = graph.op.group_convolution(x, weights, w.strides, w.before, w.after, w.dilations)
+    x, before, after = _image(graph, site, w)
+    node = graph.op.group_convolution(x, weights, w.strides, before, after, w.dilations)
     finish(graph, site, node)
 
 

@@ -152,6 +152,10 @@ def emit_pad(graph: Graph, site: Site) -> None:
     value = graph.number(0.0)
     if site.operation.type == "PADV2":
         value = graph.reshape(graph.get(site.input_indexes[2]), ())
+    elif site.input().quantization == site.output().quantization:
+        before, after = pads_of(site)
+        if len(before) == 4 and not any((before[0], after[0], before[3], after[3])):
+            graph.note_padding(site, before[1:3], after[1:3])
     _emit_padding(graph, site, "constant", value)
 
 
