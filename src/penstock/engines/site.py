@@ -27,13 +27,14 @@ def require(condition: object, reason: str) -> None:
 class Site(msgspec.Struct, frozen=True):
     """An operation with its operands (None: omitted) and the values of those that are constant.
 
-    *input_indexes* and *output_indexes* number the operands in the entry subgraph.
+    *input_indexes* and *output_indexes* number the operands in its subgraph.
     """
 
     operation: Operation
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
     value_of: Callable[[Operand], NDArray]
+    model: Model
 
     @property
     def input_indexes(self) -> tuple[int, ...]:
@@ -96,9 +97,9 @@ def known_shape(operand: Operand, what: str) -> tuple[int, ...]:
     return shape
 
 
-def make_sites(model: Model) -> list[Site]:
-    """The operations of the entry subgraph, in order."""
-    entry = model.entry
+def make_sites(model: Model, index: int | None = None) -> list[Site]:
+    """The operations of subgraph *index* (None: the entry), in order."""
+    entry = model.entry if index is None else model.subgraphs[index]
     return [
         Site(
             operation,
@@ -107,6 +108,7 @@ def make_sites(model: Model) -> list[Site]:
             ),
             tuple(entry.operands[i] for i in operation.outputs),
             model.constant,
+            model,
         )
         for operation in entry.operations
     ]

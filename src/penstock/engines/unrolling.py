@@ -8,11 +8,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.engines.control import Values, branches_of, has_control_flow, rounds_of, settled
+from penstock.engines.control import Values, rounds_of
 from penstock.ir import Attributes, DType, Lifetime, Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.infer import follow
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.operations import spec_of
+from penstock.ir.settled import branches_of, has_control_flow, settled
 from penstock.ir.types import is_static, static_shape
 
 WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})

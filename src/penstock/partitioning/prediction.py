@@ -54,9 +54,14 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
     Time: the reference's estimated time for the operation, times the execution time that the device
     declares for the element type of its first input. Energy: the same estimate, times the power usage it
     declares, which is the energy that the device takes for the work in relation to the reference
-    (NNAPI section 4.3); dispatch and transfer are the host's time at the reference's power.
+    (NNAPI section 4.3); dispatch and transfer are the host's time at the reference's power. What an IF or a
+    WHILE runs has the shapes of the values that it is given.
     """
     model = table.model
+    if any(operation.type in {"IF", "WHILE"} for operation in model.operations):
+        from penstock.ir.settled import settled
+
+        model = settled(model)
     order = callees_first(model)
     base = {
         index: [reference_ns(model.subgraphs[index], o) for o in model.subgraphs[index].operations]

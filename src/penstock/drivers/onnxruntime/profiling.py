@@ -121,7 +121,7 @@ class ProfiledRun:
             return [
                 self._timing(event, start_ns - first * NS_OF_US)
                 for event in nodes
-                if event["name"].endswith(KERNEL) and int(event["ts"]) >= first
+                if _is_kernel(event["name"]) and int(event["ts"]) >= first
             ]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.debug("ONNX Runtime's profile cannot be read: %s", error)
@@ -136,6 +136,11 @@ class ProfiledRun:
             max(0, start),
             int(event["dur"]) * NS_OF_US,
         )
+
+
+def _is_kernel(name: str) -> bool:
+    """Whether an event of this name is the run of a node that was numbered; those of branches are not."""
+    return name.endswith(KERNEL) and name.removesuffix(KERNEL).isdigit()
 
 
 def optimised(graph: Graph, threads: int | None) -> Measurable:

@@ -11,7 +11,7 @@ import msgspec
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir import DType, Model, NDArray, Operand, Operation
-from penstock.ir.types import is_static, static_shape
+from penstock.ir.types import static_shape
 
 EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
 QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
@@ -84,24 +84,6 @@ class Site(msgspec.Struct, frozen=True):
     def sites_of(self, index: int) -> list[Site]:
         """The operations of a subgraph that the operation refers to."""
         return make_sites(self.model, index)
-
-    def fits(self, index: int, first: int) -> bool:
-        """Whether subgraph *index* takes the inputs from *first* on, and gives the outputs, types and known shapes
-        alike.
-        """
-        graph = self.model.subgraphs[index]
-        pairs = [
-            (self.inputs[first:], [graph.operands[i] for i in graph.inputs]),
-            (self.outputs, [graph.operands[i] for i in graph.outputs]),
-        ]
-        return all(
-            len(ours) == len(theirs)
-            and all(
-                a is not None and a.dtype is b.dtype and a.shape == b.shape and is_static(a.shape)
-                for a, b in zip(ours, theirs, strict=True)
-            )
-            for ours, theirs in pairs
-        )
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None

@@ -19,12 +19,13 @@ from penstock.drivers.xnnpack.site import (
     require,
 )
 from penstock.drivers.xnnpack.steady import is_shaped_once
-from penstock.engines.control import BRANCHES
+from penstock.engines.control import fits
 from penstock.engines.unrolling import flattened
 from penstock.errors import PenstockError
 from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Model
+from penstock.ir.settled import branches_of
 from penstock.ir.types import is_static, static_shape
 
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
@@ -151,13 +152,12 @@ def check_if(site: Site) -> Classes:
     condition = site.input(0)
     require(static_shape(condition.shape) in {(), (1,)}, "a condition that is not one truth value")
     known: list[Classes] = []
-    for name in BRANCHES["IF"]:
-        index = site.operation.attributes.integer(name)
-        require(site.fits(index, 1), "shapes in its branches are not known, or differ")
-        made = site.model.subgraphs[index].outputs
-        require(
-            len(set(made)) == len(made), "a branch gives one value twice, which LiteRT mixes up"
-        )
+    for index in branches_of(site.operation):
+        graph = site.model.subgraphs[index]
+        alike = fits(graph, site.inputs[1:], site.outputs)
+        require(alike, "shapes in its branches are not known, or differ")
+        distinct = len(set(graph.outputs)) == len(graph.outputs)
+        require(distinct, "a branch gives one value twice, which LiteRT mixes up")
         known += map(_within, site.sites_of(index))
     if not known:
         return EXACT

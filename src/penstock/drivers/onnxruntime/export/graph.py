@@ -7,7 +7,8 @@ them, turned only for a reader that needs NHWC. Quantised values are uint8 throu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -64,19 +65,47 @@ class Node:
         self.kind, self.inputs, self.outputs = kind, inputs, outputs
         self.domain, self.attributes, self.operation = domain, attributes, operation
 
+    def branches(self) -> Iterator[Graph]:
+        """The graphs that it runs."""
+        return (value for value in self.attributes.values() if isinstance(value, Graph))
+
+    def reads(self) -> Iterator[Value]:
+        """Its inputs, and what its branches read."""
+        yield from self.inputs
+        for branch in self.branches():
+            for node in branch.nodes:
+                yield from node.reads()
+
+    def rename(self, value: Value, name: Value) -> None:
+        self.inputs = [name if v == value else v for v in self.inputs]
+        self.outputs = [name if v == value else v for v in self.outputs]
+        for branch in self.branches():
+            for node in branch.nodes:
+                node.rename(value, name)
+
 
 class Graph:
-    """Nodes by operand index of the entry subgraph. *wide* keeps 8-bit weights unsigned: for processors whose
+    """Nodes by operand index of the entry subgraph, or of subgraph *branch*. *wide* keeps 8-bit weights unsigned: for processors whose
     product of unsigned and signed bytes saturates. *portable* has nothing but ONNX's own operators, layers
     between dequantisation and quantisation, as providers other than the CPU's know them.
     """
 
-    def __init__(self, model: Model, *, wide: bool = False, portable: bool = False) -> None:
-        self.model, self.entry = model, model.entry
+    def __init__(
+        self,
+        model: Model,
+        *,
+        wide: bool = False,
+        portable: bool = False,
+        branch: int | None = None,
+    ) -> None:
+        self.model = model
+        self.entry = model.entry if branch is None else model.subgraphs[branch]
         self.wide, self.portable = wide, portable
         self.nodes: list[Node] = []
         self.operation: int | None = None
         """The operation that is being written."""
+        self.around: Graph | None = None
+        """The graph that this one is a branch of."""
         self.constants: dict[Value, NDArray] = {}
         self.inputs: list[tuple[Value, Operand]] = []
         self.outputs: list[tuple[Value, Operand]] = []
@@ -88,12 +117,29 @@ class Graph:
         self._shapes: dict[Value, tuple[int, ...]] = {}
         self._unshaped: dict[Value, Value] = {}
         self._makers: dict[Value, Node] = {}
-        self._count = 0
-        for index in self.entry.inputs:
+        self._count = count(1)
+        for index in self.entry.inputs if branch is None else ():
             self._input(index)
 
+    def branch(self, index: int, given: Sequence[Value]) -> Graph:
+        """The graph of subgraph *index*, whose inputs are the values *given* of this one. Names and constants are common
+        to both.
+        """
+        made = Graph(self.model, wide=self.wide, portable=self.portable, branch=index)
+        made.around, made.operation = self, self.operation
+        made.constants, made._shared, made._count = self.constants, self._shared, self._count
+        for operand, value in zip(made.entry.inputs, given, strict=True):
+            made._last[operand] = value
+            made._shapes[value] = known_shape(made.entry.operands[operand], "an input of a branch")
+        return made
+
     def finish(self) -> None:
-        """Names the outputs of the entry subgraph that are not its inputs."""
+        """Names the outputs of the entry subgraph that are not its inputs; those of a branch, all of them."""
+        if self.around is not None:
+            for index in self.entry.outputs:
+                self.outputs.append((self._made(index), self.entry.operands[index]))
+            self._leave_out_unread()
+            return
         self.operation = None
         for index in self.entry.outputs:
             if index not in self.entry.inputs:
@@ -289,6 +335,13 @@ class Graph:
             value = self._flip(value)
         self._rename(value, name)
 
+    def _made(self, index: int) -> Value:
+        """Operand *index* as the result of a node of this graph, named once."""
+        value = self.get(index)
+        if value not in self._makers or value in {name for name, _ in self.outputs}:
+            value = self.node("Identity", value)
+        return value
+
     def _flip(self, value: Value) -> Value:
         """Between int8, seen as bytes, and the uint8 that is 128 more."""
         return self.node("BitwiseXor", value, self.constant(np.array(BIAS, np.uint8)))
@@ -300,8 +353,7 @@ class Graph:
             self.nodes.append(Node("Identity", [value], [name], "", {}))
             return
         for node in self.nodes:
-            node.inputs = [name if v == value else v for v in node.inputs]
-            node.outputs = [name if v == value else v for v in node.outputs]
+            node.rename(value, name)
         for values in (self._last, self._first):
             for index, known in values.items():
                 if known == value:
@@ -314,12 +366,11 @@ class Graph:
         for node in reversed(self.nodes):
             if not read.isdisjoint(node.outputs):
                 kept.append(node)
-                read.update(node.inputs)
+                read.update(node.reads())
         self.nodes = kept[::-1]
 
     def _name(self, kind: str = "v") -> Value:
-        self._count += 1
-        return f"{kind}{self._count}"
+        return f"{kind}{next(self._count)}"
 
 
 def raised(value: NDArray) -> NDArray:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
-from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.drivers.onnxruntime.export.rules import judge
+from penstock.drivers.onnxruntime.export.rules.rule import UNSTEADY
 from penstock.engines.site import Refused, Site, make_sites
 from penstock.engines.unrolling import flattened
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Model
+from penstock.ir.settled import has_control_flow
 from penstock.ir.types import static_shape
 
 MAX_BYTES: Final = 1 << 31
@@ -19,13 +22,6 @@ MAX_BYTES: Final = 1 << 31
 
 ROOM: Final = 1 << 24
 """Kept free for everything besides the constants."""
-
-LEFT_OUT: Final = {
-    "WHILE": "how often it goes round is known only when it runs, and the runtime stops loops at their time limit",
-}
-
-UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
-"""Operations that turn the last bit of a float into a position."""
 
 
 def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
@@ -61,9 +57,12 @@ def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:
 
 
 def constant_bytes(model: Model) -> int:
-    """Bytes that the constants of the entry subgraph take in an ONNX model, where 8-bit ones may become float32."""
+    """Bytes that the constants take in an ONNX model, where 8-bit ones may become float32: those of the entry subgraph,
+    and where that has control flow of all others.
+    """
     total = 0
-    for operand in model.entry.operands:
+    subgraphs = model.subgraphs if has_control_flow(model) else (model.entry,)
+    for operand in chain.from_iterable(graph.operands for graph in subgraphs):
         if operand.is_constant and (shape := static_shape(operand.shape)) is not None:
             total += math.prod(shape) * max(4, operand.dtype.numpy.itemsize)
     return total
@@ -79,14 +78,8 @@ def _read_by_unsteady(model: Model) -> set[int]:
 
 
 def _answer(site: Site, best: AccuracyClass) -> Support:
-    kind = site.operation.key
-    rule = RULES.get(kind)
-    if rule is None:
-        return Support(False, LEFT_OUT.get(kind) or f"{kind} is not written as ONNX")
     try:
-        for position in range(len(site.outputs)):
-            site.output_shape(position)
-        accuracy = rule.check(site)
+        accuracy = judge(site)
     except Refused as refusal:
         return Support(False, str(refusal))
     except (PenstockError, ValueError, LookupError, ArithmeticError) as error:

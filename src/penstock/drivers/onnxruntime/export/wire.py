@@ -58,9 +58,19 @@ def serialize(graph: Graph, onnx: Any) -> bytes:
     model.opset_import.add(domain="", version=OPSET)
     model.opset_import.add(domain=MICROSOFT, version=1)
     made = model.graph
-    made.name = "penstock"
     for name, value in graph.constants.items():
         _tensor(made.initializer.add(), name, value)
+    _write(made, graph, onnx)
+    try:
+        data: bytes = model.SerializeToString()
+    except Exception as error:
+        raise GeneralFailure(f"the ONNX model cannot be written: {error}") from error
+    return data
+
+
+def _write(made: Any, graph: Graph, onnx: Any) -> None:
+    """Inputs, outputs and nodes."""
+    made.name = "penstock"
     for values, ports in ((graph.inputs, made.input), (graph.outputs, made.output)):
         for name, operand in values:
             _port(ports.add(), name, operand)
@@ -69,12 +79,11 @@ def serialize(graph: Graph, onnx: Any) -> bytes:
         proto.input.extend(node.inputs)
         proto.output.extend(node.outputs)
         for name, value in node.attributes.items():
-            proto.attribute.append(onnx.helper.make_attribute(name, value))
-    try:
-        data: bytes = model.SerializeToString()
-    except Exception as error:
-        raise GeneralFailure(f"the ONNX model cannot be written: {error}") from error
-    return data
+            if isinstance(value, Graph):
+                attribute = proto.attribute.add(name=name, type=onnx.AttributeProto.GRAPH)
+                _write(attribute.g, value, onnx)
+            else:
+                proto.attribute.append(onnx.helper.make_attribute(name, value))
 
 
 def _tensor(proto: Any, name: str, value: NDArray) -> None:

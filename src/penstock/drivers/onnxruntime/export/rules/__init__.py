@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from penstock.drivers.onnxruntime.export.rules.rule import RULES, Rule
+from penstock.drivers.onnxruntime.export.rules.rule import RULES, Rule, judge
 
 FAMILIES: Final = (
+    "branches",
     "conversion",
     "convolution",
     "elementwise",
@@ -22,7 +23,7 @@ FAMILIES: Final = (
 )
 """Modules whose functions register themselves."""
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["RULES", "Rule", "judge"]
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from penstock.drivers.onnxruntime.export.graph import Graph
-from penstock.engines.site import Site
+from penstock.engines.site import Refused, Site
 from penstock.hal import AccuracyClass
 
 Check: TypeAlias = Callable[[Site], AccuracyClass]
@@ -25,6 +25,13 @@ class Rule(msgspec.Struct, frozen=True):
     emit: Emit
 
 
+LEFT_OUT: Final = {
+    "WHILE": "how often it goes round is known only when it runs, and the runtime stops loops at their time limit",
+}
+
+UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
+"""Operations that turn the last bit of a float into a position."""
+
 RULES: Final[dict[str, Rule]] = {}
 """Filled by the modules of this package."""
 
@@ -37,3 +44,14 @@ def rule(*types: str, check: Check) -> Callable[[Emit], Emit]:
         return emit
 
     return register
+
+
+def judge(site: Site) -> AccuracyClass:
+    """The class in which an operation is computed. Raises `Refused` where it is not, and what a check stumbles over."""
+    kind = site.operation.key
+    known = RULES.get(kind)
+    if known is None:
+        raise Refused(LEFT_OUT.get(kind) or f"{kind} is not written as ONNX")
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    return known.check(site)
