@@ -7,7 +7,7 @@ them, turned only for a reader that needs NHWC. Quantised values are uint8 throu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +24,9 @@ Value: TypeAlias = str
 MICROSOFT: Final = "com.microsoft"
 TO_FIRST: Final = (0, 3, 1, 2)
 TO_LAST: Final = (0, 2, 3, 1)
+TURNED: Final = (0, 2, 1)
+"""Between sequences as TFLite has them, channels last, and as they are convolved, channels before steps."""
+
 FIRST_AXIS: Final = (0, 2, 3, 1)
 """Where each axis of NHWC stands in NCHW."""
 
@@ -111,6 +114,7 @@ class Graph:
         self.outputs: list[tuple[Value, Operand]] = []
         self._last: dict[int, Value] = {}
         self._first: dict[int, Value] = {}
+        self._turned: dict[int, Value] = {}
         self._real: dict[Value, Value] = {}
         self._held: dict[int, NDArray] = {}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
@@ -193,8 +197,32 @@ class Graph:
         """Whether operand *index* is there channels first, and only so."""
         return index in self._first and index not in self._last
 
+    def turned(self, index: int) -> Value | None:
+        """Operand *index*, of rank 3, in the order `TURNED`, where it is there only so."""
+        return None if index in self._last else self._turned.get(index)
+
+    def turn(self, site: Site, value: Value) -> None:
+        """Names *value* as the output of *site* in the order `TURNED`."""
+        self._turned[site.output_indexes[0]] = value
+
+    def shaped(self, value: Value, shape: Sequence[int]) -> Value:
+        """*value*, of which the *shape* is known."""
+        self._shapes[value] = tuple(shape)
+        return value
+
+    def through(self, value: Value, make: Callable[[Value], Value]) -> Value:
+        """What *make* computes of *value* element by element; done before the reshape that it may be the result of, so that
+        it stands beside what that one reads.
+        """
+        base = self._unshaped.get(value)
+        if base is None or base not in self._shapes:
+            return make(value)
+        return self.reshape(self.shaped(make(base), self._shapes[base]), self._shapes[value])
+
     def get(self, index: int, *, first: bool = False) -> Value:
         """The stored value of an operand; with *first* as NCHW, which operands of rank 4 alone can be."""
+        if index not in self._last and index in self._turned:
+            self._last[index] = self._turned_back(index)
         have, other = (self._first, self._last) if first else (self._last, self._first)
         if index not in have:
             if index in other:
@@ -284,6 +312,7 @@ class Graph:
         if wanted == self._shapes.get(value):
             return value
         made = self.node("Reshape", value, self.whole(list(shape)), allowzero=1)
+        self._shapes[made] = wanted
         self._unshaped[made] = value
         return made
 
@@ -335,6 +364,13 @@ class Graph:
             value = self._flip(value)
         self._rename(value, name)
 
+    def _turned_back(self, index: int) -> Value:
+        """By a reshape, where that moves nothing."""
+        value, shape = self._turned[index], known_shape(self.entry.operands[index], "a sequence")
+        if 1 in shape[1:]:
+            return self.reshape(value, shape)
+        return self.transpose(value, TURNED)
+
     def _made(self, index: int) -> Value:
         """Operand *index* as the result of a node of this graph, named once."""
         value = self.get(index)
@@ -354,7 +390,7 @@ class Graph:
             return
         for node in self.nodes:
             node.rename(value, name)
-        for values in (self._last, self._first):
+        for values in (self._last, self._first, self._turned):
             for index, known in values.items():
                 if known == value:
                     values[index] = name

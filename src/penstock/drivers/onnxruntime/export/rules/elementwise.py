@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -70,6 +71,7 @@ BINARY: Final[dict[str, str]] = {
     "FLOOR_DIV": "",
     "FLOOR_MOD": "Mod",
 }
+SIMPLE: Final = frozenset({"ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM"})
 EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 DIVIDES: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
 ADDED_BITS: Final = 20
@@ -95,11 +97,13 @@ def _check_width(site: Site) -> None:
 
 @rule(*UNARY, check=_check_unary)
 def emit_unary(graph: Graph, site: Site) -> None:
-    index = site.input_indexes[0]
+    index, compute = site.input_indexes[0], UNARY[site.operation.type]
+    turned = graph.turned(index)
+    if turned is not None:
+        graph.turn(site, graph.through(turned, partial(compute, graph)))
+        return
     first = graph.is_first(index)
-    graph.round(
-        site, UNARY[site.operation.type](graph, graph.real(index, first=first)), first=first
-    )
+    graph.round(site, compute(graph, graph.real(index, first=first)), first=first)
 
 
 @rule("GELU", check=_check_unary)
@@ -139,6 +143,11 @@ def emit_binary(graph: Graph, site: Site) -> None:
         return
     if site.is_quantized and kind in EXTREMES and _one_grid(site):
         graph.define(site, graph.node(BINARY[kind], *map(graph.get, site.input_indexes)))
+        return
+    sequences = [graph.turned(index) for index in site.input_indexes]
+    alike = None not in sequences and site.shape(0) == site.shape(1)
+    if alike and kind in SIMPLE and fused == "NONE":
+        graph.turn(site, graph.node(BINARY[kind], *filter(None, sequences)))
         return
     first = keeps_channels_first(graph, site)
     a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.drivers.onnxruntime.export.graph import Graph, Value
+from penstock.drivers.onnxruntime.export.graph import TURNED, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import F32, WHOLE, moved, moves
@@ -27,11 +27,17 @@ def emit_slice(graph: Graph, site: Site) -> None:
         for axis, size in enumerate(shape)
         if (bounds.begin[axis], bounds.end[axis], bounds.step[axis]) != (0, size, 1)
     ]
-    node = graph.source(site)
+    turned = graph.turned(site.input_indexes[0])
+    kept = turned is not None and len(site.output_shape()) == len(shape)
+    node = turned if turned is not None and kept else graph.source(site)
     if axes:
         given = [[side[a] for a in axes] for side in (bounds.begin, bounds.end)]
         steps = [bounds.step[a] for a in axes]
-        node = graph.node("Slice", node, *(graph.whole(v) for v in (*given, axes, steps)))
+        along = [TURNED[axis] for axis in axes] if kept else axes
+        node = graph.node("Slice", node, *(graph.whole(v) for v in (*given, along, steps)))
+    if kept:
+        graph.turn(site, node)
+        return
     if len(site.output_shape()) != len(shape):
         node = graph.reshape(node, site.output_shape())
     graph.define(site, node)

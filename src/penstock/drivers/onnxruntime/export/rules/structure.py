@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Value
+from penstock.drivers.onnxruntime.export.graph import (
+    FIRST_AXIS,
+    TO_FIRST,
+    TO_LAST,
+    TURNED,
+    Graph,
+    Value,
+)
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import moved, moves
+from penstock.drivers.onnxruntime.export.types import F32, moved, moves
 from penstock.engines.moving import (
     MAX_PIECES,
     axis_of,
@@ -30,7 +37,22 @@ def _check_reshape(site: Site) -> AccuracyClass:
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+    """Sequences are convolved as images of one row: what takes that row away, or gives it back, keeps the channels before
+    the steps.
+    """
+    index, shape, made = site.input_indexes[0], site.shape(), site.output_shape()
+    turned = graph.turned(index)
+    row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
+    if row and site.output().dtype is F32 and graph.is_first(index):
+        rows, _, steps, channels = shape
+        image = graph.shaped(graph.get(index, first=True), (rows, channels, 1, steps))
+        graph.turn(site, graph.reshape(image, (rows, channels, steps)))
+        return
+    if turned is not None and made == (*shape[:1], 1, *shape[1:]):
+        rows, steps, channels = shape
+        graph.define(site, graph.reshape(turned, (rows, channels, 1, steps)), first=True)
+        return
+    graph.define(site, graph.reshape(graph.source(site), made))
 
 
 def _check_transpose(site: Site) -> AccuracyClass:
@@ -49,6 +71,13 @@ def emit_transpose(graph: Graph, site: Site) -> None:
         graph.define(site, graph.source(site, first=True))
         return
     shape = site.shape()
+    if tuple(order) == TURNED and site.output().dtype is F32:
+        turned = graph.turned(site.input_indexes[0])
+        if turned is None:
+            graph.turn(site, graph.source(site))
+        else:
+            graph.define(site, turned)
+        return
     long = [axis for axis in order if shape[axis] != 1]
     if long == sorted(long):
         graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
