@@ -246,6 +246,12 @@ def loop() -> Case:
     return Case("loop", model, (np.zeros(1, np.float32), x), (counted, x * 32))
 
 
+def counted() -> Case:
+    """The same of rounds that are known before it runs: the counter begins at a constant."""
+    x = _numbers(2, 2)
+    return Case("counted", looping(step=1.0, start=2.0), (x,), (x * 8,))
+
+
 def branching(b: ModelBuilder, otherwise: str) -> Model:
     """IF whose else-branch is one operation *otherwise* (RELU, or CUSTOM of no known code)."""
     chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
@@ -263,10 +269,16 @@ def branching(b: ModelBuilder, otherwise: str) -> Model:
     return b.build(b.operation("IF", [chosen, x], [(F32, (3,))], references))
 
 
-def looping(step: float) -> Model:
-    """WHILE a counter, raised by *step* each time, is below 5: x + x. With step 0 it never ends."""
+def looping(step: float, start: float | None = None) -> Model:
+    """WHILE a counter, raised by *step* each time, is below 5: x + x. With step 0 it never ends. The counter is an input
+    and an output, but where it begins at the constant *start*.
+    """
     b = ModelBuilder()
-    counter, x = b.input(F32, (1,), "counter"), b.input(F32, (2, 2), "x")
+    if start is None:
+        counter = b.input(F32, (1,), "counter")
+    else:
+        counter = b.constant(np.array([start], np.float32), "counter")
+    x = b.input(F32, (2, 2), "x")
     condition = b.subgraph("condition")
     i, _ = condition.input(F32, (1,), "i"), condition.input(F32, (2, 2), "x")
     limit = condition.constant(np.array([5], np.float32))
@@ -280,7 +292,8 @@ def looping(step: float) -> Model:
         "body_subgraph_index": b.add_subgraph(body.finish([*raised, *doubled])),
     }
     shapes = [(F32, (1,)), (F32, (2, 2))]
-    return b.build(b.operation("WHILE", [counter, x], shapes, references))
+    made = b.operation("WHILE", [counter, x], shapes, references)
+    return b.build(made if start is None else made[1:])
 
 
 def unheard_of() -> Model:

@@ -33,6 +33,7 @@ from penstock.hal import (
 from penstock.ir import NDArray
 from penstock.testing.contract.cases import (
     Case,
+    counted,
     dynamic_cases,
     empty,
     is_supported,
@@ -338,6 +339,18 @@ def check_endless_loops_end(device: Device) -> None:
 
 
 @needs_values
+def check_loops_of_known_rounds(device: Device) -> None:
+    """A WHILE that a device may take because it is known to end gives what it should."""
+    case = counted()
+    if not is_supported(device, case):
+        raise NotCovered("it does not support WHILE of known rounds")
+    with closing(prepare(device, case)) as prepared:
+        for kind in kinds(device):
+            with Trial(case, kind) as trial:
+                compare(device, case, trial.run(prepared), case.outputs, f"from {kind} memory")
+
+
+@needs_values
 def check_empty_tensors(device: Device) -> None:
     """A dimension of 0 is a size: there is nothing to compute, and nothing to refuse."""
     case = empty()
@@ -429,6 +442,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_execute_before_a_far_deadline,
     check_execute_cancelled,
     check_endless_loops_end,
+    check_loops_of_known_rounds,
     check_empty_tensors,
     check_timing_is_plausible,
 )

@@ -18,6 +18,8 @@ from tests.unit.drivers.onnxruntime.whole_operations import WHOLE
 pytestmark = needs_onnxruntime
 
 QUANTIZED_ONLY: Final = {"QUANTIZE"}
+BRANCHING: Final = {"IF"}
+"""Tried in `test_loops`."""
 
 
 @pytest.mark.parametrize("case", FLOAT, ids=lambda case: case.name)
@@ -52,4 +54,4 @@ def test_other_operations_are_exact(case: OneOperation) -> None:
 
 def test_every_rule_has_a_case() -> None:
     tried = {operation.key for case in FLOAT + WHOLE for operation in case.model.operations}
-    assert set(RULES) == tried | QUANTIZED_ONLY
+    assert set(RULES) == tried | QUANTIZED_ONLY | BRANCHING

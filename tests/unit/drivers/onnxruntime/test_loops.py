@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import penstock
 from penstock.drivers.onnxruntime.export.wire import build
 from penstock.ir import DType, ModelBuilder
-from penstock.testing.contract.cases import looping
+from penstock.testing.contract.cases import branching as unheard_branches, looping
 from tests.golden.comparison import FLOAT_SHARE
-from tests.support_loops import F32, STEPS, given_to, on_grid, scanning
+from tests.support_loops import F32, STEPS, branching, given_to, on_grid, scanning
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import run_on
 
@@ -88,3 +89,52 @@ def test_narrower_limits_stay(low: float, high: float) -> None:
     given = [[np.linspace(-400, 400, 64, dtype=np.float32)]]
     (got,), (want,) = (run_on(d, model, given) for d in ([cpu()], ["reference"]))
     assert np.array_equal(got[0], want[0])
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_branches_agree_with_the_reference(seed: int) -> None:
+    model = branching(seed, depth=seed % 3)
+    answers = cpu().supported_operations(model)
+    assert all(answer.supported for answer in answers), answers
+    given = [[np.array(seed_ % 2 == 0), *given_to(model, seed_)[1:]] for seed_ in range(3)]
+    wanted = run_on(["reference"], model, given)
+    for got, want in zip(run_on([cpu()], model, given), wanted, strict=True):
+        for a, b in zip(got, want, strict=True):
+            assert np.abs(a - b).max() <= FLOAT_SHARE * max(1.0, np.abs(b).max())
+
+
+def test_8_bit_values_go_into_branches_and_out_of_them() -> None:
+    b = ModelBuilder()
+    chosen, x = b.input(DType.BOOL, (1,), "chosen"), b.input(DType.INT8, (2, 3), "x")
+    targets = []
+    for order, shape in (((0, 1), (2, 3)), ((1, 0), (3, 2))):
+        inner = b.subgraph("branch")
+        y = inner.input(DType.INT8, (2, 3))
+        turn = inner.constant(np.array(order, np.int32))
+        (z,) = inner.operation("TRANSPOSE", [y, turn], [(DType.INT8, shape)])
+        back = inner.constant(np.array((2, 3), np.int32))
+        made = inner.operation("RESHAPE", [z, back], [(DType.INT8, (2, 3))])
+        targets.append(b.add_subgraph(inner.finish(made)))
+    references = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
+    model = b.build(b.operation("IF", [chosen, x], [(DType.INT8, (2, 3))], references))
+    values = np.array([[-128, -1, 0], [1, 2, 127]], np.int8)
+    given = [[np.array([truth]), values] for truth in (True, False)]
+    wanted = run_on(["reference"], model, given)
+    for got, want in zip(run_on([cpu()], model, given, "exact"), wanted, strict=True):
+        assert np.array_equal(got[0], want[0])
+
+
+def test_branches_are_refused_with_the_reason_of_what_they_do() -> None:
+    b = ModelBuilder()
+    (answer,) = cpu().supported_operations(unheard_branches(b, "CUSTOM"))
+    assert answer.reason.startswith("its CUSTOM:")
+    assert answer.reason.endswith("is not written as ONNX")
+
+
+def test_a_measured_run_tells_of_the_branch_as_one_kernel() -> None:
+    with penstock.compile(
+        branching(3, depth=0), devices=[cpu()], cache=False, num_threads=1
+    ) as compiled:
+        given = [np.array(True), *given_to(compiled.plan.model, 0)[1:]]
+        (step,) = compiled.run(given, measure=True).receipt.steps
+    assert "If" in {kernel.kernel for kernel in step.kernels}
