@@ -31,7 +31,7 @@ from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.lending import Borrower
 from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region, Watch
 from penstock.ipc.threads import begin
-from penstock.ipc.wakeup import Doorbell, Listener
+from penstock.ipc.wakeup import Doorbell, Heard, Listener
 from penstock.ir import NDArray
 from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
@@ -40,6 +40,9 @@ MAX_BOUND: Final = 64
 
 MAX_MESSAGE: Final = 512
 """Characters of an error's message that may be cut to fit into a slot."""
+
+MOST_FALSE_ALARMS: Final = 10_000
+"""Times in a row that a client may ring for nothing."""
 
 CLOSING_SECONDS: Final = 1.0
 """How long closing waits for a run under way; the thread ends after it whether or not anybody waits."""
@@ -170,24 +173,31 @@ class RingServer:
 
     def _serve(self) -> None:
         self._thread = threading.get_ident()
-        served = 0
+        served = alarms = 0
         layout, region = self._region.layout, self._region
         try:
             while not self._closed:
-                newest = ring.due(self._await(served), served, served + layout.slots, "request")
+                value, heard = self._await(served)
+                newest = ring.due(value, served, served + layout.slots, "request")
+                alarms = alarms + 1 if heard == "rung" and newest == served else 0
+                if alarms > MOST_FALSE_ALARMS:
+                    raise WireError("it rings without a request")
+                if heard == "dead" and newest == served:
+                    # The client is about to close the ring, or is gone.
+                    break
                 while served < newest and not self._closed:
                     served += 1
                     self._answer(served)
                     ring.publish(
                         region, self._watch, ring.ANSWERED, served, ring.CLIENT_WAITS, self._rung
                     )
-        except WireError as error:
+        except (WireError, OSError) as error:
             logger.warning("a client's ring is closed: %s", error)
         finally:
             self._end()
 
-    def _await(self, served: int) -> int:
-        """The word of requests, after a while or once it is not *served*."""
+    def _await(self, served: int) -> tuple[int, Heard]:
+        """The word of requests, after a while or once it is not *served*, and what was heard."""
         watch = self._watch
         if self._linger and watch.spin_ns and _spinning.acquire(blocking=False):
             try:
@@ -195,8 +205,8 @@ class RingServer:
             finally:
                 _spinning.release()
             if value != served:
-                return value
-        return watch.sleep(served, None)[0]
+                return value, "nothing"
+        return watch.sleep(served, None)
 
     def _answer(self, number: int) -> None:
         """Does what request *number* asks for, and writes the answer beside it. Raises `WireError` for a request that

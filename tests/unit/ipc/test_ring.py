@@ -295,11 +295,11 @@ def test_nothing_stays_open(alone: ChildChannel) -> None:
     assert counts() == before
 
 
-def test_without_total_store_order_and_without_eventfds(
+def test_without_total_store_order_and_pipes_that_never_wait(
     here: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring, "TOTAL_STORE_ORDER", False)
-    monkeypatch.setattr(wakeup, "HAS_EVENTFD", False)
+    monkeypatch.setattr(wakeup, "pipes_take_no_wait", lambda: False)
     burst = opened(here)
     for value in (0.0, 0.001, 0.002, 0.003, 0.004, 0.005):
         y = four(9.0)

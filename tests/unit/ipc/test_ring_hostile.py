@@ -5,17 +5,24 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from penstock.errors import DeadObject, GeneralFailure, InvalidArgument
+from penstock.errors import (
+    DeadObject,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+)
 from penstock.hal import ExecutionConfig, Memory, PrepareConfig
-from penstock.ipc import ring, wire
+from penstock.ipc import ring, wakeup, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region
 from penstock.ipc.ring_client import RingClient
@@ -304,20 +311,195 @@ def test_an_answer_against_the_rules_is_named(
     thread.join()
 
 
+@pytest.fixture(params=["pipes", "sockets"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What doorbells are."""
+    if request.param == "sockets":
+        monkeypatch.setattr(wakeup, "pipes_take_no_wait", lambda: False)
+    elif not wakeup.pipes_take_no_wait():
+        pytest.skip("pipes wait on this system")
+    return str(request.param)
+
+
+def within_seconds(work: Callable[[], object]) -> None:
+    """Fails where *work* does not end."""
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(SECONDS)
+    assert not worker.is_alive()
+
+
+def fill(fd: int) -> None:
+    """As a hostile side does: no byte more goes in, and whoever writes or reads would wait."""
+    os.set_blocking(fd, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(fd, b"x")
+    os.set_blocking(fd, True)
+
+
+@pytest.mark.usefixtures("kind")
 def test_a_doorbell_neither_blocks_who_rings_nor_who_listens() -> None:
     bell = Doorbell.create()
-    os.set_blocking(bell.ring_fd, True)
-    os.eventfd_write(bell.ring_fd, 2**64 - 2)
-    began = time.monotonic()
-    bell.ring()
-    bell.silence()
-    bell.silence()
-    assert Listener(bell).wait(0) == "nothing"
-    bell.ring()
-    assert Listener(bell).wait(None) == "rung"
-    assert time.monotonic() - began < SECONDS
+    for fd in (bell.ring_fd, bell.listen_fd):
+        os.set_blocking(fd, True)
+    fill(bell.ring_fd)
+    within_seconds(bell.ring)
+
+    def hear() -> None:
+        while Listener(bell).wait(0) == "rung":
+            pass
+        os.set_blocking(bell.listen_fd, True)
+        assert bell.silence()
+        assert Listener(bell).wait(0) == "nothing"
+        bell.ring()
+        assert Listener(bell).wait(None) == "rung"
+
+    within_seconds(hear)
     bell.close()
     bell.close()
+
+
+@pytest.mark.usefixtures("kind")
+def test_the_flags_of_a_doorbell_may_change_at_any_moment() -> None:
+    bell = Doorbell.create()
+    stop = threading.Event()
+    flags = fcntl.fcntl(bell.ring_fd, fcntl.F_GETFL) | os.O_NONBLOCK
+
+    def change() -> None:
+        while not stop.is_set():
+            with suppress(BlockingIOError):
+                fcntl.fcntl(bell.ring_fd, fcntl.F_SETFL, flags)
+                os.write(bell.ring_fd, b"x" * 65_536)
+            fcntl.fcntl(bell.ring_fd, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
+            time.sleep(0)
+
+    changing = threading.Thread(target=change, daemon=True)
+    changing.start()
+
+    def use() -> None:
+        for turn in range(2000):
+            bell.ring()
+            if turn % 3 == 0:
+                bell.silence()
+
+    within_seconds(use)
+    stop.set()
+    while changing.is_alive():
+        bell.silence()
+        changing.join(0.01)
+    bell.close()
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_doorbell_whose_other_end_is_closed_is_a_death() -> None:
+    bell = Doorbell.create()
+    ringer, listener = Doorbell(-1, os.dup(bell.ring_fd)), Doorbell(os.dup(bell.listen_fd), -1)
+    bell.close()
+    ringer.ring()
+    heard = Listener(listener)
+    assert heard.wait(0) == "rung"
+    ringer.close()
+    assert heard.wait(None) == "dead"
+    assert not listener.silence()
+    alone = Doorbell.create()
+    silent = Doorbell(-1, os.dup(alone.ring_fd))
+    alone.close()
+    silent.ring()
+    silent.close()
+    listener.close()
+
+
+@pytest.mark.parametrize("make", [os.memfd_create, lambda _: os.eventfd(0), lambda _: udp()])
+def test_what_is_no_doorbell_is_refused_and_closed(make: Callable[[str], int]) -> None:
+    fd = make("none")
+    with pytest.raises(InvalidArgument, match="a doorbell is a pipe"):
+        Doorbell(fd, -1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def udp() -> int:
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach()
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_client_that_rings_for_ever_loses_its_ring(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.serve()
+    stop = threading.Event()
+
+    def ring_on() -> None:
+        while not stop.is_set():
+            rig.to_device.ring()
+
+    ringing = threading.Thread(target=ring_on)
+    ringing.start()
+    try:
+        assert rig.answered(1) == ring.CLOSED
+        assert rig.is_over()
+    finally:
+        stop.set()
+        ringing.join()
+    assert "rings without a request" in caplog.text
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_client_that_closes_its_doorbells_ends_its_ring(rig: Rig) -> None:
+    rig.serve()
+    rig.put(1, 1, ring.EMPTY, 0, 0, 0, 0, 0)
+    rig.publish(1)
+    assert rig.answered(1) == 1
+    rig.to_device.close()
+    rig.to_client.close()
+    assert rig.is_over()
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_client_that_fills_what_it_listens_to_is_answered_all_the_same(rig: Rig) -> None:
+    rig.serve()
+    fill(rig.to_client.ring_fd)
+    rig.region.words[ring.CLIENT_WAITS] = 1
+    for number in (1, 2):
+        rig.put(number, number, ring.EMPTY, 0, 0, 0, 0, 0)
+        rig.publish(number)
+        end = time.monotonic() + SECONDS
+        while rig.region.words[ring.ANSWERED] != number and time.monotonic() < end:
+            time.sleep(0.001)
+        assert rig.region.words[ring.ANSWERED] == number
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_host_that_fills_and_rings_and_closes_keeps_no_call(rig: Rig) -> None:
+    client = rig.client()
+    fill(rig.to_device.ring_fd)
+    rig.region.words[ring.SERVER_WAITS] = 1
+    soon = ExecutionConfig(deadline_ns=time.monotonic_ns() + 50_000_000)
+
+    def miss() -> None:
+        with pytest.raises(MissedDeadlineTransient):
+            client.call(ring.EMPTY, 0, soon)
+
+    within_seconds(miss)
+    stop = threading.Event()
+
+    def ring_on() -> None:
+        while not stop.is_set():
+            rig.to_client.ring()
+
+    ringing = threading.Thread(target=ring_on)
+    ringing.start()
+
+    def call() -> None:
+        with pytest.raises(DeadObject, match="rings without an answer"):
+            client.call(ring.EMPTY, 0)
+
+    try:
+        within_seconds(call)
+    finally:
+        stop.set()
+        ringing.join()
 
 
 def test_a_pools_region_is_mapped_once_and_its_descriptor_is_its_own() -> None:
