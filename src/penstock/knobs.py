@@ -296,7 +296,7 @@ concurrent_executions: Final = Knob(
     int,
     0,
     "Executions at a time on a device that does not say how many it takes; others wait, those of higher priority first. 0 "
-    "lets all go on at once.",
+    "lets all of one priority go on at once, and as many as there are processors, two at least, where there are several.",
     least=0,
 )
 

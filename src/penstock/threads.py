@@ -25,12 +25,18 @@ def allowed_threads(argument: int | None = None) -> int:
         raise InputError(f"knob num_threads is {knob}; 0 means what the machine allows")
     if knob > 0:
         return min(knob, most)
-    limit = _affinity()
-    if (quota := _cgroup_quota()) is not None:
-        limit = min(limit, max(1, math.ceil(quota)))
+    limit = allowed_processors()
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdigit() and int(first) > 0:
         limit = min(limit, int(first))
+    return limit
+
+
+def allowed_processors() -> int:
+    """Processors that CPU affinity and the cgroup's CPU quota let this process use; at least 1."""
+    limit = _affinity()
+    if (quota := _cgroup_quota()) is not None:
+        limit = min(limit, max(1, math.ceil(quota)))
     return limit
 
 

@@ -10,8 +10,10 @@ import pytest
 from benchmarks.cache import small
 from benchmarks.starts import Start
 
-MOST_MODULES: Final = 114
-"""Modules of Penstock's own that a hit on one device may import."""
+MOST_MODULES: Final = 115
+"""Modules of Penstock's own that a hit on one device may import. `penstock.execution.lanes` is one: the first run already
+counts for who shares its device.
+"""
 
 UNWANTED: Final = (
     # Of the standard library, whatever NumPy has not imported already.

@@ -421,7 +421,10 @@ class CompiledModel:
     ) -> ExecutionConfig:
         from penstock.execution.quality import execution_config
 
-        return execution_config(self._plain, timeout, cancel, measure, priority, loop_timeout)
+        config = execution_config(self._plain, timeout, cancel, measure, priority, loop_timeout)
+        if config.priority != self._plain.priority:
+            self._base.expect(config.priority)
+        return config
 
     def _preferences(
         self, operands: Sequence[int], positions: Sequence[int]

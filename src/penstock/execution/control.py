@@ -18,7 +18,7 @@ from penstock.execution.fallback import Fallbacks
 from penstock.execution.trace import InnerSteps, StepTrace, Trace
 from penstock.execution.transfer import ports_of
 from penstock.execution.variant import Variant
-from penstock.hal import DONE, Device, ExecutionConfig, PrepareConfig
+from penstock.hal import DONE, Device, ExecutionConfig, PrepareConfig, Priority
 from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import NDArray
 
@@ -112,6 +112,11 @@ class ControlRunner:
         trace.steps.append(
             StepTrace(self.prepared, began, ended, DONE, (), tuple(folded.steps.values()))
         )
+
+    def expect(self, priority: Priority) -> None:
+        """As `Variant.expect`, of what is in the branches."""
+        for branch in self._branches:
+            branch.expect(priority)
 
     def close(self) -> None:
         """Closes what the branches made beside their compilations, and the fall-back."""

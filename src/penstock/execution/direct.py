@@ -21,6 +21,7 @@ from penstock.errors import (
 )
 from penstock.execution.carried import note_carried
 from penstock.execution.holding import InBurst
+from penstock.execution.lanes import LaneUser
 from penstock.execution.results import allocate, check_result
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
@@ -34,19 +35,24 @@ if TYPE_CHECKING:
 ALIASED: Final = "the input lies in an output of the series"
 
 
-class _Call:
+class _Call(LaneUser):
     """One step of a `Direct`: its request, and what it is made of."""
 
     __slots__ = ("execute", "inputs", "operands", "outputs", "request", "runner", "writable")
 
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
-        prepared = runner.prepared.prepared
-        self.execute = prepared.executor if isinstance(prepared, InBurst) else prepared.execute
+        runner.holders.add(self)
+        self.take_turns()
         self.inputs, self.operands = runner._inputs, runner._outputs
         self.outputs = tuple(i for i, _ in runner._kinds)
         self.writable: tuple[HostMemory, ...] = ()
         self.request = Request((), ())
+
+    def take_turns(self) -> None:
+        """As `LaneUser`: executes as its runner does now."""
+        prepared = self.runner.prepared.prepared
+        self.execute = prepared.executor if isinstance(prepared, InBurst) else prepared.execute
 
 
 class Direct:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, concurrency_of, describe, is_simulated
+from penstock.compilation.calls import call_driver, describe, is_simulated
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import Failure, Span, StepReceipt
 from penstock.compilation.repeating import NOT_CACHED, able_devices
 from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.execution.carried import note_carried
+from penstock.execution.lanes import Lane, lane_of
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.transfer import Ports, execute, ports_of
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
@@ -46,6 +47,7 @@ class Fallbacks:
         self._step, self._ports, self._devices, self._config = step, ports, devices, config
         self._able: list[tuple[Device, ExecutionStep]] | None = None
         self._prepared: dict[str, PreparedStep] = {}
+        self._lanes: dict[str, Lane] = {}
         self._lock = threading.Lock()
         self._told = False
 
@@ -107,12 +109,15 @@ class Fallbacks:
                     cache=NOT_CACHED,
                     simulated=is_simulated(device),
                 )
-                prepared = PreparedStep(step, device, made, receipt)
-                if concurrency_of(device) > 0:
-                    from penstock.execution.scheduler import scheduled
+                self._prepared[device.name] = PreparedStep(step, device, made, receipt)
+                lane = self._lanes[device.name] = lane_of(device)
+                lane.expect(own.priority)
+            lane = self._lanes[device.name]
+            lane.expect(config.priority)
+            if lane.takes_turns:
+                from penstock.execution.scheduler import scheduled
 
-                    prepared = scheduled(prepared)
-                self._prepared[device.name] = prepared
+                self._prepared[device.name] = scheduled(self._prepared[device.name])
             return self._prepared[device.name]
 
     def _tell(self, failure: Failure, device: Device) -> None:

@@ -1,7 +1,8 @@
 """One scheduler a device: as many executions at a time as it takes, those of higher priority first.
 
-Only a device that says how many it takes (`Capabilities.concurrent_executions`), or any where the knob
-`concurrent_executions` says so, has one. A slot is held for one
+A device has one from when runs of several priorities are asked for there, and from the first run on where it says how many
+executions it takes (`Capabilities.concurrent_executions`), or the knob `concurrent_executions` does
+(`penstock.execution.lanes`). A slot is held for one
 execution of one step and never while something else is waited for, so that no run keeps a slot from another by a lock
 that it holds. Priorities compare whatever runs this process has on the device; equal ones go in the order they came.
 """
@@ -21,12 +22,18 @@ from penstock.compilation.calls import concurrency_of
 from penstock.errors import MissedDeadlinePersistent
 from penstock.execution.holding import Holding
 from penstock.hal import Burst, Device, ExecutionConfig, ExecutionResult, Priority, Request
+from penstock.threads import allowed_processors
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import PreparedStep
     from penstock.hal import PreparedModel, ReusableExecution
 
 RANKS: Final[dict[Priority, int]] = {"high": 0, "medium": 1, "low": 2}
+
+LEAST: Final = 2
+"""Slots of a device that does not say how many it takes, on however few processors: one run that hangs does not stop
+the others.
+"""
 
 POLL_SECONDS: Final = 0.01
 """How often a run that waits for its turn looks at its cancel token."""
@@ -238,11 +245,13 @@ def scheduler_of(device: Device) -> Scheduler:
     with _registry.lock:
         scheduler = _registry.by_device.get(id(device))
         if scheduler is None:
-            limit = max(1, concurrency_of(device))
+            limit = concurrency_of(device) or max(LEAST, allowed_processors())
             scheduler = _registry.by_device[id(device)] = Scheduler(device, limit)
         return scheduler
 
 
 def scheduled(step: PreparedStep) -> PreparedStep:
-    """*step*, whose executions take turns with others on its device."""
+    """*step*, whose executions take turns with others on its device; as it is where they do already."""
+    if isinstance(step.prepared, Scheduled):
+        return step
     return replace(step, prepared=Scheduled(step.prepared, scheduler_of(step.device)))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Container, Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import NO_PLACES, Places
+from penstock.execution.lanes import LaneUser
 from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.transfer import call_execute, execute, lent, ports_of
@@ -44,7 +46,7 @@ KEEPING_NS: Final = 200_000_000
 KEPT: Final = "kept for a capsule of the failure"
 
 
-class StepRunner:
+class StepRunner(LaneUser):
     """Runs one prepared step, any number of times, from any thread.
 
     *devices* maps names to those that may repeat it, where *fallback* lets them. *placed* holds the operands
@@ -95,6 +97,8 @@ class StepRunner:
         self._fallbacks: Fallbacks | None = None
         self.plan: ExecutionPlan | None = None
         self._told = False
+        # What holds its way of executing beside it.
+        self.holders: WeakSet[LaneUser] = WeakSet()
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -110,6 +114,14 @@ class StepRunner:
     def is_direct(self) -> bool:
         """Whether a run of it is one call with arrays of known shapes, whatever they hold."""
         return self._lends and self._proven is ProvenRequest and not self._learned
+
+    def take_turns(self) -> None:
+        """As `LaneUser`."""
+        from penstock.execution.scheduler import scheduled
+
+        self.prepared = scheduled(self.prepared)
+        for holder in list(self.holders):
+            holder.take_turns()
 
     def run(
         self,

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.compilation.calls import concurrency_of
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
     Cancelled,
@@ -20,6 +19,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution.arena import NO_PLACES, Arena, slots_of
+from penstock.execution.lanes import Lane, lane_of
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import Trace
 from penstock.execution.turns import turning_ports
@@ -70,6 +70,7 @@ class Variant:
         self._devices, self._config, self._allow_fallback = devices, config, allow_fallback
         self._fed = frozenset(p.input for p in entry.states if p.input is not None)
         self._slots = slots_of(self.model, plan.temporaries)
+        self._lanes: dict[str, Lane] = {}
         self._runners = [self._runner(step) for step in compilation.steps]
         self._pending = any(step.pending is not None for step in compilation.steps)
         self._inputs = entry.ordinary_inputs
@@ -185,10 +186,6 @@ class Variant:
             from penstock.execution.control import ControlRunner
 
             return ControlRunner(step, self._devices, self._config, self._allow_fallback)
-        if concurrency_of(step.device) > 0:
-            from penstock.execution.scheduler import scheduled
-
-            step = scheduled(step)
         temporaries = self.compilation.plan.temporaries
         runner = StepRunner(
             step,
@@ -200,7 +197,19 @@ class Variant:
             self._fed,
         )
         runner.plan = self.compilation.plan
+        lane = self._lanes.get(step.device.name)
+        if lane is None:
+            lane = self._lanes[step.device.name] = lane_of(step.device)
+        lane.join(runner, self.priority)
         return runner
+
+    def expect(self, priority: Priority) -> None:
+        """A run of *priority* is to come, which need not be the model's."""
+        for lane in list(self._lanes.values()):
+            lane.expect(priority)
+        for runner in self._runners:
+            if not isinstance(runner, StepRunner):
+                runner.expect(priority)
 
     def _one_call(self) -> StepRunner | None:
         """The one step, where it takes the model's inputs and gives its outputs as they are, and behind them its state."""

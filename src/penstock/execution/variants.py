@@ -57,6 +57,8 @@ class Variants:
                 if (variant := self._ready.get(shapes)) is not None:
                     self._ready.move_to_end(shapes)
                     self._users[variant] = self._users.get(variant, 0) + 1
+                    if config.priority != variant.priority:
+                        variant.expect(config.priority)
                     return variant
                 from concurrent.futures import Future
 
@@ -84,6 +86,7 @@ class Variants:
     ) -> Variant:
         try:
             variant = self._specialize(dict(enumerate(shapes)), config)
+            variant.expect(config.priority)
             trace.compiles += variant.compilation.receipt.compiles
             trace.spans += variant.compilation.receipt.spans
             trace.notes += variant.compilation.receipt.notes

@@ -58,7 +58,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_outputs: bool = True
     concurrent_executions: int = 0
     """Executions that it takes at a time, of all its prepared models together; the runtime lets others wait, those of
-    higher priority first. 0 leaves that to the engine: the runtime calls it as it is called."""
+    higher priority first. 0 leaves that to the engine: the runtime calls it as it is called, unless runs of different priorities
+    meet there."""
     only_when_named: bool = False
     """Whether the device is left out unless the caller names it (test and measuring devices)."""
     alignment: int = 64

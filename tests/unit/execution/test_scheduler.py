@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 import penstock
 from penstock import knobs
+from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import (
     Cancelled,
     ClosedError,
@@ -22,10 +24,15 @@ from penstock.errors import (
     MissedDeadlinePersistent,
     StateError,
 )
+from penstock.execution import scheduler as scheduler_module
+from penstock.execution.lanes import lane_of
 from penstock.execution.outputs import Outputs
 from penstock.execution.scheduler import RANKS, Scheduler, scheduler_of
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, Priority, Request
+from penstock.testing.doubles import FaultyDevice, InterceptingDevice
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
+
+T = TypeVar("T")
 
 X = f32([[1, -2, 3], [4, 5, -6]])
 PATIENCE_S = 30
@@ -57,6 +64,11 @@ class Slow:
         with self._changed:
             self._allowed += count
             self._changed.notify_all()
+
+    def reset(self) -> None:
+        with self._changed:
+            self.began.clear()
+            self._allowed = 0
 
     def await_begun(self, count: int) -> None:
         with self._changed:
@@ -101,6 +113,114 @@ def test_a_high_run_behind_ten_low_ones_is_next(slow: Slow, models: str) -> None
             np.testing.assert_array_equal(future.result(PATIENCE_S)[1], X + X)
     assert slow.began == ["low", "high"] + ["low"] * 9
     assert slow.most == 1
+
+
+class Held(InterceptingDevice):
+    """The reference device, whose executions *slow* holds."""
+
+    def __init__(self, slow: Slow) -> None:
+        super().__init__(ReferenceDevice(), "held")
+        self.slow = slow
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        if method.endswith("execute"):
+            request, config = arguments[-2:]
+            self.slow(request, config)
+        return proceed()
+
+
+@pytest.fixture
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "allowed_processors", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_processors")
+@pytest.mark.parametrize("asked", ["of the model", "of the run"])
+def test_by_default_a_high_run_behind_ten_low_ones_is_next(slow: Slow, asked: str) -> None:
+    device = Held(slow)
+
+    def make(priority: Priority) -> penstock.CompiledModel:
+        return penstock.compile(add_relu(), devices=[device], cache=False, priority=priority)
+
+    with make("low") as a, make("low") as b, make("low") as c:
+        high = make("high" if asked == "of the model" else "low")
+        if asked == "of the run":
+            # The first that asks for it is what lets them take turns from then on.
+            slow.let_go(1)
+            high.run([X, X], priority="high")
+            slow.reset()
+        low = [model.submit(X, X) for model in (a, b, c, a, b, c, a, b, c, a)]
+        slow.await_begun(2)
+        eventually(lambda: scheduler_of(device).waiting == 8)
+        urgent = high.submit(X, X, priority="high")
+        eventually(lambda: "high" in _waiting(scheduler_of(device)))
+        slow.let_go()
+        slow.await_begun(3)
+        assert slow.began == ["low", "low", "high"]
+        slow.let_go(100)
+        for future in (urgent, *low):
+            np.testing.assert_array_equal(future.result(PATIENCE_S)[1], X + X)
+        high.close()
+    assert slow.began[3:] == ["low"] * 8
+    assert slow.most == 2
+
+
+@pytest.mark.usefixtures("two_processors")
+def test_a_high_run_overtakes_those_of_before_that_wait_for_a_thread(slow: Slow) -> None:
+    device = Held(slow)
+    with penstock.compile(add_relu(), devices=[device], cache=False, priority="low") as low:
+        running = [low.submit(X, X) for _ in range(40)]
+        slow.await_begun(1)
+        urgent = low.submit(X, X, priority="high")
+        eventually(lambda: "high" in slow.began)
+        slow.let_go(100)
+        for future in (urgent, *running):
+            future.result(PATIENCE_S)
+
+
+def test_runs_of_one_priority_wait_for_nobody(slow: Slow) -> None:
+    device = Held(slow)
+    made = [
+        penstock.compile(add_relu(), devices=[device], cache=False, priority="low")
+        for _ in range(9)
+    ]
+    futures = [model.submit(X, X) for model in made]
+    slow.await_begun(9)
+    assert not lane_of(device).takes_turns
+    slow.let_go(100)
+    for model, future in zip(made, futures, strict=True):
+        future.result(PATIENCE_S)
+        model.close()
+
+
+@pytest.mark.usefixtures("two_processors")
+@pytest.mark.parametrize("falls_back", [False, True])
+def test_what_was_made_before_takes_turns_from_the_second_priority_on(
+    slow: Slow, falls_back: bool
+) -> None:
+    device = Held(slow)
+    first: Any = (
+        FaultyDevice(ReferenceDevice(), {"execute": "always"}, name="first")
+        if falls_back
+        else device
+    )
+    devices = [first, device] if falls_back else [first]
+    slow.let_go(3)
+    with penstock.compile(add_relu(), devices=devices, cache=False, priority="low") as low:
+        burst: Any = low.burst()
+        run = low.run if falls_back else burst.run
+        for _ in range(3):
+            run([X, X])
+        lane = lane_of(device)
+        assert not lane.takes_turns
+        thread = threading.Thread(target=lambda: run([X, X], priority="high"))
+        thread.start()
+        slow.await_begun(4)
+        assert lane.takes_turns
+        assert scheduler_of(device)._holders
+        slow.let_go(1)
+        thread.join(PATIENCE_S)
+        assert not scheduler_of(device)._holders
 
 
 def _waiting(scheduler: Scheduler) -> list[str]:
