@@ -147,9 +147,11 @@ class Graph:
         """
         operand = site.input(position)
         if not operand.is_constant:
-            return self.reshape(
-                self.transpose(self.get(site.input_indexes[position]), order), shape
-            )
+            node = self.get(site.input_indexes[position])
+            if list(order) != sorted(order):
+                node = self.transpose(node, order)
+            laid_out = [site.shape(position)[axis] for axis in order]
+            return node if laid_out == list(shape) else self.reshape(node, shape)
         value = self.model.constant(operand).transpose(order).reshape(shape)
         node, quantization = self.constant(value), operand.quantization
         if operand.dtype is DType.FLOAT32:

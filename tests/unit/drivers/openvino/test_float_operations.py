@@ -172,7 +172,17 @@ def images() -> list[OneOperation]:
             }  # fmt: skip
             made.append(operation(f"{kind.lower()}_{name}", kind, [IMAGE], [out], attributes))
     for kind in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
-        for height, width in ((14, 12), (3, 4), (11, 7), (1, 1), (7, 6)):
+        for height, width in (
+            (14, 12),
+            (21, 18),
+            (49, 66),
+            (14, 6),
+            (14, 7),
+            (3, 4),
+            (11, 7),
+            (1, 1),
+            (7, 6),
+        ):
             for mode in ({}, {"align_corners": True}, {"half_pixel_centers": True}):
                 name = f"{kind.lower()}_{height}x{width}_{'_'.join(mode) or 'plain'}"
                 size = whole(height, width)

@@ -28,7 +28,7 @@ UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
     "NEG": lambda g, x: g.op.negative(x),
     "EXP": lambda g, x: g.op.exp(x),
     "SQRT": lambda g, x: g.op.sqrt(x),
-    "RSQRT": lambda g, x: g.op.divide(g.number(1.0), g.op.sqrt(x)),
+    "RSQRT": lambda g, x: g.op.power(x, g.number(-0.5)),
     "SQUARE": lambda g, x: g.op.multiply(x, x),
     "LOG": lambda g, x: g.op.log(x),
     "SIN": lambda g, x: g.op.sin(x),

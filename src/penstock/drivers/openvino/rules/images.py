@@ -87,17 +87,37 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
-    """Rows, then columns, gathered by the positions that TFLite computes in float32."""
+    """Whole multiples of the size as OpenVINO repeats them; else rows, then columns, gathered by the positions that TFLite
+    computes in float32.
+    """
     node = graph.get(site.input_indexes[0], first=True)
+    sizes, outs = site.shape()[1:3], site.integers(1, "its size")
     attributes = site.operation.attributes
     align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
-    for axis, (size, out) in enumerate(
-        zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=2
-    ):
-        positions = nearest(size, out, align=align, half=half)
-        if not np.array_equal(positions, np.arange(size)):
-            node = graph.op.gather(node, graph.whole(positions.tolist()), graph.whole([axis]))
+    positions = [nearest(*pair, align=align, half=half) for pair in zip(sizes, outs, strict=True)]
+    repeated = [_is_repeated(*each) for each in zip(positions, sizes, strict=True)]
+    if all(repeated) and list(sizes) != outs:
+        node = graph.op.interpolate(
+            node,
+            graph.whole(outs),
+            "nearest",
+            "sizes",
+            axes=graph.whole([2, 3]),
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
+        graph.move(site, node, first=True)
+        return
+    for axis, (size, each) in enumerate(zip(sizes, positions, strict=True), start=2):
+        if not np.array_equal(each, np.arange(size)):
+            node = graph.op.gather(node, graph.whole(each.tolist()), graph.whole([axis]))
     graph.move(site, node, first=True)
+
+
+def _is_repeated(positions: NDArray, size: int) -> bool:
+    """Whether each of *size* positions stands so many times in a row as all others."""
+    times, left = divmod(len(positions), size)
+    return not left and np.array_equal(positions, np.repeat(np.arange(size), times))
 
 
 def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
