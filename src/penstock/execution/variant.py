@@ -151,6 +151,7 @@ class Variant:
         with state.lock:
             if self._needed:
                 self.check_assigned(state)
+            state.fetch(trace.copies)
             turn = state.turn(self._turning)
             if turn is None:
                 return None
