@@ -90,19 +90,22 @@ class State:
         must have arrays of their own. The lock is held.
         """
         self._fetch()
+        if not self._alone:
+            return None
         turns = self._turns
         if turns is None or turns.ports is not ports:
-            if not ports or not self._alone or not may_turn(ports, self._values):
+            if not ports or not may_turn(ports, self._values):
                 return None
             turns = self._turns = Turns(ports, self._values)
         return turns.now
 
-    def end_turn(self) -> None:
-        """Puts what the turn wrote in place, all at once."""
-        if (turns := self._turns) is not None:
-            self._values = turns.pass_on()
-            self._assigned |= turns.written
-            self._changed = True
+    def end_turn(self, turn: Turn) -> None:
+        """Puts what *turn* wrote in place, all at once, also where somebody has taken a value meanwhile."""
+        if (turns := self._turns) is not None and turns.now is turn:
+            turns.pass_on()
+        self._values = turn.after
+        self._assigned |= turn.written
+        self._changed = True
 
     def cells(self, feedback: Feedback, copies: list[CopyReceipt] | None = None) -> Cells:
         """The memory of devices with the present values of what goes round in *feedback*; what was copied there from

@@ -66,36 +66,37 @@ class Tail(NamedTuple):
 
 
 class Turn(Places):
-    """What one run reads and writes; *after* are all variables' values once it has succeeded.
+    """What one run reads and writes; *after* are all variables' values once it has succeeded, those among them that it
+    changes *written*.
 
     *tails* are the arguments that steps which are all of a plan have in it, behind the caller's.
     """
 
-    __slots__ = ("after", "tails")
+    __slots__ = ("after", "tails", "written")
 
     def __init__(
         self,
         read: dict[int, NDArray],
         written: dict[int, NDArray],
         after: list[NDArray],
+        variables: frozenset[int],
     ) -> None:
         super().__init__(
             read | written,
             {i: HostMemory(lent(array)) for i, array in read.items()},
             {i: HostMemory(array) for i, array in written.items()},
         )
-        self.after = after
+        self.after, self.written = after, variables
         self.tails: dict[StepRunner, Tail] = {}
 
 
 class Turns:
     """The two turns over *values*, the present ones by variable, which are read first."""
 
-    __slots__ = ("_next", "now", "ports", "written")
+    __slots__ = ("_next", "now", "ports")
 
     def __init__(self, ports: Sequence[TurningPort], values: Sequence[NDArray]) -> None:
         self.ports = ports
-        self.written = frozenset(p.variable for p in ports if p.output is not None)
         here = list(values)
         there = list(values)
         written = [p for p in ports if p.output is not None]
@@ -104,11 +105,9 @@ class Turns:
             there[port.variable] = array
         self.now, self._next = _turn(ports, here, there), _turn(ports, there, here)
 
-    def pass_on(self) -> list[NDArray]:
-        """The values that the present turn wrote; the other turn is next."""
-        done = self.now
-        self.now, self._next = self._next, done
-        return done.after
+    def pass_on(self) -> None:
+        """The other turn is next."""
+        self.now, self._next = self._next, self.now
 
 
 def may_turn(ports: Sequence[TurningPort], values: Sequence[NDArray]) -> bool:
@@ -127,4 +126,5 @@ def _turn(ports: Sequence[TurningPort], before: list[NDArray], after: list[NDArr
         {p.input: before[p.variable] for p in ports if p.input is not None},
         {p.output: after[p.variable] for p in ports if p.output is not None},
         after,
+        frozenset(p.variable for p in ports if p.output is not None),
     )

@@ -156,7 +156,7 @@ class Variant:
             if turn is None:
                 return None
             results = self._called(inputs, turn, config, trace)
-            state.end_turn()
+            state.end_turn(turn)
             return results
 
     def _called(
@@ -315,7 +315,7 @@ class Variant:
             results = [self._result(i, k, values, out, copies) for k, i in enumerate(self.outputs)]
         if state is not None:
             if turn is not None:
-                state.end_turn()
+                state.end_turn(turn)
             else:
                 self._replace(state, values, trace.copies)
         return results

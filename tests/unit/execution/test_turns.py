@@ -13,7 +13,7 @@ from penstock.errors import GeneralFailure
 from penstock.execution.state import State
 from penstock.execution.turns import turning_ports
 from penstock.hal import ExecutionConfig, HostMemory, ProvenRequest, Request
-from penstock.ir import Model
+from penstock.ir import Model, NDArray
 from tests.unit.execution.fakes import NumpyDevice, accumulator, f32
 
 ONE = f32([1, 2])
@@ -90,6 +90,18 @@ def test_a_value_that_was_handed_out_is_never_written_over() -> None:
             compiled.run([ONE], state=state)
         assert seen.tolist() == [11, 22]
         assert compiled.run([ONE], state=state)[0].tolist() == [15, 30]
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_value_that_is_taken_during_a_run_does_not_undo_it(timeout: float | None) -> None:
+    seen: list[NDArray] = []
+    device = NumpyDevice(before=lambda *_: seen.append(state.get(0)))
+    with alone(device) as compiled:
+        state = compiled.new_state()
+        for _ in range(4):
+            compiled.run([ONE], state=state, timeout=timeout)
+        assert state.as_dict()["total"].tolist() == [14, 28]
+    assert [value.tolist() for value in seen] == [[10 + k, 20 + 2 * k] for k in range(4)]
 
 
 def test_a_value_that_was_put_in_is_looked_at_again_and_kept() -> None:
