@@ -16,6 +16,9 @@ from penstock.ir.operations import spec_of
 from penstock.ir.settled import branches_of, has_control_flow, settled
 from penstock.ir.types import is_static, static_shape
 
+KEPT: Final = "_flattened"
+"""Where a model holds what it was made into."""
+
 WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
 """Types of values that are computed beforehand: counters, places, truths."""
 
@@ -38,7 +41,11 @@ def flattened(model: Model) -> Unrolled:
     """
     if not has_control_flow(model):
         return Unrolled(model, tuple(range(len(model.operations))))
-    return unroll(settled(model))
+    # Every device is asked about the same model, some of them several times.
+    known: Unrolled | None = model.__dict__.get(KEPT)
+    if known is None:
+        known = model.__dict__[KEPT] = unroll(settled(model))
+    return known
 
 
 def unroll(model: Model) -> Unrolled:

@@ -47,20 +47,29 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
             raise InputError(f"input {position} of {len(entry.ordinary_inputs)}")
         index = entry.ordinary_inputs[position]
         shapes[index] = tuple(given)
-    inferred, _ = _Inference(model, model.main).run([shapes[i] for i in entry.inputs])
-    operands = tuple(
-        operand
-        if operand.is_constant or operand.shape == inferred[i]
-        else replace(operand, shape=inferred[i])
-        for i, operand in enumerate(entry.operands)
-    )
-    if operands == entry.operands and all(
-        a is b for a, b in zip(operands, entry.operands, strict=True)
-    ):
+    inferred = infer_subgraph(model, model.main, [shapes[i] for i in entry.inputs])
+    if inferred is entry:
         return model
     subgraphs = list(model.subgraphs)
-    subgraphs[model.main] = replace(entry, operands=operands)
+    subgraphs[model.main] = inferred
     return replace(model, subgraphs=tuple(subgraphs))
+
+
+def infer_subgraph(model: Model, subgraph: int, inputs: Sequence[Shape]) -> Subgraph:
+    """A subgraph with the shape of every operand inferred from those of its inputs; itself where all are as they
+    were. Raises `ShapeMismatch` as `infer_shapes` does.
+    """
+    graph = model.subgraphs[subgraph]
+    shapes, _ = _Inference(model, subgraph).run(inputs)
+    changed = False
+    operands = []
+    for operand, shape in zip(graph.operands, shapes, strict=True):
+        if operand.is_constant or operand.shape == shape:
+            operands.append(operand)
+        else:
+            operands.append(replace(operand, shape=shape))
+            changed = True
+    return replace(graph, operands=tuple(operands)) if changed else graph
 
 
 class _Calls(Struct):

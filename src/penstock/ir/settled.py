@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.errors import ModelError
-from penstock.ir.infer import infer_shapes
+from penstock.ir.infer import infer_subgraph
 from penstock.ir.model import Model, Subgraph
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import static_shape
@@ -69,15 +69,14 @@ def _with_copies(
 ) -> Operation:
     shapes = [static_shape(graph.operands[i].shape) for i in arguments_of(operation)]
     indexes = branches_of(operation)
-    known = {at: shape for at, shape in enumerate(shapes) if shape is not None}
-    if len(known) < len(shapes) or any(model.subgraphs[i].states for i in indexes):
+    if None in shapes or any(model.subgraphs[i].states for i in indexes):
         return operation
     if any(len(model.subgraphs[i].inputs) != len(shapes) for i in indexes):
         return operation
     changed = {}
     for name, index in zip(BRANCHES[operation.type], indexes, strict=True):
         try:
-            inferred = infer_shapes(replace(model, main=index), known).entry
+            inferred = infer_subgraph(model, index, shapes)
         except ModelError:
             return operation
         inner = _settled(model, inferred, subgraphs, depth + 1)

@@ -31,7 +31,7 @@ from penstock.ir.types import is_static, static_shape
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 LEFT_OUT: Final = {
-    "WHILE": "how often it goes round is known only when it runs, and the runtime stops loops at their time limit",
+    "WHILE": "its rounds are known only when it runs, or too many to be written out; the runtime stops it in time",
 }
 
 

@@ -35,7 +35,7 @@ def test_loops_of_known_rounds_agree_with_the_reference(seed: int) -> None:
 def test_loops_of_unknown_rounds_are_refused_by_that_name() -> None:
     (answer,) = cpu().supported_operations(looping(1.0))
     assert not answer.supported
-    assert "how often it goes round is known only when it runs" in answer.reason
+    assert "its rounds are known only when it runs" in answer.reason
 
 
 def test_a_loop_is_refused_with_the_reason_of_what_it_does() -> None:

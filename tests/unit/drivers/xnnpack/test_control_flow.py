@@ -99,7 +99,7 @@ def test_control_flow_is_refused_by_name() -> None:
     assert refusal(unheard).startswith("its CUSTOM:of nobody: CUSTOM:of nobody is not among")
     assert "is of constants alone" in refusal(deciding(_of_constants))
     assert "not known, or differ" in refusal(_of_unknown_shape())
-    assert "how often it goes round is known only when it runs" in refusal(looping(1.0))
+    assert "its rounds are known only when it runs" in refusal(looping(1.0))
 
 
 def test_a_branch_that_gives_one_value_twice_is_refused() -> None:

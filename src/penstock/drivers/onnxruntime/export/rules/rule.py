@@ -26,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 LEFT_OUT: Final = {
-    "WHILE": "how often it goes round is known only when it runs, and the runtime stops loops at their time limit",
+    "WHILE": "its rounds are known only when it runs, or too many to be written out; the runtime stops it in time",
 }
 
 UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
