@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -39,6 +39,9 @@ from penstock.ir import Model
 
 if TYPE_CHECKING:
     from penstock.ipc.ring import Layout
+
+MOST_CHARACTERS: Final = 1024
+"""Characters that the name, or the version, of a device may have."""
 
 R = TypeVar("R", bound=wire.Reply)
 
@@ -77,6 +80,12 @@ class RemoteDevice:
         self._description = _ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description
         )[0]
+        for what, told in (("name", self.name), ("version", self.version)):
+            if not told.isprintable() or len(told) > MOST_CHARACTERS:
+                raise GeneralFailure(
+                    f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, not "
+                    f"{told[:MOST_CHARACTERS]!r}"
+                )
 
     @property
     def channel(self) -> Channel:

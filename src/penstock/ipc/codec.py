@@ -36,6 +36,7 @@ from penstock.hal import (
     RequestArgument,
 )
 from penstock.ipc import wire
+from penstock.ipc.text import printable
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
@@ -279,16 +280,19 @@ def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
 
 
 def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
-    """The error that *message* stands for, of the same class as the one it was made from."""
+    """The error that *message* stands for, of the same class as the one it was made from. What its message would command a
+    terminal is shown.
+    """
+    text = printable(message.message)
     if isinstance(message, wire.Stopped):
         kind = Cancelled if message.kind == "cancelled" else ClosedError
-        return kind(message.message)
+        return kind(text)
     if message.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         shapes = [(s.dimensions, s.is_sufficient) for s in message.output_shapes]
-        return OutputInsufficientSize(message.message, shapes)
+        return OutputInsufficientSize(text, shapes)
     if message.status is ErrorStatus.NONE:
         raise WireError("a failure whose status says that there was none")
-    return ERRORS[message.status](message.message)
+    return ERRORS[message.status](text)
 
 
 def encode(

@@ -20,6 +20,7 @@ from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
 from penstock.ipc.starting import Place, Started, connect, tail
+from penstock.ipc.text import printable
 from penstock.ipc.transport import close_all
 from penstock.logs import Log
 
@@ -262,6 +263,6 @@ class Link:
             self._rest = b""
 
     def _say(self, line: bytes) -> None:
-        text = line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace")
+        text = printable(line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace"))
         if text:
             log.info("%s (%d): %s", self.place.name, self.pid, text)

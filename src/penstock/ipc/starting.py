@@ -34,6 +34,7 @@ from penstock.ipc.linux import (
     open_process,
     wait_for_end,
 )
+from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.logs import Log
 
@@ -47,6 +48,9 @@ ATTEMPTS: Final = 20
 
 END_SECONDS: Final = 3.0
 """How long a host that was killed may take to end."""
+
+MOST_DESCRIPTORS: Final = 2
+"""Descriptors beside one message of a host: those of `welcome`, or a fence."""
 
 HOST: Final = ("-P", "-m", "penstock.ipc.host")
 
@@ -344,7 +348,7 @@ def _enter(
     sock: socket.socket, place: Place, pid: int | None, output: int, patience: float | None = None
 ) -> Started:
     """Greets the host. Raises `EOFError` where it ends before it answers, `_Silent` as `_greeted`."""
-    connection = Connection(sock)
+    connection = Connection(sock, MOST_DESCRIPTORS)
     descriptors: list[int] = []
     pidfd = -1
     try:
@@ -353,7 +357,8 @@ def _enter(
         descriptors = received.descriptors
         answer = decode_to_client(received.data)
         if isinstance(answer, wire.Refused):
-            raise DeviceUnavailable(f"driver {place.name}: its process refuses: {answer.reason}")
+            reason = printable(answer.reason)
+            raise DeviceUnavailable(f"driver {place.name}: its process refuses: {reason}")
         if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
             raise WireError(f"{type(answer).__name__} in answer to Hello")
         if not is_memory(descriptors[1]):
@@ -371,7 +376,7 @@ def _enter(
             descriptors[0],
             descriptors[1],
             answer.devices,
-            answer.sandbox,
+            tuple((printable(what), printable(how)) for what, how in answer.sandbox),
         )
     except BaseException as error:
         connection.close()
@@ -416,7 +421,7 @@ def _tail(output: int) -> str:
 
 
 def tail(output: int, most: int = TAIL_BYTES) -> str:
-    """The end of what a host wrote."""
+    """The end of what a host wrote, without what would command a terminal."""
     if sys.platform == "win32":
         return ""
     try:
@@ -424,4 +429,4 @@ def tail(output: int, most: int = TAIL_BYTES) -> str:
         content = os.pread(output, most, max(0, size - most))
     except OSError:
         return ""
-    return content.lstrip(b"\0").decode("utf-8", "replace")
+    return printable(content.lstrip(b"\0").decode("utf-8", "replace"))

@@ -34,8 +34,6 @@ BATCH: Final = 128
 CHUNK: Final = 1 << 20
 """Bytes that memory for a frame grows by, as they arrive."""
 
-_ROOM: Final = socket.CMSG_SPACE(BATCH * 4) if hasattr(socket, "CMSG_SPACE") else 0
-
 
 class Received(NamedTuple):
     """One frame. Its *descriptors* are the receiver's to close; not *complete* means that this process had no room for
@@ -74,10 +72,13 @@ class Connection:
 
     A deadline is a `time.monotonic_ns()` value. What arrives by halves is kept for the next `receive`, and what could be sent
     by halves only is sent before anything else, so that a deadline missed leaves the stream in order.
+
+    *most* descriptors may come beside one frame; the kernel closes what comes beyond.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, most: int = wire.MAX_HANDLES) -> None:
         sock.setblocking(False)
+        self.most = most
         self._socket = sock
         self._sending = threading.Lock()
         self._unsent: deque[_Part] = deque()
@@ -123,9 +124,11 @@ class Connection:
         partial = self._partial
         while len(partial.header) < HEADER.size:
             partial.header += self._with_descriptors(HEADER.size - len(partial.header), deadline_ns)
+            if len(partial.descriptors) > self.most:
+                raise self._nonsense(f"more than {self.most} descriptors came before a message")
         if partial.length is None:
             count, length = HEADER.unpack(partial.header)
-            if count > wire.MAX_HANDLES:
+            if count > self.most:
                 raise self._nonsense(f"{count} descriptors announced beside one message")
             if length > wire.MAX_FRAME:
                 raise self._nonsense(
@@ -135,13 +138,14 @@ class Connection:
         while partial.batches * BATCH < partial.expected:
             self._with_descriptors(1, deadline_ns)
             partial.batches += 1
+            if len(partial.descriptors) > partial.expected:
+                raise self._surplus()
         while (missing := partial.length - len(partial.data)) > 0:
             partial.data += self._pull(min(missing, CHUNK), deadline_ns)
         if len(partial.descriptors) > partial.expected or (
             len(partial.descriptors) < partial.expected and not partial.truncated
         ):
-            got, expected = len(partial.descriptors), partial.expected
-            raise self._nonsense(f"{got} descriptors came beside a message that has {expected}")
+            raise self._surplus()
         self._partial = _Partial()
         if len(partial.descriptors) < partial.expected:
             close_all(partial.descriptors)
@@ -160,6 +164,10 @@ class Connection:
             close_all(self._unsent.popleft().descriptors)
         close_all(self._partial.descriptors)
         self._partial = _Partial()
+
+    def _surplus(self) -> WireError:
+        got, expected = len(self._partial.descriptors), self._partial.expected
+        return self._nonsense(f"{got} descriptors came beside a message that has {expected}")
 
     def _nonsense(self, complaint: str) -> WireError:
         close_all(self._partial.descriptors)
@@ -259,9 +267,10 @@ class Connection:
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        room = socket.CMSG_SPACE(min(BATCH, self.most) * 4)
         while True:
             try:
-                data, beside, told, _ = self._socket.recvmsg(nbytes, _ROOM, flags)
+                data, beside, told, _ = self._socket.recvmsg(nbytes, room, flags)
             except BlockingIOError:
                 self._wait(select.POLLIN, deadline_ns)
                 continue

@@ -12,11 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import DeadObject, MissedDeadlineTransient, WireError
+from penstock.drivers.null import NullDevice
+from penstock.errors import (
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    MissedDeadlineTransient,
+    WireError,
+)
 from penstock.hal import ProgressEvent
 from penstock.ipc import evidence, wire
 from penstock.ipc.channel import Session
-from penstock.ipc.codec import Frame, decode_to_host, encode
+from penstock.ipc.client import RemoteDevice
+from penstock.ipc.codec import Frame, decode_to_host, encode, error_of
+from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heart import PAGE, Pulse
 from penstock.ipc.link import Link
 from penstock.ipc.starting import Place, _enter, tail
@@ -126,6 +135,43 @@ def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
         started.connection.close()
         theirs.close()
         close_all([readable, writable, started.page, started.output])
+
+
+def test_what_a_host_says_commands_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nasty, shown = "a\x1b[2Jb\x07\x9bc\ttab", "a\\x1b[2Jb\\x07\\x9bc\ttab"
+    fd = os.memfd_create("output")
+    os.write(fd, nasty.encode() + b"\nnext\n")
+    assert tail(fd) == f"{shown}\nnext\n"
+    os.close(fd)
+    link = Link.__new__(Link)
+    link.place = Place("nasty", "m:f")
+    monkeypatch.setattr(Link, "pid", 1)
+    with caplog.at_level("INFO", "penstock.ipc"):
+        link._say(nasty.encode())
+    assert caplog.messages == [f"nasty (1): {shown}"]
+    failure = error_of(wire.Failure(ErrorStatus.GENERAL_FAILURE, nasty))
+    assert str(failure) == shown
+    assert str(error_of(wire.Stopped("closed", nasty))) == shown
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "x" * 2000])
+def test_devices_of_names_that_cannot_be_shown_are_refused(name: str) -> None:
+    device = NullDevice()
+    device.version = name
+
+    class Channel:
+        copies_arrays = False
+
+        def call(self, frame: Frame) -> Frame:
+            return Dispatcher(device).answer(frame)
+
+        def drop(self, number: int) -> None:
+            """Nothing is kept."""
+
+    with pytest.raises(GeneralFailure, match="a device's version is up to 1024"):
+        RemoteDevice(Channel())
 
 
 def test_an_output_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

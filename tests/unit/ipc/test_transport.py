@@ -123,6 +123,42 @@ def test_more_descriptors_than_announced_are_closed(pair: tuple[Connection, Conn
         right.receive(soon())
 
 
+def test_descriptors_before_a_message_are_few() -> None:
+    with Resources.unchanged("a pair of connections"):
+        left, theirs = socket.socketpair()
+        right = Connection(theirs, 4)
+        sent = descriptors(3)
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", sent))]
+        for byte in HEADER.pack(4, 0)[:4]:
+            left.sendmsg([bytes([byte])], beside)
+        close_all(sent)
+        with pytest.raises(WireError, match="more than 4 descriptors came before a message"):
+            right.receive(soon())
+        right.close()
+        left.close()
+
+
+def test_more_descriptors_than_are_taken_are_no_frame(pair: tuple[Connection, Connection]) -> None:
+    left, right = pair
+    right.most = 4
+    left._socket.send(HEADER.pack(5, 0))
+    with pytest.raises(WireError, match="5 descriptors announced"):
+        right.receive(soon())
+
+
+def test_who_takes_no_descriptors_gets_none() -> None:
+    with Resources.unchanged("a pair of connections"):
+        left, theirs = socket.socketpair()
+        right = Connection(theirs, 0)
+        sent = descriptors(9)
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", sent))]
+        left.sendmsg([HEADER.pack(0, 1) + b"x"], beside)
+        close_all(sent)
+        assert right.receive(soon()).descriptors == []
+        right.close()
+        left.close()
+
+
 def test_descriptors_beside_the_bytes_are_closed(pair: tuple[Connection, Connection]) -> None:
     left, right = pair
     sent = descriptors(2)

@@ -55,7 +55,8 @@ class Guest:
     """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it first."""
 
     def __init__(self, sock: socket.socket, gone: Callable[[], None]) -> None:
-        self.sock, self.connection = sock, Connection(sock)
+        # Nothing has descriptors before `welcome`.
+        self.sock, self.connection = sock, Connection(sock, 0)
         self._gone = gone
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -199,6 +200,7 @@ class Host:
                 wire.WIRE_VERSION, os.getpid(), len(self._devices), sandbox=self._sandbox
             )
             connection.send(encode(welcome), (self._page, self._output))
+            connection.most = wire.MAX_HANDLES
             dispatchers = [
                 Dispatcher(
                     cast("Device", ClientDevice(device)), owns_device=False, admit=check_steady
