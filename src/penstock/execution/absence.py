@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-DEAD: Final = "DeadObject"
+GONE: Final = ("DeadObject", "MissedDeadline")
+"""How errors begin of a process that is not there, or does not answer in time."""
 
-NOT_ASKED: Final = f"cannot be asked: {DEAD}"
+ASKED_IN_VAIN: Final = "cannot be asked: "
+
+NOT_ASKED: Final = tuple(ASKED_IN_VAIN + error for error in GONE)
 
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether a device is there again."""
@@ -68,7 +71,7 @@ def explained(error: PlacementError) -> PlacementError:
     if not is_absent(error.reasons):
         return error
     reasons = {
-        name: with_last_crash(reason) if reason.startswith(NOT_ASKED) else reason
+        name: with_last_crash(reason) if reason.startswith(NOT_ASKED[0]) else reason
         for name, reason in error.reasons.items()
     }
     return PlacementError(error.message, reasons)
@@ -98,7 +101,7 @@ def absence_of(
         first = step.step.operations[:1]
         reasons = compilation.plan.operations[first[0]].reasons if first else {}
         missed = tuple(
-            Failure(name, reason[reason.index(DEAD) :])
+            Failure(name, reason.removeprefix(ASKED_IN_VAIN))
             for name, reason in reasons.items()
             if reason.startswith(NOT_ASKED)
         )
@@ -113,7 +116,7 @@ def absence_of(
         steps.append(step)
         unasked |= {f.device: f.error for f in missed}
         failures = (*missed, *receipt.failures)
-        absent |= {f.device: f.error for f in failures if f.error.startswith(DEAD)}
+        absent |= {f.device: f.error for f in failures if f.error.startswith(GONE)}
     if not absent:
         return compilation, None
     for name, error in unasked.items():

@@ -36,7 +36,9 @@ def _step_receipt(run: StepTrace) -> StepReceipt:
     step = run.prepared.step
     # A driver that was not there for the compile is not there for the run either.
     failures = run.failures or tuple(
-        f for f in run.prepared.receipt.failures if f.error.startswith("DeadObject")
+        f
+        for f in run.prepared.receipt.failures
+        if f.error.startswith(("DeadObject", "MissedDeadline"))
     )
     first = failures[0] if failures else None
     timing: object = run.result.timing

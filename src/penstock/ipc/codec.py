@@ -37,6 +37,7 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.text import printable
+from penstock.ipc.until import current_deadline
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
@@ -76,7 +77,7 @@ class Packer:
 
     def __init__(self) -> None:
         self.handles: list[object] = []
-        self._deadline_ns: int | None = None
+        self._deadline_ns = current_deadline()
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
         """*message*, whose forms this packer made, as bytes; raises `WireError` where it is too large."""

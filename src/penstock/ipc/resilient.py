@@ -39,6 +39,7 @@ from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
 from penstock.ipc.link import Link
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
+from penstock.ipc.until import current_deadline
 from penstock.ir import Model
 
 T = TypeVar("T")
@@ -144,6 +145,8 @@ class IsolatedDevice:
         deadline_ns: int | None = None,
     ) -> T:
         """*call*, once more where the process died of it, or before."""
+        if deadline_ns is None:
+            deadline_ns = current_deadline()
         session = self._link.session
         try:
             with self.noted(name, model, half_of(deadline_ns)):

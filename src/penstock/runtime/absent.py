@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 
 class AbsentDevice(DeviceBase):
-    """Answers every call with `DeadObject` and *reason*, and is found anew once *supervisor* has the process
+    """Answers every call with *error*, a `DeadObject` or `MissedDeadlineTransient`, and is found anew once *supervisor* has the process
     (`there`).
     """
 
     isolated: Final = True
     absent: Final = True
 
-    def __init__(self, name: str, supervisor: Supervisor, reason: str) -> None:
-        self.name, self.version, self.supervisor, self.reason = name, NO_VERSION, supervisor, reason
+    def __init__(self, name: str, supervisor: Supervisor, error: DriverError) -> None:
+        self.name, self.version, self.supervisor, self.error = name, NO_VERSION, supervisor, error
 
     def named(self, name: str) -> AbsentDevice:
         """The same under another name."""
-        return AbsentDevice(name, self.supervisor, self.reason)
+        return AbsentDevice(name, self.supervisor, self.error)
 
     def check(self) -> str | None:
-        return with_last_crash(self.reason)
+        told = str(self.error)
+        return with_last_crash(told) if isinstance(self.error, DeadObject) else told
 
     def there(self) -> bool:
         """Whether the process is there now; it is started where it may be."""
@@ -62,4 +63,4 @@ class AbsentDevice(DeviceBase):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise DeadObject(self.reason)
+        raise type(self.error)(str(self.error))

@@ -251,14 +251,15 @@ class _Driver:
         return self._absent if _is_isolated(self._entry, isolate) else None
 
     def _elsewhere(self, deadline_ns: int | None) -> list[Found]:
-        from penstock.runtime.isolation import isolated_devices, present
+        from penstock.runtime.isolation import isolated_devices, present, waiting_half
 
         began, before = time.monotonic(), self._absent
         name = self._entry.name
-        found = [
-            present(examined(device, name, isolated=True))
-            for device in isolated_devices(self._entry, deadline_ns)
-        ]
+        with waiting_half(deadline_ns):
+            found = [
+                present(examined(device, name, isolated=True))
+                for device in isolated_devices(self._entry, deadline_ns)
+            ]
         self._absent = next((one for one in found if is_absent(one.device)), None)
         if self._absent is not None:
             now = time.monotonic()

@@ -5,12 +5,21 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.errors import DeadObject, DriverError, InputError, NotAvailable, PenstockError
+from penstock.errors import (
+    DeadObject,
+    DriverError,
+    InputError,
+    MissedDeadline,
+    MissedDeadlineTransient,
+    NotAvailable,
+    PenstockError,
+)
 from penstock.hal import Device
 from penstock.logs import Log
 from penstock.runtime.discovery import OWN_DISTRIBUTION
@@ -74,13 +83,13 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
         try:
             count = supervisor.link(half_of(deadline_ns)).devices
         except DeadObject as error:
-            return [AbsentDevice(entry.name, supervisor, str(error))]
+            return [AbsentDevice(entry.name, supervisor, error)]
         devices: list[Device] = []
         for index in range(count):
             try:
                 devices.append(IsolatedDevice(supervisor, index))
-            except DeadObject as error:
-                devices.append(AbsentDevice(entry.name, supervisor, str(error)))
+            except (DeadObject, MissedDeadline) as error:
+                devices.append(AbsentDevice(entry.name, supervisor, error))
             except DriverError as error:
                 devices.append(InvalidDevice(entry.name, str(error)))
     except (PenstockError, OSError) as error:
@@ -88,15 +97,29 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
     return devices
 
 
+def waiting_half(deadline_ns: int | None) -> AbstractContextManager[None]:
+    """A block in which what devices of other processes are asked has until half of the time to the deadline is gone: the
+    other half is the fall-back's.
+    """
+    from penstock.ipc.resilient import half_of
+    from penstock.ipc.until import until
+
+    return until(half_of(deadline_ns))
+
+
 def present(found: Found) -> Found:
-    """*found*; an `AbsentDevice` in its place where its process died before it had told all."""
+    """*found*; an `AbsentDevice` in its place where its process had died, or not answered in time, before it had told all."""
     from penstock.ipc.resilient import IsolatedDevice
     from penstock.runtime.absent import AbsentDevice
 
     device, info = found.device, found.info
-    if info.usable or not isinstance(device, IsolatedDevice) or device.supervisor.running:
+    if info.usable or not isinstance(device, IsolatedDevice):
         return found
-    return replace(found, device=AbsentDevice(info.name, device.supervisor, info.reason))
+    late = MissedDeadline.__name__ in info.reason
+    if device.supervisor.running and not late:
+        return found
+    error = (MissedDeadlineTransient if late else DeadObject)(info.reason)
+    return replace(found, device=AbsentDevice(info.name, device.supervisor, error))
 
 
 def supervisor_of(name: str, value: str) -> Supervisor:

@@ -6,6 +6,7 @@ import operator
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
@@ -220,7 +221,8 @@ class _Session:
         sealed = self._sealed() if isolated else frozenset()
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            plan = self._placed(model, shapes, devices, config)
+            with _waiting(isolated, config.deadline_ns, half=True):
+                plan = self._placed(model, shapes, devices, config)
         if isolated and not allow:
             from penstock.execution.absence import refuse_absent
 
@@ -232,7 +234,8 @@ class _Session:
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         means = Means(allow, caching, meanwhile, recorder)
-        compilation = _logged(plan, compile_plan(plan, devices, config, means))
+        with _waiting(isolated, config.deadline_ns):
+            compilation = _logged(plan, compile_plan(plan, devices, config, means))
         notes = (*filter(None, [self._not_tuned(plan)]), *self._unasked())
         if notes:
             receipt = structs.replace(compilation.receipt, notes=notes)
@@ -369,6 +372,18 @@ class _Devices(Mapping[str, Device]):
 
     def __len__(self) -> int:
         return len(self._chosen)
+
+
+def _waiting(
+    isolated: bool, deadline_ns: int | None, *, half: bool = False
+) -> AbstractContextManager[None]:
+    """A block in which other processes are asked until the deadline, or *half* of the time to it is gone."""
+    if not isolated or deadline_ns is None:
+        return nullcontext()
+    from penstock.ipc.until import until
+    from penstock.runtime.isolation import waiting_half
+
+    return waiting_half(deadline_ns) if half else until(deadline_ns)
 
 
 def _reporter(progress: ProgressCallback | None) -> Reporter | None:

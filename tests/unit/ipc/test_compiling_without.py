@@ -58,7 +58,7 @@ def compiled(devices: list[str] | None, policy: Policy | None = None, **more: An
     return penstock.compile(MODEL, devices=devices, cache=False, policy=policy or Policy(), **more)
 
 
-def fell_back(model: CompiledModel, why: str) -> None:
+def fell_back(model: CompiledModel, why: str, error: str = "DeadObject: ") -> None:
     """The receipts of compile and run say that *model* is on the reference device, and why."""
     outputs = model(X)
     np.testing.assert_array_equal(outputs[0], X + 1)
@@ -66,7 +66,7 @@ def fell_back(model: CompiledModel, why: str) -> None:
         (step,) = receipt.steps
         assert (step.device, step.fallback_from) == ("reference", "fragile")
         assert step.error is not None
-        assert step.error.startswith("DeadObject: ")
+        assert step.error.startswith(error)
         assert why in step.error
 
 
@@ -159,6 +159,30 @@ def test_a_driver_that_nobody_named_is_left_out_and_noted(
     with compiled(None) as model:
         assert "fragile" in model.plan.devices
         assert model.receipt.notes == ()
+
+
+@pytest.mark.parametrize("call", ["find", "compile"])
+def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
+    tell: Tell, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if call == "compile":
+        compiled(["fragile"]).close()
+    else:
+        isolation.supervisor_of("fragile", "tests.support_isolated:fragile").link()
+    (supervisor,) = isolation.supervisors()
+    link = supervisor.running
+    assert link is not None
+    os.kill(link.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with compiled(["fragile"], timeout=1) as model:
+            assert time.monotonic() - began < 1
+            fell_back(model, "", "MissedDeadlineTransient: ")
+        with pytest.raises(PlacementError, match="did not answer before the deadline"):
+            compiled(["fragile"], ALONE, timeout=0.4)
+        assert time.monotonic() - began < 3
+    finally:
+        os.kill(link.pid, signal.SIGKILL)
 
 
 def test_a_process_that_does_not_start_in_time_is_not_waited_for(
