@@ -169,20 +169,18 @@ class StepRunner(LaneUser):
         behind them is in *turn*. Only where `is_direct`.
         """
         began = perf_counter_ns()
-        kinds = self._kinds
-        given = tuple([HostMemory(lent(array)) for array in inputs])
-        every: tuple[RequestArgument, ...] = given
-        if turn is None:
-            outputs = [allocate(shape, dtype) for _, (shape, dtype) in kinds]
-            wanted = tuple([HostMemory(array) for array in outputs])
-        else:
+        kinds, outputs = self._kinds, list[NDArray]()
+        every: tuple[RequestArgument, ...] = tuple([HostMemory(lent(array)) for array in inputs])
+        tail = None
+        if turn is not None:
             tail = turn.tails.get(self) or self._tail(len(inputs), turn)
             kinds = kinds[: len(kinds) - len(tail.outputs)]
-            outputs = [allocate(shape, dtype) for _, (shape, dtype) in kinds]
-            wanted = (*[HostMemory(array) for array in outputs], *tail.outputs)
-            every = (*given, *tail.inputs)
-        request = self._request(every, wanted)
         try:
+            outputs = [allocate(shape, dtype) for _, (shape, dtype) in kinds]
+            wanted = tuple([HostMemory(array) for array in outputs])
+            if tail is not None:
+                every, wanted = every + tail.inputs, wanted + tail.outputs
+            request = self._request(every, wanted)
             result = call_execute(self.prepared, request, config)
             if type(result) is not ExecutionResult or result.output_shapes:
                 check_result(result, self._outputs, [each.array for each in wanted])

@@ -17,6 +17,7 @@ from penstock.errors import (
     GeneralFailure,
     MissedDeadlineTransient,
     OutputInsufficientSize,
+    ResourceExhaustedTransient,
 )
 from penstock.hal import (
     Capabilities,
@@ -460,6 +461,21 @@ class Tight(RecordingDevice):
         if self.asked == 1:
             raise OutputInsufficientSize("small", [((6, 2), False)])
         return proceed()
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_no_memory_for_an_output_is_a_failure_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    def refuse(*_: object) -> NDArray:
+        raise ResourceExhaustedTransient("no memory for an output")
+
+    with compiled(add_relu(), only("a", "ADD", "RELU")) as model:
+        expected = model(X, X)[0]
+        monkeypatch.setattr("penstock.execution.step.allocate", refuse)
+        outputs = model.run([X, X], timeout=timeout)
+        np.testing.assert_array_equal(outputs[0], expected)
+        assert chain_of(outputs.receipt) == [("reference", ["a"])]
 
 
 def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
