@@ -6,7 +6,7 @@ Every lie becomes a `GeneralFailure`, so that the step can fall back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -87,8 +87,16 @@ def grown_sizes(
 
 def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
     """Fresh memory; `ResourceExhaustedTransient` when there is none."""
+    return _made(np.empty, shape, dtype)
+
+
+def _made(
+    make: Callable[[Sequence[int], np.dtype[np.generic]], NDArray],
+    shape: Sequence[int],
+    dtype: np.dtype[np.generic],
+) -> NDArray:
     try:
-        return np.empty(shape, dtype)
+        return make(shape, dtype)
     except (MemoryError, ValueError) as error:
         raise ResourceExhaustedTransient(
             f"no memory for an output of shape {tuple(shape)} of {dtype}"
@@ -112,7 +120,7 @@ def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) ->
         if size <= MOST_BESIDE and not dtype.hasobject:
             found.append(shared[start : start + size].view(dtype).reshape(shape))
         else:
-            found.append(np.zeros(shape, dtype))
+            found.append(_made(np.zeros, shape, dtype))
     return found
 
 

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
-from penstock.errors import GeneralFailure
+from penstock.errors import GeneralFailure, ResourceExhaustedTransient
+from penstock.execution.results import side_by_side
 from penstock.execution.state import State
 from penstock.execution.turns import turning_ports
 from penstock.hal import ExecutionConfig, HostMemory, ProvenRequest, Request
@@ -150,3 +151,10 @@ def test_values_of_another_shape_get_arrays_of_their_own() -> None:
     state = State(model)
     state.replace({0: np.zeros(3, np.float32)})
     assert copy.deepcopy(state).turn(turning_ports(model)) is None
+
+
+def test_arrays_that_find_no_room_are_one_named_error() -> None:
+    with pytest.raises(ResourceExhaustedTransient, match="no memory"):
+        side_by_side([((1 << 60,), np.dtype(np.uint8))])
+    with pytest.raises(ResourceExhaustedTransient, match="no memory"):
+        side_by_side([((2,), np.dtype(np.uint8)), ((1 << 61,), np.dtype(np.float32))])
