@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,11 +124,10 @@ class SteadyRunner(Runner):
         self.inputs = [places[t] for t in (*self._inputs, *self._states)]
         self.outputs = [places[t] for t in (*self._outputs, *self._states)]
         if scalars:
-            self._put = [(t, scalars[t]) for t in (*self._inputs, *self._states) if t in scalars]
-            self._fetched = [
-                (t, scalars[t]) for t in (*self._outputs, *self._states) if t in scalars
-            ]
-            self.invoke = self._invoke_with_scalars
+            put = [(t, scalars[t]) for t in (*self._inputs, *self._states) if t in scalars]
+            fetched = [(t, scalars[t]) for t in (*self._outputs, *self._states) if t in scalars]
+            # Not of this object: it would be gone only with the next garbage collection.
+            self.invoke = partial(_invoke_with_scalars, wrapper, put, fetched)
         self._given = self.segment.given
         self._found: dict[int, NDArray] = dict(zip(self.segment.made, self.outputs, strict=True))
 
@@ -140,13 +140,15 @@ class SteadyRunner(Runner):
             raise failed(error) from error
         return self._found
 
-    def _invoke_with_scalars(self) -> None:
-        wrapper = self._wrapper
-        for tensor, place in self._put:
-            wrapper.SetTensor(tensor, place)
-        wrapper.Invoke()
-        for tensor, place in self._fetched:
-            place[...] = wrapper.GetTensor(tensor, 0)
+
+def _invoke_with_scalars(
+    wrapper: Any, put: Sequence[tuple[int, NDArray]], fetched: Sequence[tuple[int, NDArray]]
+) -> None:
+    for tensor, place in put:
+        wrapper.SetTensor(tensor, place)
+    wrapper.Invoke()
+    for tensor, place in fetched:
+        place[...] = wrapper.GetTensor(tensor, 0)
 
 
 def failed(error: Exception) -> GeneralFailure:

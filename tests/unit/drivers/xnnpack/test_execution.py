@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -118,6 +120,20 @@ def test_a_scalar_goes_in_and_comes_out() -> None:
     out = np.empty((), np.float32)
     execute(prepared(model), [np.array(2, np.float32), np.array(3, np.float32)], [out])
     assert out == 5
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_what_a_closed_model_held_needs_no_garbage_collection(shape: tuple[int, ...]) -> None:
+    each = prepared(one("ADD", [(F32, shape), (F32, shape)], [(F32, shape)]))
+    (kept,) = [weakref.ref(runner) for (runner,) in each._free]  # type: ignore[attr-defined]  # its own
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        each.close()
+        assert kept() is None
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def test_shapes_may_be_known_when_it_runs() -> None:
