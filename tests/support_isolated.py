@@ -122,6 +122,19 @@ def _obey(code: int) -> None:
                         os.write(int(link.name), b"\xff" * 64)
 
 
+def stop(pid: int) -> None:
+    """Stops a process, and waits until all its threads stand still: the signal alone is only on its way."""
+    os.kill(pid, signal.SIGSTOP)
+    patience = time.monotonic() + 10
+    while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < patience
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _signal(number: int) -> None:
     os.kill(os.getpid(), number)
     # Another thread may be the one to get it.

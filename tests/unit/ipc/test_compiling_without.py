@@ -172,15 +172,15 @@ def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
     (supervisor,) = isolation.supervisors()
     link = supervisor.running
     assert link is not None
-    os.kill(link.pid, signal.SIGSTOP)
+    support.stop(link.pid)
     try:
         began = time.monotonic()
-        with compiled(["fragile"], timeout=1) as model:
-            assert time.monotonic() - began < 1
+        with compiled(["fragile"], timeout=2) as model:
+            assert time.monotonic() - began < 2
             fell_back(model, "", "MissedDeadlineTransient: ")
         with pytest.raises(PlacementError, match="did not answer before the deadline"):
             compiled(["fragile"], ALONE, timeout=0.4)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5
     finally:
         os.kill(link.pid, signal.SIGKILL)
 

@@ -94,19 +94,6 @@ def host() -> int:
     return link.pid
 
 
-def stop(pid: int) -> None:
-    """Stops a process, and waits until all its threads stand still: the signal alone is only on its way."""
-    os.kill(pid, signal.SIGSTOP)
-    patience = time.monotonic() + 10
-    while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):
-        assert time.monotonic() < patience
-        time.sleep(0.001)
-
-
-def _state(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
-
-
 def check(outputs: penstock.Outputs) -> None:
     np.testing.assert_array_equal(outputs[0], X + 1)
 
@@ -174,7 +161,7 @@ def test_one_death_is_one_death_however_many_runs_found_it() -> None:
     with compiled(ALONE) as model, ThreadPoolExecutor(8) as threads:
         check(model(X))
         pid = host()
-        stop(pid)
+        support.stop(pid)
         runs = [threads.submit(model, X) for _ in range(8)]
         time.sleep(0.3)
         os.kill(pid, signal.SIGKILL)
@@ -204,7 +191,7 @@ def test_a_stopped_process_is_found_while_the_settings_cannot_be_read(
         check(model(X))
         pid = host()
         monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "soon")
-        stop(pid)
+        support.stop(pid)
         (supervisor,) = isolation.supervisors()
         patience = time.monotonic() + 10
         while supervisor.running is not None:
@@ -221,7 +208,7 @@ def test_a_stopped_process_is_hung_and_killed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "3000")
     with compiled() as model:
         check(model(X))
-        stop(host())
+        support.stop(host())
         began = time.monotonic()
         outputs = model(X)
         check(outputs)
@@ -233,7 +220,7 @@ def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline() -> None:
     with compiled() as model:
         check(model(X))
         pid = host()
-        stop(pid)
+        support.stop(pid)
         began = time.monotonic()
         with pytest.raises(MissedDeadline):
             model.run([X], timeout=0.3)
@@ -260,7 +247,7 @@ def test_what_is_said_of_a_death_is_how_it_ended(caplog: pytest.LogCaptureFixtur
     with compiled(ALONE) as model:
         check(model(X))
         pid = host()
-        stop(pid)
+        support.stop(pid)
         with ThreadPoolExecutor(1) as threads:
             run = threads.submit(model._base.compilation.steps[0].device.check)
             time.sleep(0.2)
