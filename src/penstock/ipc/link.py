@@ -21,6 +21,7 @@ from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
 from penstock.ipc.starting import Place, Started, connect, tail
 from penstock.ipc.text import printable
+from penstock.ipc.threads import begin
 from penstock.ipc.transport import close_all
 from penstock.logs import Log
 
@@ -50,9 +51,11 @@ class Link:
         self._started: Started = connect(place)
         self._ended = ended
         self._process = os.getpid()
+        self._closing = self._reaped = False
         try:
             self._pulse = Pulse(self._started.page)
-        except WireError as error:
+            self._wake = event()
+        except (WireError, OSError) as error:
             self._refuse()
             raise DeviceUnavailable(
                 f"driver {place.name}: its process does not answer as one: {error}"
@@ -60,8 +63,6 @@ class Link:
         self._written = 0
         self._rest = b""
         self._lock = threading.Lock()
-        self._closing = False
-        self._wake = event()
         pidfd = self._started.pidfd
         self.session = Session(
             self._started.connection,
@@ -71,7 +72,13 @@ class Link:
         self._watcher = threading.Thread(
             target=self._watch, name=f"penstock-watch-{place.name}", daemon=True
         )
-        self._watcher.start()
+        try:
+            self._watcher.start()
+        except RuntimeError as error:
+            self.session.close(partial(os.close, self._wake))
+            self._pulse.close()
+            self._refuse()
+            raise DeviceUnavailable(f"driver {place.name}: {error}") from error
 
     @property
     def pid(self) -> int:
@@ -150,6 +157,8 @@ class Link:
                     kill_process(started.pidfd)
                 self._wait_for_end(END_SECONDS)
             self._reap()
+            if not self._reaped:
+                self._reap_later()
         self._drain(last=True)
         self.session.close(partial(os.close, self._wake))
         self._pulse.close()
@@ -211,7 +220,8 @@ class Link:
         return f"was killed: {why}"
 
     def _how_it_ended(self) -> str:
-        status = self._reap() if self._started.child else None
+        # Another connection of this process may have started it.
+        status = self._reap() if self._started.pidfd >= 0 else None
         if status is None or sys.platform == "win32":
             return "ended"
         if os.WIFSIGNALED(status):
@@ -234,8 +244,15 @@ class Link:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
+            self._reaped = True
             return None
+        self._reaped = bool(pid)
         return status if pid else None
+
+    def _reap_later(self) -> None:
+        """It has other clients, or takes its time: no zombie is left when it ends."""
+        with contextlib.suppress(RuntimeError, MemoryError):
+            begin(_reap_at_end, self.pid)
 
     def _drain(self, *, last: bool = False) -> None:
         """Whatever the host has written since, line by line into the log."""
@@ -266,3 +283,9 @@ class Link:
         text = printable(line.strip(b"\0\r")[:LINE_BYTES].decode("utf-8", "replace"))
         if text:
             log.info("%s (%d): %s", self.place.name, self.pid, text)
+
+
+def _reap_at_end(pid: int) -> None:
+    # Another connection of this process may have been first.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

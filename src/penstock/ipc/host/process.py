@@ -60,7 +60,15 @@ class Guest:
         self._gone = gone
         self._lock = threading.Lock()
         self._client: Client | None = None
+        self._is_greeted = False
         self.is_gone = False
+
+    def greet(self) -> None:
+        """Some thread sees to it from now on, and closes the connection. Raises `EOFError` where it has hung up."""
+        with self._lock:
+            if self.is_gone:
+                raise EOFError("the client has hung up")
+            self._is_greeted = True
 
     def serve(self, dispatchers: list[Dispatcher]) -> None:
         """Begins to serve it as a client. Raises `RuntimeError` or `MemoryError` where there is no room for that."""
@@ -80,6 +88,9 @@ class Guest:
         if self._client is not None:
             self._client.finish()
         self.leave()
+        with self._lock:
+            if not self._is_greeted:
+                self.connection.close()
 
 
 class Host:
@@ -180,6 +191,7 @@ class Host:
     def _greet(self, guest: Guest) -> None:
         connection = guest.connection
         try:
+            guest.greet()
             user = peer_user(guest.sock)
             if self._users is not None and user not in self._users:
                 raise WireError(f"user {user} is not this host's")
