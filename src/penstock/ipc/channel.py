@@ -17,7 +17,6 @@ from penstock.errors import (
     Cancelled,
     DeadObject,
     DriverError,
-    ErrorStatus,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     StateError,
@@ -203,6 +202,8 @@ class Session:
             self._users -= 1
             last = self._closed and not self._users
         if last:
+            # Answers that nobody waits for do not come any more: what they would have written to is free.
+            self._calls.clear()
             self._connection.close()
             self.staging.close()
             self._then()
@@ -373,7 +374,8 @@ class Session:
         finally:
             close_all(waiting.descriptors)
         if answer.failed:
-            if table.staged is not None and _is_out_of_room(answer):
+            if table.staged is not None:
+                # The host may not have that memory, or not all of it.
                 table.staged.discard()
             return Frame(answer.body, handles)
         handles = table.returned(handles)
@@ -492,14 +494,6 @@ class _Table:
     def _place(self, fd: int) -> int:
         self.descriptors.append(fd)
         return len(self.descriptors) - 1
-
-
-def _is_out_of_room(answer: wire.Answer) -> bool:
-    with suppress(WireError):
-        reply = decode_reply(answer.body)
-        status = reply.status if isinstance(reply, wire.Failure) else None
-        return status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    return False
 
 
 def _is_open(fd: int) -> bool:

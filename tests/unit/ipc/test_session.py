@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
+import time
 
+import numpy as np
 import pytest
 
-from penstock.errors import DeadObject, DriverError
+from penstock.errors import DeadObject, DriverError, InvalidArgument, MissedDeadlineTransient
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
-from penstock.ipc.codec import Frame, encode
-from penstock.ipc.transport import Connection
+from penstock.ipc.codec import Frame, decode_to_host, encode
+from penstock.ipc.dispatch import refusal
+from penstock.ipc.transport import Connection, close_all
+from penstock.memory import MemoryPool, live_mappings
 
 CALL = Frame(encode(wire.Describe(wire.WIRE_VERSION)))
 
@@ -87,3 +92,50 @@ def test_whoever_finds_the_end_tells_of_it_before_the_descriptors_close() -> Non
     theirs.close()
     with pytest.raises(DriverError, match="it is gone"):
         session.call(0, CALL)
+
+
+def test_what_an_abandoned_call_was_given_goes_with_the_session() -> None:
+    ours, theirs = socket.socketpair()
+    before = live_mappings()
+    session = Session(Connection(ours))
+    with MemoryPool.anonymous(64) as pool:
+        frame = CALL._replace(handles=(pool.view(np.float32, 4),), deadline_ns=soon(0.02))
+        with pytest.raises(MissedDeadlineTransient):
+            session.call(0, frame)
+        del frame
+    session.close()
+    gc.collect()
+    assert live_mappings() == before
+    theirs.close()
+
+
+def test_memory_of_a_call_that_failed_is_lent_anew() -> None:
+    ours, theirs = socket.socketpair()
+    session, host = Session(Connection(ours)), Connection(theirs)
+    lent: list[int] = []
+
+    def serve() -> None:
+        while len(lent) < 2:
+            received = host.receive(soon(10))
+            close_all(received.descriptors)
+            match decode_to_host(received.data):
+                case wire.Lend(memory=number):
+                    lent.append(number)
+                case wire.Ask(call=call):
+                    reply = refusal(InvalidArgument("that memory is not as large as was said"))
+                    host.send(encode(wire.Answer(call, reply.data, failed=True)))
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    frame = CALL._replace(handles=(np.zeros(4, np.float32),))
+    session.call(0, frame)
+    with pytest.raises(MissedDeadlineTransient):
+        session.call(0, frame._replace(deadline_ns=soon(0.2)))
+    serving.join(10)
+    assert len(set(lent)) == 2
+    session.close()
+    host.close()
+
+
+def soon(seconds: float) -> int:
+    return time.monotonic_ns() + int(seconds * 1e9)
