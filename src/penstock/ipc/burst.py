@@ -47,14 +47,16 @@ class RingBurst:
     *life_fd*, which is the burst's.
     """
 
-    def __init__(self, prepared: RemotePreparedModel, life_fd: int) -> None:
+    def __init__(
+        self, prepared: RemotePreparedModel, life_fd: int, deadline_ns: int | None = None
+    ) -> None:
         self._prepared = prepared
         self._running = threading.Lock()
         self._bound: OrderedDict[Any, _Bound] = OrderedDict()
         self._latest: _Bound | None = None
         self._free = list(range(MOST_BOUND))
         self._pools: dict[int, tuple[Memory, RemoteObject]] = {}
-        self._ring, remote = _opened(prepared, DEFAULT_LAYOUT, life_fd)
+        self._ring, remote = _opened(prepared, DEFAULT_LAYOUT, life_fd, deadline_ns)
         self._remote: RemoteObject | None = remote
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -68,7 +70,7 @@ class RingBurst:
         try:
             bound = self._latest
             if bound is None or not bound.is_for(request):
-                bound = self._find(request)
+                bound = self._find(request, config)
                 if bound is None:
                     return self._prepared.execute(request, config)
                 self._latest = bound
@@ -122,7 +124,7 @@ class RingBurst:
             copies.append(_copied(position, array, view, out=True))
         return CarriedResult(result.output_shapes, result.timing, tuple(copies))
 
-    def _find(self, request: Request) -> _Bound | None:
+    def _find(self, request: Request, config: ExecutionConfig) -> _Bound | None:
         """The binding of *request*, made now if there is none; None for one that no ring can carry."""
         if self._remote is None:
             raise ClosedError("burst used after close()")
@@ -133,10 +135,10 @@ class RingBurst:
             bound.remember(request)
             return bound
         if not self._free:
-            self._forget(self._bound.popitem(last=False)[1])
+            self._forget(self._bound.popitem(last=False)[1], config)
         lent = lend(request, steady_place)
         try:
-            payload = self._encoded(lent)
+            payload = self._encoded(lent, config.deadline_ns)
             if payload is None:
                 _close_staging(lent)
                 return None
@@ -146,32 +148,36 @@ class RingBurst:
         bound = self._bound[key] = _Bound(self._free.pop(), payload, lent, request)
         return bound
 
-    def _encoded(self, lent: Lent) -> bytes | None:
+    def _encoded(self, lent: Lent, deadline_ns: int | None) -> bytes | None:
         """What binds *lent*; None where a pool has no descriptor to lend, or it is too long for a slot."""
         try:
-            pools = tuple([self._lent(m) for m in lent.pools])
+            pools = tuple([self._lent(m, deadline_ns) for m in lent.pools])
         except InvalidArgument:
             return None
         payload = encode(wire.RingRequest(lent.inputs, lent.outputs, pools))
         return payload if len(payload) <= DEFAULT_LAYOUT.slot_bytes - REQUEST.size else None
 
-    def _lent(self, memory: Memory) -> wire.ObjectId:
+    def _lent(self, memory: Memory, deadline_ns: int | None) -> wire.ObjectId:
         """The number of *memory* on the device's side, which is told of it if it does not know it."""
         known = self._pools.get(id(memory))
         if known is None:
             from penstock.ipc.client import lend_pool
 
-            known = self._pools[id(memory)] = memory, lend_pool(self._prepared.channel, memory)
+            made = lend_pool(self._prepared.channel, memory, deadline_ns)
+            known = self._pools[id(memory)] = memory, made
         return known[1].number
 
-    def _forget(self, bound: _Bound) -> None:
+    def _forget(self, bound: _Bound, config: ExecutionConfig) -> None:
         """Makes room on both sides, for pools too that no other binding uses."""
         self._free.append(bound.number)
-        self._ring.call(ring.UNBIND, bound.number)
-        bound.close()
-        used = {id(m) for b in self._bound.values() for m in b.lent.pools}
-        for key in self._pools.keys() - used:
-            self._pools.pop(key)[1].close()
+        try:
+            self._ring.call(ring.UNBIND, bound.number, config)
+        finally:
+            bound.close()
+            used = {id(m) for b in self._bound.values() for m in b.lent.pools}
+            for key in self._pools.keys() - used:
+                # Its finalizer tells the other side, for which nobody waits.
+                del self._pools[key]
 
 
 class _Bound:
@@ -272,7 +278,7 @@ def _close_staging(lent: Lent) -> None:
 
 
 def _opened(
-    prepared: RemotePreparedModel, layout: Layout, life_fd: int
+    prepared: RemotePreparedModel, layout: Layout, life_fd: int, deadline_ns: int | None
 ) -> tuple[RingClient, RemoteObject]:
     from penstock.ipc.client import open_ring
 
@@ -282,7 +288,8 @@ def _opened(
         descriptors.append(fd)
         region = Region(fd, layout)
         to_device, to_client = Doorbell.create(), Doorbell.create()
-        remote = open_ring(prepared, fd, to_device.listen_fd, to_client.ring_fd, layout)
+        bells = to_device.listen_fd, to_client.ring_fd
+        remote = open_ring(prepared, fd, *bells, layout, deadline_ns)
         descriptors.remove(life_fd)
     finally:
         close_all(descriptors)

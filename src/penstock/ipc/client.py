@@ -74,11 +74,12 @@ class RemoteDevice:
     message is `GeneralFailure`.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:
+        """Asks for the device's properties, by the deadline."""
         self._channel = channel
         self._closed = False
         self._description = _ask(
-            channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description
+            channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
         )[0]
         for what, told in (("name", self.name), ("version", self.version)):
             if not told.isprintable() or len(told) > MOST_CHARACTERS:
@@ -231,18 +232,24 @@ class RemotePreparedModel(RemoteObject):
             undone.pop_all()
         return fence if carried.is_plain else CarriedFence(fence, carried)
 
-    def configure_burst(self) -> Burst:
-        """One that goes through shared memory where the channel tells of the other process's life."""
+    def configure_burst(self, deadline_ns: int | None = None) -> Burst:
+        """One that goes through shared memory where the channel tells of the other process's life; made by the deadline."""
         life: Callable[[], int | None] | None = getattr(self.channel, "life", None)
         life_fd = life() if life is not None else None
         if life_fd is not None:
             from penstock.ipc.burst import RingBurst
 
-            return RingBurst(self, life_fd)
-        made = _ask(self.channel, lambda _: wire.ConfigureBurst(self.number), wire.Made)[0]
+            return RingBurst(self, life_fd, deadline_ns)
+
+        def call(_: Packer) -> wire.Call:
+            return wire.ConfigureBurst(self.number)
+
+        made = _ask(self.channel, call, wire.Made, deadline_ns)[0]
         return RemoteBurst(self.channel, made)
 
-    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+    def create_reusable_execution(
+        self, request: Request, deadline_ns: int | None = None
+    ) -> ReusableExecution:
         copied = self.channel.copies_arrays and any(
             isinstance(a, HostMemory) for a in (*request.inputs, *request.outputs)
         )
@@ -256,7 +263,7 @@ class RemotePreparedModel(RemoteObject):
             def call(pack: Packer) -> wire.Call:
                 return wire.CreateReusableExecution(self.number, pack.request(carried.request))
 
-            made = _ask(self.channel, call, wire.Made)[0]
+            made = _ask(self.channel, call, wire.Made, deadline_ns)[0]
         return RemoteExecution(self.channel, made, self, request if copied else None)
 
 
@@ -274,8 +281,9 @@ def open_ring(
     to_device_fd: int,
     to_client_fd: int,
     layout: Layout,
+    deadline_ns: int | None = None,
 ) -> RemoteRing:
-    """Has a ring served on the device's side; the descriptors stay the caller's."""
+    """Has a ring served on the device's side, by the deadline; the descriptors stay the caller's."""
 
     def call(pack: Packer) -> wire.Call:
         return wire.OpenRing(
@@ -287,15 +295,18 @@ def open_ring(
             layout.slot_bytes,
         )
 
-    return RemoteRing(prepared.channel, _ask(prepared.channel, call, wire.Made)[0])
+    return RemoteRing(prepared.channel, _ask(prepared.channel, call, wire.Made, deadline_ns)[0])
 
 
-def lend_pool(channel: Channel, memory: Memory) -> RemotePool:
-    """Makes *memory* known on the device's side. Raises `InvalidArgument` for one that it does not map."""
+def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
+    """Makes *memory* known on the device's side, by the deadline. Raises `InvalidArgument` for one that it does not map."""
     if channel.copies_arrays and may_shrink(memory):
         raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
-    made = _ask(channel, lambda pack: wire.LendPool(pack.memory(memory)), wire.Made)[0]
-    return RemotePool(channel, made)
+
+    def call(pack: Packer) -> wire.Call:
+        return wire.LendPool(pack.memory(memory))
+
+    return RemotePool(channel, _ask(channel, call, wire.Made, deadline_ns)[0])
 
 
 class RemoteBurst(RemoteObject):
@@ -406,10 +417,15 @@ def _carried(channel: Channel, request: Request) -> Carried:
 
 
 def _ask(
-    channel: Channel, call: Callable[[Packer], wire.Call], kind: type[R]
+    channel: Channel,
+    call: Callable[[Packer], wire.Call],
+    kind: type[R],
+    deadline_ns: int | None = None,
 ) -> tuple[R, Unpacker]:
-    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead."""
-    answer = _answer(channel, call)
+    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead. *deadline_ns* is that of
+    a message that has none itself.
+    """
+    answer = _answer(channel, call, deadline_ns)
     reply = _reply(answer, kind)
     try:
         return reply, Unpacker(answer.handles)
@@ -417,12 +433,16 @@ def _ask(
         raise _senseless(error) from error
 
 
-def _answer(channel: Channel, call: Callable[[Packer], wire.Call]) -> Frame:
+def _answer(
+    channel: Channel, call: Callable[[Packer], wire.Call], deadline_ns: int | None = None
+) -> Frame:
     pack = Packer()
     try:
         frame = pack.frame(call(pack))
     except WireError as error:
         raise InvalidArgument(str(error)) from error
+    if deadline_ns is not None:
+        frame = frame._replace(deadline_ns=deadline_ns)
     try:
         return channel.call(frame)
     except WireError as error:

@@ -168,12 +168,19 @@ class IsolatedDevice:
         if not self._link.session.gone:
             return self._remote
         link = self.supervisor.link(deadline_ns)
-        with self._lock:
+        left = remaining_seconds(deadline_ns)
+        if not self._lock.acquire(timeout=-1 if left is None else left):
+            raise DeadObject(f"device {self.name} is still being described by its new process")
+        try:
             if self._changed:
                 raise GeneralFailure(self._changed)
             if link is not self._link:
-                self._link, self._remote = link, self._same(link)
+                # In this order: whoever finds the link alive takes the device for the one in it.
+                self._remote = self._same(link, deadline_ns)
+                self._link = link
             return self._remote
+        finally:
+            self._lock.release()
 
     def buried(self, deadline_ns: int | None = None) -> None:
         """Waits until it is known how the process ended, which a call found gone, or until the deadline."""
@@ -185,10 +192,10 @@ class IsolatedDevice:
         """While the block runs, the death of the process has *call* in its record; see `Supervisor.noted`."""
         return self.supervisor.noted(Underway(call, self.name, self.version, model), deadline_ns)
 
-    def _same(self, link: Link) -> RemoteDevice:
+    def _same(self, link: Link, deadline_ns: int | None) -> RemoteDevice:
         if self._index >= link.devices:
             self._change(f"its driver has {link.devices} devices now")
-        again = RemoteDevice(link.session.channel(self._index))
+        again = RemoteDevice(link.session.channel(self._index), deadline_ns)
         for what in ("name", "version", "capabilities", "feature_level"):
             if getattr(self._remote, what) != getattr(again, what):
                 self._change(f"after its process died its {what} is another one")
@@ -278,7 +285,7 @@ class IsolatedPreparedModel:
         return self.twice("execute_fenced", call, request, config)[0]
 
     def configure_burst(self) -> Burst:
-        return _Series(self, lambda remote: remote.configure_burst())
+        return _Series(self, lambda remote, deadline_ns: remote.configure_burst(deadline_ns))
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
         return _Repeated(self, request)
@@ -400,7 +407,9 @@ class _Series:
     """A `Burst` that is configured again with its prepared model."""
 
     def __init__(
-        self, prepared: IsolatedPreparedModel, make: Callable[[RemotePreparedModel], Burst]
+        self,
+        prepared: IsolatedPreparedModel,
+        make: Callable[[RemotePreparedModel, int | None], Burst],
     ) -> None:
         self._prepared, self._make = prepared, make
         self._of, self._burst = self._made(prepared.living())
@@ -434,7 +443,7 @@ class _Series:
 
         def call(remote: RemotePreparedModel) -> ExecutionResult:
             if remote is not self._of:
-                self._of, self._burst = self._made(remote)
+                self._of, self._burst = self._made(remote, config.deadline_ns)
                 self._session = session_of(remote)
             return self._burst.execute(request, config)
 
@@ -444,8 +453,10 @@ class _Series:
         self._closed = True
         self._burst.close()
 
-    def _made(self, remote: RemotePreparedModel) -> tuple[RemotePreparedModel, Burst]:
-        return remote, self._make(remote)
+    def _made(
+        self, remote: RemotePreparedModel, deadline_ns: int | None = None
+    ) -> tuple[RemotePreparedModel, Burst]:
+        return remote, self._make(remote, deadline_ns)
 
 
 class _Repeated:
@@ -462,7 +473,7 @@ class _Repeated:
 
         def call(remote: RemotePreparedModel) -> ExecutionResult:
             if remote is not self._of:
-                self._of, self._execution = self._made(remote)
+                self._of, self._execution = self._made(remote, config.deadline_ns)
             return self._execution.execute(config)
 
         return self._prepared.run(call, self._request, config)
@@ -471,8 +482,10 @@ class _Repeated:
         self._closed = True
         self._execution.close()
 
-    def _made(self, remote: RemotePreparedModel) -> tuple[RemotePreparedModel, ReusableExecution]:
-        return remote, remote.create_reusable_execution(self._request)
+    def _made(
+        self, remote: RemotePreparedModel, deadline_ns: int | None = None
+    ) -> tuple[RemotePreparedModel, ReusableExecution]:
+        return remote, remote.create_reusable_execution(self._request, deadline_ns)
 
 
 def names_buffers(request: Request) -> bool:

@@ -222,11 +222,15 @@ def test_a_deadline_in_the_past_is_missed_on_the_devices_side(slow: ChildChannel
 
 def test_a_device_that_answers_nothing_is_not_asked_without_end(slow: ChildChannel) -> None:
     burst = opened(slow)
+    x = four(0.0)
+    request = host(x, four())
+    burst.execute(request, PLAIN)
+    x[...] = -0.5
     for _ in range(ring.DEFAULT_LAYOUT.slots):
         with pytest.raises(MissedDeadlineTransient):
-            burst.execute(host(four(-0.3), four()), within(0.01))
+            burst.execute(request, within(0.02))
     with pytest.raises(GeneralFailure, match="not answered the last"):
-        burst.execute(host(four(), four()), within(0.01))
+        burst.execute(request, within(0.02))
     burst.close()
 
 
