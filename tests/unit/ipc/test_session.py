@@ -96,6 +96,7 @@ def test_whoever_finds_the_end_tells_of_it_before_the_descriptors_close() -> Non
 
 def test_what_an_abandoned_call_was_given_goes_with_the_session() -> None:
     ours, theirs = socket.socketpair()
+    gc.collect()
     before = live_mappings()
     session = Session(Connection(ours))
     with MemoryPool.anonymous(64) as pool:
