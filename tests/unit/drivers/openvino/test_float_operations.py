@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import chain
 from typing import Final
 
@@ -158,6 +159,20 @@ def transposed() -> list[OneOperation]:
     return made
 
 
+def transposed_with_bias() -> list[OneOperation]:
+    """MediaPipe's operation: padding and strides as three integers."""
+    made = []
+    for out, filters, stride in (((1, 8, 10, 6), (6, 3, 3, 3), 2), ((1, 4, 5, 6), (6, 2, 2, 3), 1)):
+        attributes = {
+            "custom_code": "Convolution2DTransposeBias",
+            "custom_options": struct.pack("<3i", 1, stride, stride),
+        }
+        given: list[Given] = [(1, 4, 5, 3), numbers(*filters), numbers(6)]
+        name = f"transpose_conv_with_bias_{stride}"
+        made.append(operation(name, "CUSTOM", given, [out], attributes))
+    return made
+
+
 def images() -> list[OneOperation]:
     made = []
     for kind in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
@@ -277,6 +292,7 @@ CASES: Final = [
     *convolutions(),
     *computed_filters(),
     *transposed(),
+    *transposed_with_bias(),
     *images(),
     *matrices(),
     *reductions(),
@@ -309,5 +325,5 @@ def test_agrees_with_the_reference(case: OneOperation) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    tried = {operation.type for case in CASES for operation in case.model.operations}
+    tried = {operation.key for case in CASES for operation in case.model.operations}
     assert set(RULES) == tried | ELSEWHERE

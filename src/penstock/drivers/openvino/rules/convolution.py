@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
@@ -13,6 +15,7 @@ from penstock.engines.site import QUANTIZED, Site, require
 from penstock.engines.types import activation, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
+from penstock.ir.operations.custom_options import transpose_conv_bias
 
 
 def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
@@ -154,15 +157,47 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
         behind = spread - w.before[axis] - output[axis + 1]
         after.append(max(0, behind))
         beyond.append(max(0, -behind))
+    node = _transposed(graph, site, 2, Windows(w.strides, [1, 1], w.before, after), beyond)
+    finish(graph, site, node, bias=3, data=2)
+
+
+def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequence[int]) -> Node:
+    """The gradient with a filter [out, height, width, in] at input 1; *beyond* adds rows and columns behind."""
+    filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
     weights = graph.weights(site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
-    node = graph.op.convolution_backprop_data(
-        graph.get(site.input_indexes[2], first=True),
+    return graph.op.convolution_backprop_data(
+        graph.get(site.input_indexes[data], first=True),
         weights,
         strides=w.strides,
         pads_begin=w.before,
-        pads_end=after,
-        dilations=[1, 1],
-        output_padding=beyond,
+        pads_end=w.after,
+        dilations=w.dilations,
+        output_padding=list(beyond),
     )
-    finish(graph, site, node, bias=3, data=2)
+
+
+def _check_transpose_bias(site: Site) -> AccuracyClass:
+    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
+    image, filters, output = site.shape(), site.shape(1), site.output_shape()
+    options = transpose_conv_bias(site.operation.attributes)
+    require(filters[3] == image[3], "filter and image of different channels")
+    for axis, stride in ((1, options.stride_h), (2, options.stride_w)):
+        spread = (image[axis] - 1) * stride + filters[axis]
+        require(output[axis] <= spread, "an output larger than what its filter reaches")
+    return "faithful"
+
+
+@rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias)
+def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
+    """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
+    image, filters, output = site.shape(), site.shape(1), site.output_shape()
+    options = transpose_conv_bias(site.operation.attributes)
+    strides, before, after = [options.stride_h, options.stride_w], [], []
+    for axis in (0, 1):
+        cut = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1] - output[axis + 1]
+        before.append(cut // 2)
+        after.append(cut - cut // 2)
+    node = _transposed(graph, site, 0, Windows(strides, [1, 1], before, after), [0, 0])
+    node = add_bias(graph, site, node, (1, output[3], 1, 1))
+    graph.define(site, node, first=True)
