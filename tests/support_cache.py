@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,10 @@ class ProcessBench(Bench):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, clock=time.time)
+
+    @cached_property
+    def directory(self) -> CacheDirectory:  # one, which knows what it has seen
+        return super().directory
 
     def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:
         owner = Owner(device or self.owner.driver, version or self.owner.version)

@@ -180,9 +180,10 @@ def fail_each(tmp_path: Path, source: Bench, what: str, names: Sequence[str]) ->
         before = open_descriptors()
         faulty = FaultyFiles(at, FAULTS[name])
         attempt(replace(bench, files=faulty), act)
-        if open_descriptors() != before:  # a traceback may hold what was loaded
+        if open_descriptors() - before:  # a traceback may hold what was loaded
             gc.collect()
-        assert open_descriptors() == before, (at, faulty.log[at:])
+        # What earlier tests left to the collector may go meanwhile.
+        assert open_descriptors() - before == set(), (at, faulty.log[at:])
 
         outcome = bench.load(TOKEN, TEXTS)
         outcomes.add(outcome)
