@@ -368,6 +368,9 @@ def _enter(
         known = pid if pid is not None else _process_of(sock, answer.pid)
         if known is not None:
             pidfd = open_process(known)
+            if pid is None and connection.is_over():
+                # Its number may be another process's already.
+                raise EOFError("it ended while it took a client on")
         return Started(
             connection,
             answer.pid if pid is None else pid,

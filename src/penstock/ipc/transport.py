@@ -152,6 +152,14 @@ class Connection:
             return Received(bytes(partial.data), [], complete=False)
         return Received(bytes(partial.data), partial.descriptors)
 
+    def is_over(self) -> bool:
+        """Whether the other end is closed, as it is once its process has ended."""
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
+        poll = select.poll()
+        poll.register(self._socket.fileno(), 0)
+        return bool(poll.poll(0))
+
     def shut(self) -> None:
         """Ends the stream both ways: whoever sends or receives gets an `EOFError`. From any thread."""
         with suppress(OSError):

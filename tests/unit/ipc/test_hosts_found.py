@@ -15,11 +15,12 @@ from typing import Final
 import pytest
 
 from penstock.errors import DeviceUnavailable
-from penstock.ipc import starting
+from penstock.ipc import starting, wire
+from penstock.ipc.codec import encode
 from penstock.ipc.host import service
 from penstock.ipc.linux import command_of, connect_within, is_stopped, memory_file, wait_for_end
 from penstock.ipc.starting import Place, Started, address_of, connect, environment
-from penstock.ipc.transport import close_all
+from penstock.ipc.transport import Connection, close_all
 
 PLACE: Final = Place("found", "penstock.drivers.null:create")
 SECONDS: Final = 20.0
@@ -122,6 +123,29 @@ def test_a_host_that_is_slow_to_start_is_waited_for() -> None:
     assert wait_for_end(started.pidfd, SECONDS)
     leave(started)
     os.waitpid(pid, 0)
+
+
+def test_a_number_that_may_be_another_processs_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = socket.socketpair()
+
+    def host() -> None:
+        connection = Connection(theirs)
+        close_all(connection.receive().descriptors)
+        # Both ends are this process: its number is what the kernel says.
+        connection.send(encode(wire.Welcome(wire.WIRE_VERSION, os.getpid(), 1)), (0, 0))
+
+    def opened(process: int) -> int:
+        theirs.close()
+        return os.pidfd_open(process)
+
+    monkeypatch.setattr(starting, "open_process", opened)
+    answering = threading.Thread(target=host)
+    answering.start()
+    with pytest.raises(EOFError, match="ended while it took a client on"):
+        starting._enter(ours, PLACE, None, -1)
+    answering.join(SECONDS)
 
 
 def test_a_service_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

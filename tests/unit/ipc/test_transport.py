@@ -218,6 +218,14 @@ def test_the_end_of_the_other_side_is_an_end_of_file(pair: tuple[Connection, Con
         right.send(b"x", (), soon())
 
 
+def test_whether_a_connection_is_over_is_seen_at_once(pair: tuple[Connection, Connection]) -> None:
+    left, right = pair
+    left.send(b"unread", (), soon())
+    assert not right.is_over()
+    left.close()
+    assert right.is_over()
+
+
 def test_an_end_in_the_middle_of_a_frame(pair: tuple[Connection, Connection]) -> None:
     left, right = pair
     (fd,) = descriptors(1)
