@@ -34,13 +34,13 @@ class BoundRun:
         if compiled._dynamic:
             raise InputError("a model with inputs of unknown shape cannot be bound to arrays")
         self._compiled = compiled
-        self._inputs = compiled._bind(inputs, False, [])
+        self._inputs = compiled._exchange.bind(compiled, inputs, False, [])
         self._targets = None
         self._series: Series | None = None
         self._busy = threading.Lock()
         if out is not None:
             self._targets = bind_targets(
-                out, compiled._interface, compiled._base.model.outputs, self._inputs
+                out, compiled._exchange.interface, compiled._base.model.outputs, self._inputs
             )
             # Outputs without a place of their own are new with each run.
             if all(target is not None for target in self._targets):
@@ -57,7 +57,7 @@ class BoundRun:
                 finally:
                     self._busy.release()
                 if found is not None:
-                    return compiled._deliver(found, False, [])
+                    return compiled._exchange.deliver(found, False, [])
             results = compiled._base.run(
                 self._inputs,
                 self._targets,
@@ -65,7 +65,7 @@ class BoundRun:
                 compiled._plain,
                 Trace(),
             )
-            return compiled._deliver(results, False, [])
+            return compiled._exchange.deliver(results, False, [])
 
     def close(self) -> None:
         """Lets go of what drivers have bound; twice is harmless. Not while a run is under way."""

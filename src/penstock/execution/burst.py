@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from penstock.compilation.receipt import Receipt
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution import gate as gates
-from penstock.execution.compiled import CLOSE_SECONDS, NOTHING_ASKED
+from penstock.execution.closing import CLOSE_SECONDS
+from penstock.execution.compiled import NOTHING_ASKED
 from penstock.execution.direct import Direct
+from penstock.execution.exchange import ready_inputs
 from penstock.execution.holding import Holding, InBurst, Reused
 from penstock.execution.outputs import Outputs
-from penstock.execution.ready import ready_inputs
 from penstock.execution.series import Series
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
@@ -54,7 +54,7 @@ class Burst:
         self._closed = False
         # What is to be told once a run that was under way at the close has ended.
         self._last: Callable[[], None] | None = None
-        self._names = compiled._output_names
+        self._names = compiled._exchange.output_names
         # Of a model with unknown dimensions, the form for the shapes of the last run.
         self._shapes: tuple[tuple[int, ...], ...] | None = None
         self._variant: Variant | None = None
@@ -133,7 +133,7 @@ class Burst:
             self._busy.release()
             if self._last is not None:
                 self._drop_late()
-        return Outputs(results, self._names, partial(_receipt, trace, began, perf_counter_ns()))
+        return Outputs(results, self._names, partial(trace.receipt, began, perf_counter_ns()))
 
     def close(self) -> None:
         """Lets go of what was kept, after a run under way, but returns after at most `CLOSE_SECONDS`; twice is harmless."""
@@ -200,7 +200,7 @@ class Burst:
     ) -> list[NDArray]:
         compiled = self._compiled
         if compiled._feedback is not None:
-            arrays = compiled._bind(given, real, trace.copies)
+            arrays = compiled._exchange.bind(compiled, given, real, trace.copies)
             return compiled._run(compiled._base, arrays, out, state, config, trace, real, False)
         self._direct = None
         arrays = self._take(given, real, trace)
@@ -212,7 +212,7 @@ class Burst:
         plain = self._arrays is arrays and (targets is None or self._checked is arrays)
         if plain and state is None and compiled._state is None:
             results = series.repeat(arrays, targets, config, trace)
-            if compiled._all_outputs:
+            if compiled._exchange.has_all_outputs:
                 self._direct = series.settled
         if results is None:
             apart, places = series.targets(arrays, targets, trace)
@@ -220,9 +220,9 @@ class Burst:
             bound = None if plain else series.bound(apart, places)
             found = series.run(apart, places, compiled._state_for(state), config, trace, bound)
             results = series.delivered(found, targets)
-        if compiled._all_outputs and not real:
+        if compiled._exchange.has_all_outputs and not real:
             return results
-        return compiled._deliver(results, real, trace.copies)
+        return compiled._exchange.deliver(results, real, trace.copies)
 
     def _other(
         self, direct: Direct, inputs: Sequence[Any], config: ExecutionConfig, trace: Trace
@@ -259,7 +259,7 @@ class Burst:
         arrays = None if ready is None or real else ready.arrays(given)
         if arrays is None:
             self._given, self._arrays, self._kinds = (), [], ()
-            return self._compiled._bind(given, real, trace.copies)
+            return self._compiled._exchange.bind(self._compiled, given, real, trace.copies)
         self._given, self._arrays = known, arrays
         self._kinds = tuple([a.shape for a in arrays])
         return arrays
@@ -283,7 +283,7 @@ class Burst:
             raise InputError("out= takes stored values; it cannot be combined with dequantize=True")
         from penstock.execution.targets import bind_targets
 
-        interface = self._compiled._interface
+        interface = self._compiled._exchange.interface
         targets = bind_targets(out, interface, series.model.outputs, arrays, self._compiled)
         self._checked = None
         if known and all(a is None or type(a) is np.ndarray for a in targets):
@@ -302,9 +302,9 @@ class Burst:
             variant = self._compiled._variants.take(shapes, config, trace)
             self._variant, self._shapes = variant, shapes
             series = self._series = Series(variant, self._hold)
-            if self._compiled._in_order:
+            if self._compiled._exchange.is_in_order:
                 # Inputs of the same kinds need not be looked at so closely again.
-                self._ready = ready_inputs(self._compiled._interface.inputs, shapes)
+                self._ready = ready_inputs(self._compiled._exchange.interface.inputs, shapes)
         return series
 
     def _drop(self) -> None:
@@ -350,9 +350,3 @@ def _given(inputs: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] 
         given: Mapping[str, Any] | Sequence[Any] = inputs[0]
         return given
     return inputs
-
-
-def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
-    from penstock.execution.reporting import run_receipt
-
-    return run_receipt(trace, began_ns, ended_ns)

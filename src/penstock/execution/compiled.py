@@ -12,27 +12,18 @@ from weakref import WeakSet
 
 import numpy as np
 
-from penstock.compilation.receipt import CopyReceipt, Receipt
+from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError, StateError
-from penstock.execution.gate import Countdown, Gate
-from penstock.execution.inputs import (
-    arrange,
-    as_array,
-    dequantize,
-    in_order,
-    is_bindable,
-    to_stored,
-)
+from penstock.execution.exchange import Exchange, call_inputs, ready_inputs
+from penstock.execution.gate import Gate
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
-from penstock.execution.ready import ready_inputs
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize, Variants
 from penstock.hal import CancelToken, ExecutionConfig, Priority
 from penstock.ir import Model, NDArray, Operand
 from penstock.ir.types import is_static
-from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -49,19 +40,14 @@ if TYPE_CHECKING:
     from penstock.memory.bound import Kind
     from penstock.memory.buffer import DeviceBuffer
 
-log = Log(__name__)
-
 NOTHING_ASKED: Final = (None, None, None, None)
 """Of a run: timeout, cancel, priority, loop timeout."""
-
-CLOSE_SECONDS: Final = 10.0
-"""How long `close` waits for runs in flight."""
 
 
 class CompiledModel:
     """A model, compiled: the result of `penstock.compile`. Safe from any thread.
 
-    `close()`, or leaving the `with` block, waits for runs in flight, at most `CLOSE_SECONDS`; use after it raises
+    `close()`, or leaving the `with` block, waits for runs in flight, at most 10 seconds; use after it raises
     `ClosedError`. After `fork` the child's copy raises `StateError` at once. Pickles as a recipe: model
     and compile arguments, compiled again where it is unpickled.
     """
@@ -90,13 +76,8 @@ class CompiledModel:
 
     def _take(self, interface: Interface) -> None:
         """Makes *interface* what callers see."""
-        self._interface = interface
-        self._input_names, self._output_names = interface.input_names, interface.output_names
-        positions = interface.input_positions
-        self._in_order = positions == tuple(sorted(set(positions)))
-        self._ready = ready_inputs(interface.inputs) if self._in_order else None
-        every = tuple(range(len(self._base.model.outputs)))
-        self._all_outputs = interface.output_positions == every
+        self._exchange = Exchange(interface, len(self._base.model.outputs))
+        self._ready = ready_inputs(interface.inputs) if self._exchange.is_in_order else None
 
     @property
     def model(self) -> Model:
@@ -106,24 +87,24 @@ class CompiledModel:
     @property
     def inputs(self) -> tuple[Operand, ...]:
         """What `run` takes: name, dtype, shape (None = any), quantization; in order."""
-        return self._interface.inputs
+        return self._exchange.interface.inputs
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
         """What `run` returns, likewise."""
-        return self._interface.outputs
+        return self._exchange.interface.outputs
 
     @property
     def input_memory(self) -> tuple[MemoryPreference, ...]:
         """How each input should lie in a pool, as the devices that read it prefer; `PoolLayout` lays them out so."""
         entry = self._base.model.entry
-        return self._preferences(entry.ordinary_inputs, self._interface.input_positions)
+        return self._preferences(entry.ordinary_inputs, self._exchange.interface.input_positions)
 
     @property
     def output_memory(self) -> tuple[MemoryPreference, ...]:
         """How each output should lie in a pool, likewise."""
         entry = self._base.model.entry
-        return self._preferences(entry.ordinary_outputs, self._interface.output_positions)
+        return self._preferences(entry.ordinary_outputs, self._exchange.interface.output_positions)
 
     @property
     def plan(self) -> ExecutionPlan:
@@ -144,7 +125,7 @@ class CompiledModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
         """Positional arrays, one mapping by name, or keywords by input name; as `run` otherwise."""
-        return self.run(_call_inputs(args, kwargs))
+        return self.run(call_inputs(args, kwargs))
 
     def run(
         self,
@@ -188,7 +169,7 @@ class CompiledModel:
             arrays = None if ready is None or dequantize else ready.arrays(inputs)
             plain = arrays is not None
             if arrays is None:
-                arrays = self._bind(inputs, dequantize, trace.copies)
+                arrays = self._exchange.bind(self, inputs, dequantize, trace.copies)
                 plain = all(type(a) is np.ndarray for a in arrays)
                 if self._dynamic:
                     ready = None
@@ -210,11 +191,11 @@ class CompiledModel:
                     )
                 finally:
                     self._variants.give_back(variant)
-                if ready is None and self._in_order:
+                if ready is None and self._exchange.is_in_order:
                     # Inputs of the same kinds need not be looked at so closely again.
-                    self._ready = ready_inputs(self._interface.inputs, shapes)
-        make = partial(_receipt, trace, began, time.perf_counter_ns())
-        return Outputs(results, self._output_names, make)
+                    self._ready = ready_inputs(self._exchange.interface.inputs, shapes)
+        make = partial(trace.receipt, began, time.perf_counter_ns())
+        return Outputs(results, self._exchange.output_names, make)
 
     def submit(
         self,
@@ -233,7 +214,7 @@ class CompiledModel:
         """
         from penstock.execution.asynchronous import submit
 
-        return submit(self, _call_inputs(args, kwargs), timeout, cancel, priority)
+        return submit(self, call_inputs(args, kwargs), timeout, cancel, priority)
 
     async def run_async(
         self,
@@ -314,7 +295,7 @@ class CompiledModel:
                 raise StateError("bind_state was called already; compile again for other bindings")
             if len(self._bursts):
                 raise StateError("bind_state comes before bursts; close those that there are")
-            feedback = Feedback(self._base, self._interface, bindings or {})
+            feedback = Feedback(self._base, self._exchange.interface, bindings or {})
             if feedback.names:
                 self._feedback = feedback
                 self._dynamic, self._awaited = False, None
@@ -344,49 +325,18 @@ class CompiledModel:
         from penstock.execution.roles import role_use
 
         self._gate.check()
-        return role_use(self._base, self._interface, kind, name)
+        return role_use(self._base, self._exchange.interface, kind, name)
 
     def close(self) -> None:
         """Waits for runs in flight and releases the drivers' models; twice is harmless.
 
-        It returns after `CLOSE_SECONDS` at the latest: a run without a timeout, on a driver that does not come back, then
+        It returns after `closing.CLOSE_SECONDS` at the latest: a run without a timeout, on a driver that does not come back, then
         keeps what it uses, with the arrays that it was given, and the last such run releases the rest when it ends.
         What was submitted and has not begun by then fails with `ClosedError`.
         """
-        if self._gate.forked:
-            return
-        # Who closes already may wait for this thread, where it is one of the model's own.
-        inside = threading.current_thread().name.startswith(self._threads)
-        if not self._closing.acquire(blocking=not inside):
-            return
-        try:
-            self._close()
-        finally:
-            self._closing.release()
+        from penstock.execution.closing import close
 
-    def _close(self) -> None:
-        end = time.monotonic() + CLOSE_SECONDS
-        with self._lock:
-            submitter = self._submitter
-        if submitter is not None:
-            submitter.close(end)
-        if late := self._gate.close(partial(self._end_bursts, end), end):
-            log.warning("a compiled model was closed with %d runs that have not ended", late)
-
-    def _end_bursts(self, end: float) -> None:
-        """Once no other run is in flight: the last burst that has let go, and may be in a run still, releases the rest."""
-        with self._lock:
-            bursts = list(self._bursts)
-        left = Countdown(len(bursts) + 1, self._release_all)
-        for burst in bursts:
-            burst.end(left, end)
-        left()
-
-    def _release_all(self) -> None:
-        if self._feedback is not None:
-            self._feedback.close()
-        self._variants.close()
-        self._base.close()
+        close(self)
 
     def __enter__(self) -> Self:
         self._gate.check()
@@ -433,30 +383,6 @@ class CompiledModel:
 
         return preferences_of([operands[p] for p in positions], self._base.compilation.steps)
 
-    def _bind(
-        self, given: Mapping[str, Any] | Sequence[Any], real: bool, copies: list[CopyReceipt]
-    ) -> list[NDArray]:
-        if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
-            raise InputError(
-                f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"
-            )
-        values = arrange(given, self._input_names)
-        if real:
-            values = [
-                to_stored(v, o, i, copies)
-                for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
-            ]
-        places = self._interface.input_positions
-        arrays = [
-            v.bind_argument(self, "input", places[i], o)
-            if is_bindable(v)
-            else as_array(v, o, i, copies)
-            for i, (v, o) in enumerate(zip(values, self._interface.inputs, strict=True))
-        ]
-        if self._in_order:
-            return arrays
-        return in_order(arrays, self._interface)
-
     def _run(
         self,
         variant: Variant,
@@ -477,7 +403,7 @@ class CompiledModel:
         ):
             found = variant.run_once(arrays, self._state_for(state), config, trace)
             if found is not None:
-                return self._deliver(found, real, trace.copies)
+                return self._exchange.deliver(found, real, trace.copies)
         targets = None
         if out is not None:
             if real:
@@ -487,16 +413,16 @@ class CompiledModel:
             from penstock.execution.targets import bind_targets, ready_targets
 
             outputs = variant.model.outputs
-            targets = ready_targets(out, self._interface, outputs, arrays)
+            targets = ready_targets(out, self._exchange.interface, outputs, arrays)
             if targets is None:
-                targets = bind_targets(out, self._interface, outputs, arrays, self)
+                targets = bind_targets(out, self._exchange.interface, outputs, arrays, self)
                 plain = plain and all(t is None or type(t) is np.ndarray for t in targets)
         if self._feedback is not None and (own := self._state_for(state)) is not None:
             results = self._feedback.run(arrays, targets, own, config, trace)
-            return self._deliver(results, real, trace.copies)
+            return self._exchange.deliver(results, real, trace.copies)
         bound = None if plain else variant.bound(arrays, targets)
         results = variant.run(arrays, targets, self._state_for(state), config, trace, bound)
-        return self._deliver(results, real, trace.copies)
+        return self._exchange.deliver(results, real, trace.copies)
 
     def _state_for(self, state: State | None) -> State | None:
         if state is None:
@@ -509,53 +435,8 @@ class CompiledModel:
             raise StateError("this State was made by a model with other variables")
         return state
 
-    def _deliver(
-        self, results: list[NDArray], real: bool, copies: list[CopyReceipt]
-    ) -> list[NDArray]:
-        if not self._all_outputs:
-            places = self._interface.output_positions
-            results = [
-                _again(results[p], copies) if p in places[:i] else results[p]
-                for i, p in enumerate(places)
-            ]
-        if not real:
-            return results
-        delivered = []
-        for result, operand in zip(results, self._interface.outputs, strict=True):
-            if operand.quantization is not None and operand.dtype.is_integer:
-                copies.append(
-                    CopyReceipt(result.nbytes, "output", "caller", f"{operand.name!r} dequantised")
-                )
-                result = dequantize(result, operand.quantization)  # noqa: PLW2901  # the delivered form
-            delivered.append(result)
-        return delivered
-
-
-def _again(result: NDArray, copies: list[CopyReceipt]) -> NDArray:
-    from penstock.execution.copying import copied
-
-    return copied(result, copies, ("output", "caller"), "one output has several names")
-
-
-def _call_inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Mapping[str, Any] | Sequence[Any]:
-    if kwargs:
-        if args:
-            raise InputError("give inputs by position or by keyword, not both")
-        return kwargs
-    if len(args) == 1 and isinstance(args[0], Mapping):
-        return args[0]
-    return args
-
 
 def _initial_state(model: Model) -> State:
     from penstock.execution.state import State
 
     return State(model)
-
-
-def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
-    from penstock.execution.reporting import run_receipt
-
-    return run_receipt(trace, began_ns, ended_ns)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from penstock.compilation.receipt import Receipt
 from penstock.errors import (
     Cancelled,
     ClosedError,
@@ -236,22 +235,22 @@ def _run_behind(
         )
     with compiled._gate:
         trace = Trace()
-        arrays = compiled._bind(inputs, False, trace.copies)
+        arrays = compiled._exchange.bind(compiled, inputs, False, trace.copies)
         targets = None
         if out is not None:
             from penstock.execution.targets import bind_targets
 
             outputs = compiled._base.model.outputs
-            targets = bind_targets(out, compiled._interface, outputs, arrays)
+            targets = bind_targets(out, compiled._exchange.interface, outputs, arrays)
         chain = Chain(compiled._base, behind, trace, None if after is None else int(after * 1e9))
         # Whoever may leave a run to its driver keeps it from the caller's arrays.
         apart = config.deadline_ns is not None or config.cancel is not None
         found = chain.run(arrays, None if apart else targets, wait_for)
         if apart and targets is not None:
             found = _copied_out(found, targets, trace)
-        results = compiled._deliver(found, False, trace.copies)
-    make = partial(_receipt, trace, began, perf_counter_ns())
-    return Outputs(results, compiled._output_names, make)
+        results = compiled._exchange.deliver(found, False, trace.copies)
+    make = partial(trace.receipt, began, perf_counter_ns())
+    return Outputs(results, compiled._exchange.output_names, make)
 
 
 def _copied_out(
@@ -306,9 +305,3 @@ def _seconds_left(config: ExecutionConfig, after: float | None) -> float | None:
     if left is None:
         return after
     return left / 1e9 if after is None else min(after, left / 1e9)
-
-
-def _receipt(trace: Trace, began_ns: int, ended_ns: int) -> Receipt:
-    from penstock.execution.reporting import run_receipt
-
-    return run_receipt(trace, began_ns, ended_ns)

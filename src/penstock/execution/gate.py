@@ -93,18 +93,3 @@ class Gate:
                 return self._inside
         last()
         return 0
-
-
-class Countdown:
-    """Calls *done* when it has been called *count* times. From any thread."""
-
-    def __init__(self, count: int, done: Callable[[], None]) -> None:
-        self._left, self._done = count, done
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            self._left -= 1
-            last = not self._left
-        if last:
-            self._done()

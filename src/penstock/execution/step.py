@@ -255,9 +255,8 @@ class StepRunner(LaneUser):
         )
         if failures and self.plan is not None and not in_haste:
             from penstock.capsules.evidence import keep
-            from penstock.execution.reporting import run_receipt
 
-            receipt = run_receipt(trace, began, perf_counter_ns()).to_json()
+            receipt = trace.receipt(began, perf_counter_ns()).to_json()
             keep(failures[0], self.plan, receipt, self._config.accuracy)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from penstock.compilation.compilation import PreparedStep
-from penstock.compilation.receipt import CopyReceipt, Failure, Span
+from penstock.compilation.receipt import CopyReceipt, Failure, Receipt, Span
 from penstock.hal import ExecutionResult
 
 
@@ -62,3 +62,9 @@ class Trace(Struct):
     spans: tuple[Span, ...] = ()
     failures: tuple[Failure, ...] = ()
     notes: tuple[object, ...] = ()
+
+    def receipt(self, began_ns: int, ended_ns: int) -> Receipt:
+        """The receipt of the run, which lasted from *began_ns* to *ended_ns*."""
+        from penstock.execution.reporting import run_receipt
+
+        return run_receipt(self, began_ns, ended_ns)

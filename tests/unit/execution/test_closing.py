@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import ClosedError
-from penstock.execution import compiled as compiled_module
+from penstock.execution import closing
 from penstock.ir import NDArray
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 
@@ -36,7 +36,7 @@ class Stuck:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
-    monkeypatch.setattr(compiled_module, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.05)
     stuck = Stuck()
     yield stuck
     stuck.go_on.set()
