@@ -1,4 +1,4 @@
-"""Zeros that a network puts around an image before a convolution: OpenVINO's layers add them by themselves."""
+"""What a network puts around convolutions and OpenVINO does without: zeros before, dimensions of 1 and turns behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock.drivers.openvino.engine import core
 from penstock.drivers.openvino.source import build_graph
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 from tests.golden.comparison import FLOAT_SHARE
@@ -90,3 +91,34 @@ def test_quantised_images_are_padded_with_their_zero() -> None:
     given = [[rng.integers(-128, 128, IMAGE).astype(np.int8)]]
     ((ours,),), ((wanted,),) = (run_on([d], model, given, "relaxed") for d in (cpu(), "reference"))
     assert np.abs(ours.astype(int) - wanted.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("image", "shape", "order", "turns"),
+    [
+        ((1, 1, 9, 3), (1, 9, 4), (0, 2, 1), 0),
+        ((1, 9, 1, 3), (9, 4), (1, 0), 0),
+        ((2, 1, 9, 3), (2, 1, 1, 9, 4), (0, 1, 2, 4, 3), 0),
+        ((1, 1, 9, 3), (9, 4), (0, 1), 1),
+        ((1, 1, 1, 3), (1, 4), (0, 1), 0),
+        ((1, 9, 2, 3), (9, 8), (1, 0), 1),
+    ],
+)
+def test_an_image_is_turned_behind_a_reshape_by_dimensions_of_1(
+    image: tuple[int, ...], shape: tuple[int, ...], order: tuple[int, ...], turns: int
+) -> None:
+    """A convolution, its image in another rank, and that turned: as it lies, where there is nothing but 1 between."""
+    b = ModelBuilder()
+    x, w = b.input(F32, image, "x"), b.constant(drawn(4, 1, 1, 3), "w")
+    attributes: dict[str, Any] = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    (y,) = b.operation("CONV_2D", [x, w, None], [(F32, (*image[:3], 4))], attributes)
+    (flat,) = b.operation("RESHAPE", [y, b.constant(np.array(shape, np.int32))], [(F32, shape)])
+    out = tuple(shape[axis] for axis in order)
+    permutation = b.constant(np.array(order, np.int32), "order")
+    model = b.build(b.operation("TRANSPOSE", [flat, permutation], [(F32, out)]))
+    ((ours,),), ((wanted,),) = (run_on([d], model, [[drawn(*image)]]) for d in (cpu(), "reference"))
+    assert np.abs(ours - wanted).max() <= FLOAT_SHARE * np.abs(wanted).max()
+    compiled = core().compile_model(build_graph(model).finish("x"), "CPU", {})
+    nodes = compiled.get_runtime_model().get_ordered_ops()
+    kinds = [node.get_rt_info()["layerType"].astype(str) for node in nodes]
+    assert kinds.count("Transpose") <= turns

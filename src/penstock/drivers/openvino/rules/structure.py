@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
@@ -29,8 +31,29 @@ def _check_reshape(site: Site) -> AccuracyClass:
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    node = graph.reshape(graph.get(site.input_indexes[0]), site.output_shape())
+    index, shape = site.input_indexes[0], site.output_shape()
+    order = _turned(site.shape(), shape) if graph.is_first(index) else None
+    if order is None:
+        graph.move(site, graph.reshape(graph.get(index), shape))
+        return
+    # Reshaped as it lies and turned behind that, where OpenVINO finds the next TRANSPOSE to do without both.
+    node = graph.reshape(graph.get(index, first=True), [shape[axis] for axis in order])
+    if order != sorted(order):
+        node = graph.transpose(node, [order.index(axis) for axis in range(len(shape))])
     graph.move(site, node)
+
+
+def _turned(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+    """The axes of *wanted* in the order in which they lie channels first, for an NHWC image *given* that is reshaped by
+    dimensions of 1 alone; None for any other.
+    """
+    axes = [axis for axis, size in enumerate(wanted) if size != 1]
+    kept = [axis for axis, size in enumerate(given) if size != 1]
+    if [wanted[a] for a in axes] != [given[a] for a in kept]:
+        return None
+    of = dict(zip(kept, axes, strict=True))
+    lying = iter([of[axis] for axis in TO_FIRST if axis in of])
+    return [next(lying) if size != 1 else axis for axis, size in enumerate(wanted)]
 
 
 def _check_transpose(site: Site) -> AccuracyClass:
