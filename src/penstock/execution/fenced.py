@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from penstock.execution.outputs import Outputs
 from penstock.execution.results import is_sized
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import Trace
+from penstock.execution.variant import LONGEST_SECONDS
 from penstock.hal import (
     CancelToken,
     EventFence,
@@ -61,7 +61,7 @@ class FencedRun:
         """The outputs, once the run has ended; raises what it ended with, and `MissedDeadlineTransient` after *timeout*
         seconds without an end, which leave the run as it is.
         """
-        forever = timeout is None or math.isinf(timeout)
+        forever = timeout is None or timeout > LONGEST_SECONDS
         if not self.fence.wait(None if forever else int((timeout or 0) * 1e9)):
             raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
         if self._error is not None:
@@ -197,7 +197,7 @@ def _run(
     after: float | None,
 ) -> Outputs:
     began = perf_counter_ns()
-    after = None if after is None or math.isinf(after) else after
+    after = None if after is None or after > LONGEST_SECONDS else after
     token = BeginToken(config.cancel, compiled._gate, wait_for)
     try:
         return _run_behind(compiled, inputs, wait_for, out, state, config, after, token, began)

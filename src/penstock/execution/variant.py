@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
     from penstock.execution.turns import Turn
     from penstock.memory.bound import BoundMemory
 
+
+LONGEST_SECONDS: Final = 2_000_000.0
+"""Some 23 days: what the system's calls wait at a time, in milliseconds, has 31 bits."""
 
 NOT_COMPUTED: Final = "an input or a constant is an output, too"
 
@@ -500,14 +502,14 @@ def check_time(deadline_ns: int, *, begun: bool) -> None:
 
 
 def deadline_of(timeout: object, now_ns: int) -> int | None:
-    """A monotonic deadline *timeout* seconds from now; an infinite timeout has none.
+    """A monotonic deadline *timeout* seconds from now; a timeout of more than `LONGEST_SECONDS` has none.
 
     Raises `InputError` for what is no number, `MissedDeadlinePersistent` where no time is left.
     """
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:  # noqa: PLR0124  # not a number
         raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
     if timeout <= 0:
         raise MissedDeadlinePersistent(f"a timeout of {timeout} s leaves no time")
-    return None if math.isinf(timeout) else now_ns + int(timeout * 1e9)
+    return None if timeout > LONGEST_SECONDS else now_ns + int(timeout * 1e9)

@@ -31,6 +31,9 @@ MARK: Final = b"penstock.fence\0"
 """What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a sentence."""
 MAX_MESSAGE: Final = 1024
 
+MOST_MS: Final = (1 << 31) - 1
+"""Milliseconds that `poll` waits at a time."""
+
 GONE: Final = "whoever was to signal this fence is gone"
 
 
@@ -200,7 +203,7 @@ def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
     poll.register(fd, select.POLLIN)
     while True:
         left_ns = None if end is None else max(0, end - time.monotonic_ns())
-        found = poll.poll(None if left_ns is None else -(-left_ns // 1_000_000))
+        found = poll.poll(None if left_ns is None else min(MOST_MS, -(-left_ns // 1_000_000)))
         if found:
             events = found[0][1]
             if events & select.POLLNVAL:

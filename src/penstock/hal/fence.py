@@ -61,7 +61,8 @@ class EventFence:
         callback()
 
     def wait(self, timeout_ns: int | None = None) -> bool:
-        return self._event.wait(None if timeout_ns is None else timeout_ns / 1e9)
+        seconds = None if timeout_ns is None else min(threading.TIMEOUT_MAX, timeout_ns / 1e9)
+        return self._event.wait(seconds)
 
     def error(self) -> DriverError | None:
         return self._error

@@ -65,6 +65,22 @@ class TestDeadlines:
         ):
             compiled.run([X, X], timeout=timeout)
 
+    @pytest.mark.parametrize("timeout", [2.1e6, 3e9, 1e300, 10**400, float("inf")])
+    def test_one_longer_than_the_system_waits_is_none(self, timeout: float) -> None:
+        seen: list[int | None] = []
+        device = NumpyDevice(before=lambda _, config: seen.append(config.deadline_ns))
+        with penstock.compile(
+            accumulator(), devices=[device], cache=False, timeout=timeout
+        ) as compiled:
+            x = f32([1, 2])
+            compiled.run([x], timeout=timeout)
+            compiled.submit(x, timeout=timeout).result(10)
+            fenced = compiled.start_fenced([x], timeout=timeout, timeout_after_fence=timeout)
+            assert fenced.result(timeout)[0].tolist() == [13, 26]
+            assert seen == [None] * 3
+            compiled.run([x], timeout=1.9e6)
+            assert seen[3] is not None
+
 
 class TestStates:
     @pytest.mark.parametrize("way", ["timeout", "cancel", "both"])

@@ -119,6 +119,18 @@ class TestDescriptors:
             signal.signal(GeneralFailure("over there"))
             assert child.stdout.read() == "GeneralFailure: over there\n"
 
+    @pytest.mark.parametrize("timeout_ns", [10**16, 2**64, 10**40])
+    def test_may_be_waited_for_as_long_as_one_likes(self, timeout_ns: int) -> None:
+        signal, fence = fence_pair()
+        event = EventFence()
+        later = [threading.Timer(0.02, each.signal) for each in (signal, event)]
+        for each in later:
+            each.start()
+        assert fence.wait(timeout_ns)
+        assert event.wait(timeout_ns)
+        for each in later:
+            each.join()
+
     def test_any_readable_descriptor_is_a_fence(self, pipe: tuple[int, int]) -> None:
         read, write = pipe
         fence = DescriptorFence(read)
