@@ -13,7 +13,12 @@ from collections import OrderedDict
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from penstock.errors import ClosedError, GeneralFailure, InvalidArgument
+from penstock.errors import (
+    ClosedError,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhaustedTransient,
+)
 from penstock.hal import (
     ArgumentCopy,
     CarriedResult,
@@ -149,10 +154,10 @@ class RingBurst:
         return bound
 
     def _encoded(self, lent: Lent, deadline_ns: int | None) -> bytes | None:
-        """What binds *lent*; None where a pool has no descriptor to lend, or it is too long for a slot."""
+        """What binds *lent*; None where a pool cannot be lent, or it is too long for a slot."""
         try:
             pools = tuple([self._lent(m, deadline_ns) for m in lent.pools])
-        except InvalidArgument:
+        except (InvalidArgument, ResourceExhaustedTransient):
             return None
         payload = encode(wire.RingRequest(lent.inputs, lent.outputs, pools))
         return payload if len(payload) <= DEFAULT_LAYOUT.slot_bytes - REQUEST.size else None

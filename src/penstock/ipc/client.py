@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import ClosedError, GeneralFailure, InvalidArgument, PenstockError, WireError
+from penstock.errors import (
+    ClosedError,
+    GeneralFailure,
+    InvalidArgument,
+    PenstockError,
+    ResourceExhaustedTransient,
+    WireError,
+)
 from penstock.hal import (
     Buffer,
     BufferDesc,
@@ -233,13 +240,16 @@ class RemotePreparedModel(RemoteObject):
         return fence if carried.is_plain else CarriedFence(fence, carried)
 
     def configure_burst(self, deadline_ns: int | None = None) -> Burst:
-        """One that goes through shared memory where the channel tells of the other process's life; made by the deadline."""
+        """One that goes through shared memory where the channel tells of the other process's life, and neither side is short
+        of what that takes; made by the deadline.
+        """
         life: Callable[[], int | None] | None = getattr(self.channel, "life", None)
         life_fd = life() if life is not None else None
         if life_fd is not None:
             from penstock.ipc.burst import RingBurst
 
-            return RingBurst(self, life_fd, deadline_ns)
+            with suppress(ResourceExhaustedTransient):
+                return RingBurst(self, life_fd, deadline_ns)
 
         def call(_: Packer) -> wire.Call:
             return wire.ConfigureBurst(self.number)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+import numpy as np
 import pytest
 
 from penstock import hal
@@ -19,6 +20,7 @@ from penstock.hal import (
     EventFence,
     ExecutionConfig,
     ExecutionResult,
+    HostMemory,
     PrepareConfig,
     Request,
     TokenArgument,
@@ -236,6 +238,25 @@ def test_rings_of_a_client_have_a_limit(held: HeldDevice, monkeypatch: pytest.Mo
     close_all([life, end])
     assert channel.dispatcher._rings.acquire(timeout=SECONDS)
     assert channel.dispatcher._rings.acquire(timeout=SECONDS)
+
+
+def test_beyond_the_limits_a_burst_goes_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MAX_RINGS", 1)
+    monkeypatch.setattr(dispatch, "MAX_LENT_POOLS", 0)
+    life, end = os.pipe()
+
+    class Elsewhere(Local):
+        def life(self) -> int:
+            return os.dup(life)
+
+    prepared = RemoteDevice(Elsewhere(SlowDevice())).prepare_model(slow_model(), PrepareConfig())
+    bursts = [prepared.configure_burst() for _ in range(2)]
+    for burst in bursts:
+        x, y = np.zeros(4, np.float32), np.full(4, 9, np.float32)
+        burst.execute(Request((HostMemory(x),), (HostMemory(y),)), ExecutionConfig())
+        assert (y == 0).all()
+        burst.close()
+    close_all([life, end])
 
 
 def test_pools_lent_to_rings_have_a_limit(
