@@ -1,8 +1,9 @@
-"""Drivers in processes of their own, killed over and over; and a host, fed messages that are damaged.
+"""Drivers in processes of their own, killed over and over; a host, fed messages that are damaged; and every fault before and
+after every message.
 
-    python -m tests.soak.soak_isolation [--kills N] [--messages N] [--seed S]
+    python -m tests.soak.soak_isolation [--kills N] [--messages N] [--seed S] [--no-grid]
 
-The short versions are tests/unit/ipc/test_isolation.py and test_hostile_clients.py.
+The short versions are tests/unit/ipc/test_isolation.py, test_hostile_clients.py and test_chaos.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from penstock.ipc.starting import Place, connect
 from penstock.ipc.transport import close_all
 from penstock.memory import live_mappings
 from penstock.runtime import isolation
+from tests import support_chaos
+from tests.support_chaos_calls import Rig
 from tests.support_isolated import SHAPE, add_one
 
 PLACE = Place("domains", "tests.support_isolated:domains")
@@ -41,13 +44,40 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1_000)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-grid", action="store_true", help="leave faults at messages out")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as state:
         os.environ["PENSTOCK_STATE_DIR"] = state
         os.environ["PENSTOCK_KEY_STORE"] = "file"
         failed = kills(arguments.kills, arguments.seed)
         failed += fuzz(arguments.messages, arguments.seed)
+        failed += 0 if arguments.no_grid else grid()
     return 1 if failed else 0
+
+
+def grid() -> int:
+    """Every fault before and after every message, on hosts that are used as long as they live."""
+    began = time.monotonic()
+    found = 0
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["TMPDIR"], tempfile.tempdir = place, None
+        os.environ["PENSTOCK_DRIVER_TIMEOUT_MS"] = "2500"
+        before = counts()
+        rig = Rig()
+        for point in support_chaos.GRID:
+            wrong = support_chaos.round_of(rig, point)
+            found += bool(wrong)
+            if wrong:
+                print(*point, *wrong, sep=": ", flush=True)
+        rig.close()
+        del rig
+        after = counts()
+        del os.environ["TMPDIR"], os.environ["PENSTOCK_DRIVER_TIMEOUT_MS"]
+    tempfile.tempdir = None
+    print(f"{len(support_chaos.GRID)} faults at messages, {found} wrong, {time.monotonic() - began:.0f} s; "
+          f"descriptors {before[0]} -> {after[0]}, mappings {before[1]} -> {after[1]}, "
+          f"threads {before[2]} -> {after[2]}, children {before[3]} -> {after[3]}")  # fmt: skip
+    return found + int(after[:4] != before[:4])
 
 
 def kills(count: int, seed: int) -> int:

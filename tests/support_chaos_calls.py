@@ -1,0 +1,363 @@
+"""A call that sends each kind of message, and whether its answer is right."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.errors import Cancelled, DeadObject, PenstockError
+from penstock.hal import (
+    Buffer,
+    BufferDesc,
+    BufferRole,
+    CacheReport,
+    CancelToken,
+    EventFence,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    Request,
+)
+from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
+from penstock.ipc.starting import Place
+from penstock.ipc.supervision import Supervisor
+from penstock.memory import MemoryPool
+from tests import support_isolated as support
+
+PLACE: Final = Place("domains", "tests.support_isolated:domains")
+MODEL: Final = support.add_one()
+REFERENCE: Final = support.domains()
+"""The same driver in this process."""
+
+
+class Deadline:
+    """Until when a call is to return."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ns = time.monotonic_ns() + int(seconds * 1e9)
+
+    @property
+    def execution(self) -> ExecutionConfig:
+        return ExecutionConfig(deadline_ns=self.ns)
+
+    @property
+    def preparation(self) -> PrepareConfig:
+        return PrepareConfig(deadline_ns=self.ns)
+
+
+class Rig:
+    """A device, a prepared model on it, and a buffer."""
+
+    def __init__(self) -> None:
+        self.supervisor = Supervisor(PLACE)
+        self.device = IsolatedDevice(self.supervisor, 0)
+        prepared = self.device.prepare_model(MODEL, PrepareConfig())
+        assert isinstance(prepared, IsolatedPreparedModel)
+        self.prepared = prepared
+        self.pool = MemoryPool.anonymous(64)
+        self._buffer: tuple[int, Buffer] | None = None
+        self._warm: set[tuple[int, str]] = set()
+        self.used: list[Any] = []
+        request, self.right = asked()
+        REFERENCE.prepare_model(MODEL, PrepareConfig()).execute(request, ExecutionConfig())
+
+    def warm_up(self, message: str) -> None:
+        """What a driver keeps from a first call is no leak."""
+        if message in {"CopyFrom", "CopyTo"}:
+            self.buffer()
+        pid = self.supervisor.link().pid
+        if (pid, message) not in self._warm:
+            self._warm.add((pid, message))
+            with suppress(Cancelled):
+                CALLS[message](self, Deadline(60))
+
+    @property
+    def role(self) -> BufferRole:
+        return BufferRole(self.prepared, "input", 0)
+
+    def buffer(self) -> Buffer:
+        """One in the process that lives now, with ones in it."""
+        pid = self.supervisor.link().pid
+        if self._buffer is None or self._buffer[0] != pid:
+            made = self.device.allocate(BufferDesc(), [self.role])[1]
+            self.fill(1)
+            made.copy_from(self.pool.memory, support.SHAPE)
+            self._buffer = pid, made
+        return self._buffer[1]
+
+    def fill(self, value: float) -> None:
+        self.pool.view(np.float32, support.SHAPE)[...] = value
+
+    def holds(self, value: float) -> bool:
+        return bool((self.pool.view(np.float32, support.SHAPE) == value).all())
+
+    def check(self, out: Any) -> None:
+        """Raises where *out* is not what the driver answers in this process."""
+        np.testing.assert_array_equal(out, self.right)
+
+    def run(self, deadline: Deadline) -> None:
+        request, out = asked()
+        self.prepared.execute(request, deadline.execution)
+        self.check(out)
+
+    def settle(self) -> Counter[str]:
+        """Gives back what was used, and what is kept for the next calls; what the driver's process has now."""
+        while self.used:
+            self.used.pop().close()
+        link = self.supervisor.link()
+        staging = link.session.staging
+        free, staging._free = staging._free, []
+        for kept in free:
+            staging._drop(kept.number)
+            kept.pool.close()
+        free.clear()
+        gc.collect()
+        if self._buffer is not None and self._buffer[0] == link.pid:
+            # A buffer holds memory once it has been written, and none after a copy to it has failed.
+            self.fill(1)
+            try:
+                self._buffer[1].copy_from(self.pool.memory, support.SHAPE)
+            except DeadObject:
+                self._buffer = None
+        # Whoever is told is served in turn.
+        self.device.check()
+        return of_process(link.pid)
+
+    def close(self) -> None:
+        self._buffer = None
+        self.prepared.close()
+        self.supervisor.close()
+        self.pool.close()
+
+
+def asked(dimensions: tuple[int, ...] | None = None, pool_of: int = 0) -> tuple[Request, Any]:
+    """A request for 2 + 1, and where the answer will be; different ones bind apart."""
+    out = np.zeros(support.SHAPE, np.float32)
+    x = np.full(support.SHAPE, 2, np.float32)
+    if pool_of:
+        pool = MemoryPool.anonymous(64)
+        x = pool.view(np.float32, support.SHAPE)
+        x[...] = 2
+        pool.close()
+    return Request((HostMemory(x, dimensions),), (HostMemory(out),)), out
+
+
+def same(answer: object, right: object) -> None:
+    assert answer == right, f"{answer!r} is not {right!r}"
+
+
+def describe(rig: Rig, _: Deadline) -> None:
+    again = IsolatedDevice(rig.supervisor, 0)
+    for what in ("name", "version", "type", "feature_level", "capabilities"):
+        same(getattr(again, what), getattr(REFERENCE, what))
+
+
+def supported(rig: Rig, _: Deadline) -> None:
+    same(list(rig.device.supported_operations(MODEL)), list(REFERENCE.supported_operations(MODEL)))
+
+
+def from_cache(rig: Rig, deadline: Deadline) -> None:
+    """The driver refuses: without files there is nothing to load."""
+    try:
+        rig.device.prepare_model_from_cache(deadline.preparation)
+    except PenstockError as error:
+        if str(error) != refusal_of_nothing():
+            raise
+
+
+def refusal_of_nothing() -> str:
+    try:
+        REFERENCE.prepare_model_from_cache(PrepareConfig())
+    except PenstockError as error:
+        return str(error)
+    raise AssertionError("the driver loads from nothing")
+
+
+def prepare(rig: Rig, deadline: Deadline) -> None:
+    rig.device.prepare_model(MODEL, deadline.preparation).close()
+
+
+def allocate(rig: Rig, _: Deadline) -> None:
+    token, buffer = rig.device.allocate(BufferDesc(), [rig.role])
+    assert token > 0
+    del buffer
+
+
+def fenced(rig: Rig, deadline: Deadline) -> None:
+    request, out = asked()
+    ready = EventFence()
+    ready.signal()
+    fence = rig.prepared.execute_fenced(request, [ready], deadline.execution)
+    assert fence.wait(deadline.ns - time.monotonic_ns()), "the fence has not signalled"
+    if (error := fence.error()) is not None:
+        raise error
+    rig.check(out)
+
+
+def plain_burst(rig: Rig, deadline: Deadline) -> None:
+    """One without a ring."""
+    remote = rig.prepared.living()
+    channel: Any = remote.channel
+    channel.life = lambda: None
+    try:
+        burst = remote.configure_burst()
+    finally:
+        del channel.life
+    request, out = asked()
+    rig.used.append(burst)
+    burst.execute(request, deadline.execution)
+    rig.check(out)
+
+
+def repeated(rig: Rig, deadline: Deadline) -> None:
+    request, out = asked()
+    execution = rig.prepared.create_reusable_execution(request)
+    rig.used.append(execution)
+    execution.execute(deadline.execution)
+    rig.check(out)
+
+
+def copy_from(rig: Rig, _: Deadline) -> None:
+    buffer = rig.buffer()
+    rig.fill(1)
+    buffer.copy_from(rig.pool.memory, support.SHAPE)
+
+
+def copy_to(rig: Rig, _: Deadline) -> None:
+    buffer = rig.buffer()
+    rig.fill(9)
+    buffer.copy_to(rig.pool.memory)
+    assert rig.holds(1)
+
+
+def report(rig: Rig, _: Deadline) -> None:
+    rig.prepared.living()._report = CacheReport(later=True)
+    assert rig.prepared.cache_report in (CacheReport(), CacheReport(later=True))
+
+
+def burst(rig: Rig, deadline: Deadline, times: int = 1) -> None:
+    made = rig.prepared.configure_burst()
+    rig.used.append(made)
+    request, out = asked()
+    for _ in range(times):
+        out[...] = 0
+        made.execute(request, deadline.execution)
+        rig.check(out)
+
+
+def many_bound(rig: Rig, deadline: Deadline) -> None:
+    made = rig.prepared.configure_burst()
+    rig.used.append(made)
+    for n in range(18):
+        request, out = asked(dimensions=None if n == 0 else (4, 4), pool_of=n)
+        made.execute(request, deadline.execution)
+        rig.check(out)
+
+
+def ping(rig: Rig, _: Deadline) -> None:
+    made: Any = rig.prepared.living().configure_burst()
+    rig.used.append(made)
+    made.ping()
+
+
+def greet(rig: Rig, deadline: Deadline) -> None:
+    another = Supervisor(PLACE)
+    rig.used.append(another)
+    assert another.link(deadline.ns).devices == 1
+
+
+def cancel(rig: Rig, deadline: Deadline) -> None:
+    token = CancelToken()
+    token.set()
+    rig.prepared.execute(asked()[0], ExecutionConfig(deadline_ns=deadline.ns, cancel=token))
+
+
+def drop(rig: Rig, deadline: Deadline) -> None:
+    made: Any = rig.device.prepare_model(MODEL, deadline.preparation)
+    del made
+    gc.collect()
+    # With the next message it is told.
+    rig.run(deadline)
+
+
+def from_pool(rig: Rig, deadline: Deadline) -> None:
+    with MemoryPool.anonymous(128) as pool:
+        x = pool.view(np.float32, support.SHAPE)
+        out = pool.view(np.float32, support.SHAPE, 64)
+        x[...] = 2
+        request = Request((HostMemory(x),), (HostMemory(out),))
+        rig.prepared.execute(request, deadline.execution)
+        rig.check(out)
+        del x, out, request
+    gc.collect()
+    # With the next message it is told.
+    rig.run(deadline)
+
+
+CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
+    "Describe": describe,
+    "Check": lambda rig, _: same(rig.device.check(), REFERENCE.check()),
+    "CacheFilesNeeded": lambda rig, _: same(
+        rig.device.cache_files_needed(), REFERENCE.cache_files_needed()
+    ),
+    "SupportedOperations": supported,
+    "Prepare": prepare,
+    "PrepareFromCache": from_cache,
+    "Allocate": allocate,
+    "Execute": Rig.run,
+    "ExecuteFenced": fenced,
+    "ConfigureBurst": plain_burst,
+    "CreateReusableExecution": repeated,
+    "CopyFrom": copy_from,
+    "CopyTo": copy_to,
+    "Report": report,
+    "OpenRing": burst,
+    "LendPool": burst,
+    "Close": prepare,
+    "Hello": greet,
+    "Cancel": cancel,
+    "Drop": drop,
+    "Lend": from_pool,
+    "Release": from_pool,
+    "EMPTY": ping,
+    "BIND": burst,
+    "RUN": lambda rig, deadline: burst(rig, deadline, 3),
+    "UNBIND": many_bound,
+}
+"""What makes a message of each type, by its name in `wire`, or that of the kind of request in a ring."""
+
+CHECKED_BY: Final = {
+    "Prepare",
+    "PrepareFromCache",
+    "Execute",
+    "ExecuteFenced",
+    "LendPool",
+    "Hello",
+    "Cancel",
+    "Drop",
+    "Lend",
+    "Release",
+    "BIND",
+    "RUN",
+    "UNBIND",
+}
+"""Those whose calls have a deadline in the interface. The others return when the process is known to be gone or hung."""
+
+
+def of_process(pid: int) -> Counter[str]:
+    """How many descriptors of each kind a process has, and mappings of shared memory."""
+    found: Counter[str] = Counter()
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            found[link.readlink().name.partition("[")[0].partition(" ")[0]] += 1
+        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+        found["shared mappings"] = maps.count("/memfd:penstock")
+    return found
