@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import GeneralFailure, OutputInsufficientSize, ResourceExhaustedTransient
 from penstock.execution.inputs import fits
-from penstock.hal import ExecutionResult, OutputShape, Timing
+from penstock.hal import ExecutionResult, OutputShape, PaddedBytes, Timing
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.model import unpack_strings
 from penstock.ir.types import is_static
@@ -113,12 +113,12 @@ def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) ->
         starts.append(end)
         if size <= MOST_BESIDE and not dtype.hasobject:
             end += size + -size % MIN_ALIGNMENT
-    shared = allocate((end,), np.dtype(np.uint8))
+    shared = allocate((end,), np.dtype(np.uint8)).view(PaddedBytes)
     shared.fill(0)
     found: list[NDArray] = []
     for start, size, (shape, dtype) in zip(starts, sizes, kinds, strict=True):
         if size <= MOST_BESIDE and not dtype.hasobject:
-            found.append(shared[start : start + size].view(dtype).reshape(shape))
+            found.append(shared[start : start + size].view(np.ndarray).view(dtype).reshape(shape))
         else:
             found.append(_made(np.zeros, shape, dtype))
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import numpy as np
 
 from penstock.ir import DataLocation, NDArray
 
@@ -43,6 +44,12 @@ class TokenArgument(msgspec.Struct, frozen=True, tag="token"):
 
     token: int
     dimensions: tuple[int, ...] = ()
+
+
+class PaddedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Flat bytes that arrays of `HostMemory` lie in, each at a multiple of 64 bytes from the first: what is left up to the
+    next multiple may be overwritten by the driver, as the *padding* of a pool's argument. Between other arrays nothing may.
+    """
 
 
 class HostMemory(msgspec.Struct, frozen=True, tag="host"):

@@ -1,4 +1,7 @@
-"""Tensors that lie side by side, on both sides of a copy, copied as one: states are many and small."""
+"""Tensors that lie side by side, on both sides of a copy, copied as one: states are many and small.
+
+Only where the bytes between the arrays are nobody's (`penstock.hal.PaddedBytes`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.hal import HostMemory, RequestArgument
+from penstock.hal import HostMemory, PaddedBytes, RequestArgument
 from penstock.ir import NDArray
 
 ALIGNMENT: Final = 64
@@ -56,7 +59,7 @@ class _Run(NamedTuple):
     place: int
     array: int
     nbytes: int
-    owner: object
+    owner: PaddedBytes | None
     first: int
 
 
@@ -75,12 +78,12 @@ def merged(places: Sequence[NDArray], arrays: Sequence[NDArray]) -> Pieces:
     found: Pieces = []
     for group in runs:
         first, last = group[0], group[-1]
-        if len(group) == 1 or not isinstance(first.owner, np.ndarray):
+        if len(group) == 1 or first.owner is None:
             found += [(places[r.first], arrays[r.first]) for r in group]
             continue
         nbytes = last.place + last.nbytes - first.place
         begin = first.array - _address(first.owner)
-        owned: NDArray = first.owner[begin : begin + nbytes]
+        owned: NDArray = first.owner[begin : begin + nbytes].view(np.ndarray)
         if not arrays[first.first].flags.writeable:
             owned = owned.view()
             owned.setflags(write=False)
@@ -100,14 +103,15 @@ def _follows(before: _Run, run: _Run) -> bool:
     )
 
 
-def _owner(array: NDArray) -> NDArray | None:
-    """The flat bytes that *array* is a view of; None where it is something else's."""
-    owner: object = array
-    while isinstance(owner, np.ndarray) and owner.base is not None:
-        owner = owner.base
-    if isinstance(owner, np.ndarray) and owner.dtype == np.uint8 and owner.ndim == 1:
-        return owner if owner.flags.c_contiguous and owner.flags.owndata else None
-    return None
+def _owner(array: NDArray) -> PaddedBytes | None:
+    """The bytes that *array* is a view of, where what lies behind it is nobody's either; None where it may be somebody's."""
+    owner: PaddedBytes | None = None
+    base: object = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, PaddedBytes):
+            owner = base
+        base = base.base
+    return owner
 
 
 def _address(array: NDArray) -> int:

@@ -11,9 +11,16 @@ from hypothesis import given, strategies as st
 import penstock
 from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours, merged
 from penstock.execution.results import side_by_side
-from penstock.hal import NO_VALUE_ARGUMENT, HostMemory
+from penstock.hal import (
+    NO_VALUE_ARGUMENT,
+    ExecutionConfig,
+    HostMemory,
+    PaddedBytes,
+    PrepareConfig,
+    Request,
+)
 from penstock.ir import Lifetime, Model, ModelBuilder, NDArray, Operand
-from tests.support_xnnpack import F32, needs_litert
+from tests.support_xnnpack import F32, device, needs_litert
 
 
 def aligned(nbytes: int) -> NDArray:
@@ -82,6 +89,17 @@ def test_neighbours_on_both_sides_are_one_copy() -> None:
     assert len(merged(places, [flat[0:64], flat[64:104], flat[128:256]])) == 3
 
 
+def test_what_lies_between_arrays_of_the_caller_stays() -> None:
+    memory, mine = aligned(256), aligned(256)
+    places = [memory[0:64], memory[64:104], memory[128:256]]
+    arrays = [mine[0:64], mine[64:104], mine[128:256]]
+    assert len(merged(places, arrays)) == 3
+    shared = mine.view(PaddedBytes)
+    (whole,) = merged(places, [shared[0:64], shared[64:104], shared[128:256]])
+    assert type(whole[1]) is np.ndarray
+    assert whole[1].nbytes == 256
+
+
 def test_read_only_arrays_stay_so() -> None:
     memory = aligned(128)
     arrays = side_by_side([((64,), np.dtype(np.uint8)), ((64,), np.dtype(np.uint8))])
@@ -140,3 +158,19 @@ def test_states_of_several_variables_keep_apart() -> None:
         assert [v.shape for v in values] == [(3,), (40,), (5,)]
         assert [float(v.min()) for v in values] == [1, 10, 100]
         assert [float(v.max()) for v in values] == [1, 10, 100]
+
+
+@needs_litert
+def test_a_run_writes_to_nothing_between_its_outputs() -> None:
+    model = counters()
+    prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
+    given = [HostMemory(np.zeros(n, np.float32)) for n in (1, 3, 40, 5)]
+    memory, outputs, end = aligned(1024), [], 0
+    expected = memory.copy()
+    for size, value in ((1, 111), (3, 1), (40, 10), (5, 100)):
+        part = slice(end, end + 4 * size)
+        outputs.append(HostMemory(memory[part].view(np.float32)))
+        expected[part].view(np.float32)[...] = value
+        end += padded(4 * size)
+    prepared.execute(Request(tuple(given), tuple(outputs)), ExecutionConfig())
+    assert np.array_equal(memory, expected)
