@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from penstock import hal
-from penstock.errors import ResourceExhaustedPersistent, ResourceExhaustedTransient
+from penstock.errors import (
+    DeadObject,
+    GeneralFailure,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+)
 from penstock.hal import (
     BufferDesc,
     BufferRole,
@@ -25,13 +30,15 @@ from penstock.hal import (
     Request,
     TokenArgument,
 )
+from penstock.hal.descriptors import fence_pair
 from penstock.ipc import dispatch, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of
 from penstock.ipc.dispatch import Dispatcher, Lease
 from penstock.ipc.host import serving
+from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.transport import Connection, close_all
-from penstock.ir import Model
+from penstock.ir import DType, Model
 from penstock.memory import MemoryPool
 from tests.unit.ipc.slow import SlowDevice, slow_model
 
@@ -192,6 +199,71 @@ def test_what_came_beside_a_fenced_run_outlives_it_whatever_becomes_of_the_answe
         close_all(closed)
 
 
+def test_a_fence_that_nobody_signals_keeps_no_run_of_a_client_that_left() -> None:
+    readable, writable = os.pipe()
+    with Served(SlowDevice()) as client:
+        target = client.prepared()
+        call = wire.ExecuteFenced(target, REQUEST, (0,), PLAIN, None)
+        client.tell(call, [readable], [wire.FenceForm(0)])
+        assert soon(lambda: bool(client.host._calls))
+        assert client.host._threads
+    # It would wait for ever, and with it all that the client has.
+    assert soon(lambda: client.host._threads == 0)
+    assert client.host._descriptors == 0
+    close_all([readable, writable])
+
+
+def test_memories_of_a_client_have_a_limit_that_ends_no_connection(
+    held: HeldDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_MEMORIES", 2)
+
+    def use(number: int) -> str:
+        form = wire.ArrayForm(number, 0, DType.FLOAT32, (4,), False)
+        try:
+            client.ask(wire.Check(), (), [form])
+        except ResourceExhaustedTransient as error:
+            return str(error)
+        return ""
+
+    with Served(held) as client, MemoryPool.anonymous(64) as pool:
+        for number in (1, 2, 3):
+            client.connection.send(encode(wire.Lend(number, 64)), [pool.memory.handle])
+        assert [use(number) for number in (1, 2)] == ["", ""]
+        assert "beyond the 2 at a time" in use(3)
+        client.connection.send(encode(wire.Release(1)))
+        client.connection.send(encode(wire.Lend(4, 64)), [pool.memory.handle])
+        assert not use(4)
+
+
+def test_a_clients_fence_says_what_became_of_it() -> None:
+    leaving = Leaving()
+    signal, theirs = fence_pair()
+    failing, failed = fence_pair()
+    good, bad = (ClientFence(f.fileno(), leaving) for f in (theirs, failed))
+    gone, orphan = fence_pair()
+    gone.close()
+    lost = ClientFence(orphan.fileno(), leaving)
+    waits = [f.wait(0) for f in (good, bad, lost)]
+    assert waits == [False, False, True]
+    assert isinstance(lost.error(), DeadObject)
+    assert good.error() is None
+    failing.signal(GeneralFailure("broken"))
+    assert bad.wait()
+    assert "broken" in str(bad.error())
+    assert not good.wait(1_000_000)
+    leaving.tell()
+    leaving.tell()
+    assert good.wait()
+    assert "has left" in str(good.error())
+    signal.signal()
+    assert good.error() is None
+    _waiting, asked = fence_pair()
+    late = ClientFence(asked.fileno(), told := Leaving())
+    told.tell()
+    assert late.wait()
+
+
 def test_fenced_runs_of_a_client_have_a_limit(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,11 +416,26 @@ class Served:
         os.close(self.spare)
         assert self.over.wait(SECONDS)
 
-    def ask(self, call: wire.Call, descriptors: Sequence[int] = ()) -> Any:
+    def tell(
+        self,
+        call: wire.Call,
+        descriptors: Sequence[int] = (),
+        forms: Sequence[wire.HandleForm] = (),
+    ) -> int:
+        """Sends a call, and gives by when it is to be answered."""
         self.calls += 1
-        ask = encode(wire.Ask(self.calls, 0, encode(call)))
         deadline = time.monotonic_ns() + int(SECONDS * 1e9)
+        ask = encode(wire.Ask(self.calls, 0, encode(call), tuple(forms)))
         self.connection.send(ask, descriptors, deadline)
+        return deadline
+
+    def ask(
+        self,
+        call: wire.Call,
+        descriptors: Sequence[int] = (),
+        forms: Sequence[wire.HandleForm] = (),
+    ) -> Any:
+        deadline = self.tell(call, descriptors, forms)
         received = self.connection.receive(deadline)
         close_all(received.descriptors)
         answer = decode_to_client(received.data)

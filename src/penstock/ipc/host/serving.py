@@ -25,6 +25,7 @@ from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.constants import SHRINK, is_sealed, mapped
 from penstock.ipc.dispatch import Dispatcher, Lease, refusal
+from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
@@ -64,7 +65,9 @@ class Client:
         self._over = False
         self._calls: dict[wire.CallId, CancelToken] = {}
         self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
+        self._leaving = Leaving()
         self._descriptors = 0
+        self._lends_too_much = False
         self._dropped: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = False
 
@@ -96,6 +99,7 @@ class Client:
         with self._lock:
             over, self._over = self._over, True
         self._connection.shut()
+        self._leaving.tell()
         for token in list(self._calls.values()):
             token.set()
         if not over:
@@ -185,7 +189,8 @@ class Client:
         if lend.memory in self._memories:
             raise WireError(f"memory {lend.memory} is lent twice")
         if len(self._memories) >= MAX_MEMORIES:
-            raise WireError(f"a client may lend {MAX_MEMORIES} memories at a time")
+            self._lends_too_much = True
+            return
         try:
             if not received.complete:
                 told = "the driver's process had no descriptor left for memory that was lent"
@@ -278,7 +283,7 @@ class Client:
             case wire.ReportForm():
                 return lambda event: self._report(job.ask.call, event)
             case wire.FenceForm(place=place):
-                return DescriptorFence(self._descriptor(job, place))
+                return ClientFence(self._descriptor(job, place), self._leaving)
             case wire.ValueForm(value=value):
                 return Opaque(value)
         raise WireError(f"a {type(form).__name__} in a call")
@@ -290,6 +295,10 @@ class Client:
 
     def _array(self, form: wire.ArrayForm) -> NDArray:
         memory = self._memories.get(form.memory)
+        if memory is None and self._lends_too_much:
+            raise ResourceExhaustedTransient(
+                f"memory {form.memory} was not lent, or beyond the {MAX_MEMORIES} at a time that a client may lend"
+            )
         if memory is None:
             raise WireError(f"memory {form.memory} was not lent")
         if isinstance(memory, WireError | DriverError):

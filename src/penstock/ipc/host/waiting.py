@@ -1,0 +1,77 @@
+"""Fences of a client in its host: a run waits for one no longer than the client is there."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+import weakref
+
+from penstock.errors import DeadObject, DriverError, ResourceExhaustedTransient
+from penstock.hal import DescriptorFence
+from penstock.hal.fence import remaining_ns
+from penstock.ipc.linux import LINUX_ONLY
+from penstock.ipc.transport import close_all
+
+NS_PER_MS = 1_000_000
+
+
+class Leaving:
+    """Whether a client has left: a descriptor that can be polled, made where somebody is to wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ends: list[int] = []
+        self.is_told = False
+
+    def fileno(self) -> int:
+        """A descriptor that hangs up when the client leaves. Raises `ResourceExhaustedTransient`."""
+        with self._lock:
+            if not self._ends:
+                try:
+                    self._ends += os.pipe()
+                except OSError as error:
+                    told = f"no descriptor for a client's fences: {error}"
+                    raise ResourceExhaustedTransient(told) from None
+                weakref.finalize(self, close_all, self._ends)
+                if self.is_told:
+                    os.close(self._ends.pop())
+            return self._ends[0]
+
+    def tell(self) -> None:
+        """The client has left; twice is harmless."""
+        with self._lock:
+            if not self.is_told and self._ends:
+                os.close(self._ends.pop())
+            self.is_told = True
+
+
+class ClientFence:
+    """A fence that is the descriptor *fd* of a client, and fails with `DeadObject` when that leaves."""
+
+    def __init__(self, fd: int, leaving: Leaving) -> None:
+        self._fence, self._leaving = DescriptorFence(fd), leaving
+        self._life = leaving.fileno()
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        if sys.platform == "win32":
+            raise OSError(LINUX_ONLY)
+        end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        poll = select.poll()
+        poll.register(self._fence.fileno(), select.POLLIN)
+        poll.register(self._life, 0)
+        while True:
+            left = remaining_ns(end)
+            if poll.poll(None if left is None else -(-left // NS_PER_MS)):
+                return True
+            if left == 0:
+                return False
+
+    def error(self) -> DriverError | None:
+        if self._fence.wait(0):
+            return self._fence.error()
+        return (
+            DeadObject("the client whose fence it is has left") if self._leaving.is_told else None
+        )
