@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -18,7 +18,6 @@ from penstock.compilation.compilation import (
     Means,
     compile_plan,
 )
-from penstock.compilation.receipt import CopyReceipt
 from penstock.compilation.spans import Recorder
 from penstock.errors import InputError, PlacementError
 from penstock.execution.compiled import CompiledModel
@@ -49,11 +48,10 @@ if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.compilation.caching import Caching
     from penstock.execution.shadow import Shadow
+    from penstock.runtime.elsewhere import Elsewhere
     from penstock.runtime.progress import Reporter
 
 log = Log(__name__)
-
-SEALED: Final = "constants go to other processes in memory that nobody can change any more"
 
 Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
 """Full shapes by the names of inputs, or by their positions."""
@@ -217,16 +215,13 @@ class _Session:
         if any(map(is_absent, self.chosen)):
             self.chosen = self._choose(config.deadline_ns)
         devices = _Devices(self.chosen)
-        isolated = any(getattr(device, "isolated", False) for device in self.chosen)
-        sealed = self._sealed() if isolated else frozenset()
+        elsewhere = self._elsewhere(config.deadline_ns)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            with _waiting(isolated, config.deadline_ns, half=True):
+            with elsewhere.placing() if elsewhere else nullcontext():
                 plan = self._placed(model, shapes, devices, config)
-        if isolated and not allow:
-            from penstock.execution.absence import refuse_absent
-
-            refuse_absent(plan)
+        if elsewhere and not allow:
+            elsewhere.check(plan)
         log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
         caching = self._caching(shapes, plan)
         meanwhile = None
@@ -234,20 +229,15 @@ class _Session:
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         means = Means(allow, caching, meanwhile, recorder)
-        with _waiting(isolated, config.deadline_ns):
+        with elsewhere.compiling() if elsewhere else nullcontext():
             compilation = _logged(plan, compile_plan(plan, devices, config, means))
         notes = (*filter(None, [self._not_tuned(plan)]), *self._unasked())
         if notes:
             receipt = structs.replace(compilation.receipt, notes=notes)
             compilation = structs.replace(compilation, receipt=receipt)
         absence = None
-        if isolated:
-            from penstock.execution.absence import absence_of
-
-            compilation, absence = absence_of(compilation, devices)
-            copies = self._sealings(self._sealed() - sealed)
-            receipt = structs.replace(compilation.receipt, copies=copies)
-            compilation = structs.replace(compilation, receipt=receipt)
+        if elsewhere:
+            compilation, absence = elsewhere.told(compilation, devices)
         if self.shadow is None:
             variant = Variant(compilation, devices, _for_later(config), allow)
         else:
@@ -257,16 +247,13 @@ class _Session:
         variant.absence = absence
         return variant
 
-    def _sealed(self) -> frozenset[int]:
-        """The model's pools of constants, by position, that were copied for other processes by now."""
-        from penstock.ipc.constants import sealed_copies
+    def _elsewhere(self, deadline_ns: int | None) -> Elsewhere | None:
+        """None where all devices are in this process."""
+        if not any(getattr(device, "isolated", False) for device in self.chosen):
+            return None
+        from penstock.runtime.elsewhere import Elsewhere
 
-        return sealed_copies(self.model.pools)
-
-    def _sealings(self, pools: Iterable[int]) -> tuple[CopyReceipt, ...]:
-        """The receipts of the copies of these."""
-        sizes = [len(self.model.pools[at]) for at in sorted(pools)]
-        return tuple(CopyReceipt(n, "host", "sealed memory", SEALED) for n in sizes)
+        return Elsewhere(self.model, deadline_ns)
 
     def _placed(
         self,
@@ -372,18 +359,6 @@ class _Devices(Mapping[str, Device]):
 
     def __len__(self) -> int:
         return len(self._chosen)
-
-
-def _waiting(
-    isolated: bool, deadline_ns: int | None, *, half: bool = False
-) -> AbstractContextManager[None]:
-    """A block in which other processes are asked until the deadline, or *half* of the time to it is gone."""
-    if not isolated or deadline_ns is None:
-        return nullcontext()
-    from penstock.ipc.until import until
-    from penstock.runtime.isolation import waiting_half
-
-    return waiting_half(deadline_ns) if half else until(deadline_ns)
 
 
 def _reporter(progress: ProgressCallback | None) -> Reporter | None:

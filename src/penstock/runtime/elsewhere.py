@@ -1,0 +1,57 @@
+"""What a compile does beside where drivers of its devices live in other processes: these may be gone, late, or copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from penstock.compilation.receipt import CopyReceipt
+from penstock.execution.absence import absence_of, refuse_absent
+from penstock.ipc.constants import sealed_copies
+from penstock.ipc.until import until
+from penstock.runtime.isolation import waiting_half
+
+if TYPE_CHECKING:
+    from penstock.compilation.compilation import Compilation
+    from penstock.execution.absence import Absence
+    from penstock.hal import Device
+    from penstock.ir import Model
+    from penstock.partitioning.plan import ExecutionPlan
+
+SEALED: Final = "constants go to other processes in memory that nobody can change any more"
+
+
+class Elsewhere:
+    """One compile of *model*, from its begin on."""
+
+    def __init__(self, model: Model, deadline_ns: int | None) -> None:
+        self._model, self._deadline_ns = model, deadline_ns
+        self._before = sealed_copies(model.pools)
+
+    def placing(self) -> AbstractContextManager[None]:
+        """A block in which devices are asked until half of the time to the deadline is gone."""
+        return waiting_half(self._deadline_ns)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """A block in which they are asked until the deadline."""
+        return until(self._deadline_ns)
+
+    def check(self, plan: ExecutionPlan) -> None:
+        """Raises `PlacementError` where *plan*, which nothing may fall back from, had to do without a device."""
+        refuse_absent(plan)
+
+    def told(
+        self, compilation: Compilation, devices: Mapping[str, Device]
+    ) -> tuple[Compilation, Absence | None]:
+        """*compilation* with receipts that name the devices that were not there, and what was copied for the others; and
+        whom to wait for, if anybody.
+        """
+        compilation, absence = absence_of(compilation, devices)
+        pools = self._model.pools
+        fresh = sorted(sealed_copies(pools) - self._before)
+        copies = tuple(CopyReceipt(len(pools[at]), "host", "sealed memory", SEALED) for at in fresh)
+        receipt = replace(compilation.receipt, copies=copies)
+        return replace(compilation, receipt=receipt), absence
