@@ -146,7 +146,9 @@ class Burst:
         if self._gate.forked:
             return
         if not self._busy.acquire(timeout=max(0.0, end - time.monotonic())):
-            self._closed, self._last = True, last
+            self._closed = True
+            if self._last is None or last is not _nothing:
+                self._last = last
             # Unless that run ends before it could see it.
             self._drop_late()
             return

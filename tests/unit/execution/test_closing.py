@@ -145,3 +145,20 @@ def test_a_burst_by_itself_is_left_to_its_run(
     with pytest.raises(ClosedError):
         burst.run(X, X)
     compiled.close()
+
+
+@pytest.mark.parametrize("first", ["model", "burst"])
+def test_a_burst_may_be_closed_before_its_model_or_after(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr("penstock.execution.burst.CLOSE_SECONDS", 0.05)
+    compiled, closed = compile_on(stuck)
+    burst = compiled.burst()
+    thread = start(lambda: burst.run(X, X))
+    stuck.await_begun()
+    for each in (compiled, burst) if first == "model" else (burst, compiled):
+        each.close()
+    assert not closed
+    stuck.go_on.set()
+    thread.join(PATIENCE_S)
+    assert closed == ["runner"]
