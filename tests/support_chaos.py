@@ -121,7 +121,7 @@ def round_of(rig: Rig, point: Point) -> list[str]:
     message, kind, _ = point
     rig.warm_up(message)
     pid = rig.supervisor.link().pid
-    before_host, before = rig.settle(), Counts.now()
+    before_host, before = steady(rig), Counts.now()
     wrong: list[str] = []
     fault = Fault(rig.supervisor, point)
     deadline = Deadline(SHORT_SECONDS if kind == "stopped" else SECONDS)
@@ -152,6 +152,17 @@ def round_of(rig: Rig, point: Point) -> list[str]:
     return wrong + left_behind(rig, pid, before_host, before)
 
 
+def steady(rig: Rig) -> Counter[str]:
+    """What the driver's process has once it has closed what was dropped before."""
+    limit = time.monotonic() + SETTLE_SECONDS
+    found = rig.settle()
+    while True:
+        time.sleep(0.02)
+        known, found = found, rig.settle()
+        if found == known or time.monotonic() > limit:
+            return found
+
+
 def left_behind(rig: Rig, pid: int, before_host: Counter[str], before: Counts) -> list[str]:
     """What is not as it was before: in this process, and in that of the driver, where it is the same still. What is
     dropped is closed in a thread of the driver's process.
@@ -160,11 +171,11 @@ def left_behind(rig: Rig, pid: int, before_host: Counter[str], before: Counts) -
     while True:
         after_host = rig.settle()
         left = Counts.now().difference(before)
-        if rig.supervisor.link().pid == pid and after_host != before_host:
+        if rig.supervisor.link().pid == pid:
             left += [
-                f"{name} in the host: {before_host[name]} -> {after_host[name]}"
-                for name in before_host | after_host
-                if before_host[name] != after_host[name]
+                f"{name} in the host: {before_host[name]} -> {now}"
+                for name, now in after_host.items()
+                if now > before_host[name]
             ]
         if not left or time.monotonic() > limit:
             return left
