@@ -270,9 +270,10 @@ class Dispatcher:
                 tokens = tokens_of(request)
                 with self.using(tokens):
                     execution = prepared.create_reusable_execution(take.request(request))
+                made = self._keep("reusable execution", execution, lease, tokens=tokens)
                 if lease is not None:
                     lease.kept = True
-                return self._keep("reusable execution", execution, lease, tokens=tokens)
+                return made
             case wire.OpenRing():
                 return self._keep("ring", self._ring(call, take))
             case wire.LendPool(memory=memory):

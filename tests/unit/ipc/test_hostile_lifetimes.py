@@ -179,6 +179,21 @@ def test_what_came_beside_a_reusable_execution_outlives_its_runs(held: HeldDevic
     assert closed.is_set()
 
 
+def test_what_came_beside_an_execution_that_is_none_is_given_back() -> None:
+    class Nothing(HeldPreparedModel):
+        def create_reusable_execution(self, request: Request) -> Any:
+            return None
+
+    class Empty(HeldDevice):
+        def prepare_model(self, model: Model, config: PrepareConfig) -> Any:
+            return Nothing(self)
+
+    with Served(Empty()) as client:
+        with pytest.raises(GeneralFailure, match="there is no reusable execution"):
+            client.ask(wire.CreateReusableExecution(client.prepared(), REQUEST), [client.spare])
+        assert soon(lambda: client.host._descriptors == 0)
+
+
 def test_what_came_beside_a_fenced_run_outlives_it_whatever_becomes_of_the_answer(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

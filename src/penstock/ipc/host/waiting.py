@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from typing import Final
 
 from penstock.errors import DeadObject, DriverError, ResourceExhaustedTransient
 from penstock.hal import DescriptorFence
@@ -15,7 +16,7 @@ from penstock.hal.fence import remaining_ns
 from penstock.ipc.linux import LINUX_ONLY
 from penstock.ipc.transport import close_all
 
-NS_PER_MS = 1_000_000
+NS_PER_MS: Final = 1_000_000
 
 
 class Leaving:
