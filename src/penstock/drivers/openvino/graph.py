@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
 from penstock.drivers.openvino.types import PLAIN, STEPPED
-from penstock.engines.site import Site, known_shape
+from penstock.engines.site import QUANTIZED, Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
 
@@ -100,7 +100,7 @@ class Graph:
     ) -> None:  # fmt: skip
         """As `define`, of values moved from inputs *sources*: they are rounded only where the scale changes."""
         operand = site.output(output)
-        if any(site.input(s).quantization != operand.quantization for s in sources):
+        if any(not _alike(site.input(s), operand) for s in sources):
             self.define(site, node, first=first, output=output)
         else:
             (self._first if first else self._last)[site.output_indexes[output]] = node
@@ -259,6 +259,14 @@ def _range(operand: Operand) -> tuple[float, float]:
     scale, zero = one_scale(operand)
     limits = np.iinfo(operand.dtype.numpy)
     return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
+
+
+def _alike(one: Operand, other: Operand) -> bool:
+    """Whether the values of two operands lie on one grid: int8 and uint8 may do so with zero points that are 128 apart."""
+    if one.quantization == other.quantization and one.dtype is other.dtype:
+        return True
+    quantized = one.dtype in QUANTIZED and other.dtype in QUANTIZED
+    return quantized and _range(one) == _range(other)
 
 
 def _would_be_lost(node: Node) -> bool:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.drivers.openvino.engine import core
+from penstock.drivers.openvino.source import build_graph
 from penstock.hal import Device
 from penstock.ir import DType, ModelBuilder, NDArray, Quantization
 from tests.support_openvino import cpu, needs_openvino
@@ -154,6 +156,31 @@ def test_equal_operations_in_a_row_all_count(kind: str, value: int) -> None:
     ours = run_on([cpu()], case.model, given, "relaxed")
     wanted = run_on(["reference"], case.model, given)
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(ours, wanted, strict=True))
+
+
+def test_a_change_from_unsigned_to_signed_steps_keeps_a_layer_in_8_bits() -> None:
+    """The same grid, stored otherwise: rounding it once more would take OpenVINO out of its 8-bit layers."""
+    b, rng = ModelBuilder(), np.random.default_rng(1)
+    stored, given = Quantization((0.05,), (-128,)), Quantization((0.05,), (0,))
+    x = b.input(DType.UINT8, (1, 16, 16, 8), "x", given)
+    (signed,) = b.operation("QUANTIZE", [x], [(I8, (1, 16, 16, 8), stored)])
+    w = b.constant(
+        rng.integers(-127, 128, (8, 3, 3, 8)).astype(np.int8), "w", Quantization((0.01,), (0,))
+    )
+    (y,) = b.operation("CONV_2D", [signed, w, None], [(I8, (1, 16, 16, 8), OUT)], STEPS)
+    model = b.build([y])
+    compiled = core().compile_model(build_graph(model).finish("x"), "CPU", {})
+    kinds = [
+        n.get_rt_info()["primitiveType"].astype(str)
+        for n in compiled.get_runtime_model().get_ordered_ops()
+    ]
+    assert any(kind.endswith("_I8") for kind in kinds), kinds
+    values = [[rng.integers(0, 256, (1, 16, 16, 8)).astype(np.uint8)]]
+    ((ours,),), ((wanted,),) = (
+        run_on([cpu()], model, values, "relaxed"),
+        run_on(["reference"], model, values),
+    )
+    assert np.abs(ours.astype(int) - wanted.astype(int)).max() <= 1
 
 
 def test_quantized_input_and_output_of_a_float_layer() -> None:

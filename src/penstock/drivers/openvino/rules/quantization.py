@@ -24,7 +24,8 @@ def _check_quantize(site: Site) -> AccuracyClass:
 
 @rule("QUANTIZE", check=_check_quantize)
 def emit_quantize(graph: Graph, site: Site) -> None:
-    _pass_on(graph, site)
+    first = graph.is_first(site.input_indexes[0])
+    graph.move(site, graph.get(site.input_indexes[0], first=first), first=first)
 
 
 def _check_dequantize(site: Site) -> AccuracyClass:
@@ -42,10 +43,6 @@ def _check_dequantize(site: Site) -> AccuracyClass:
 
 @rule("DEQUANTIZE", check=_check_dequantize)
 def emit_dequantize(graph: Graph, site: Site) -> None:
-    _pass_on(graph, site)
-
-
-def _pass_on(graph: Graph, site: Site) -> None:
     """Values are real in the graph already."""
     first = graph.is_first(site.input_indexes[0])
     graph.define(site, graph.get(site.input_indexes[0], first=first), first=first)
