@@ -57,6 +57,7 @@ class Burst:
         self._names = compiled._exchange.output_names
         # Of a model with unknown dimensions, the form for the shapes of the last run.
         self._shapes: tuple[tuple[int, ...], ...] | None = None
+        self._awaited = compiled._awaited
         self._variant: Variant | None = None
         self._series: Series | None = None
         self._ready = compiled._ready
@@ -112,6 +113,9 @@ class Burst:
             if asked != NOTHING_ASKED or measure is not False:
                 config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
             results = None
+            if self._awaited is not None and self._awaited.is_over():
+                compiled._welcome()
+                self._awaited = self._direct = None
             direct = self._direct
             if (
                 direct is not None

@@ -173,9 +173,8 @@ class CompiledModel:
                 plain = all(type(a) is np.ndarray for a in arrays)
                 if self._dynamic:
                     ready = None
-            if self._awaited is not None and self._awaited.is_over():
-                # From now on as for shapes that come with a run: compiled anew, with the devices that are back.
-                self._dynamic, self._awaited = True, None
+            if self._awaited is not None:
+                self._welcome()
             if not self._dynamic or (
                 (not plain or out is not None) and self._keeps_to_roles(arrays, out)
             ):
@@ -355,6 +354,13 @@ class CompiledModel:
 
     def __repr__(self) -> str:
         return f"<CompiledModel: {self.plan.summary()}>"
+
+    def _welcome(self) -> None:
+        """From when a device is there again that was not for the compile, runs are as for shapes that come with them:
+        compiled anew, with that device.
+        """
+        if self._awaited is not None and self._awaited.is_over():
+            self._dynamic, self._awaited = True, None
 
     def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
         from penstock.execution.roles import needs_the_steps_of_its_roles

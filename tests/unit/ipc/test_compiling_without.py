@@ -125,8 +125,9 @@ def test_a_quarantined_driver_leaves_compiles_to_the_fall_back() -> None:
         assert str(caught.value).count("penstock doctor --last-crash") == 1
 
 
+@pytest.mark.parametrize("how", ["run", "burst"])
 def test_a_model_goes_back_to_the_driver_that_is_there_again(
-    tell: Tell, monkeypatch: pytest.MonkeyPatch
+    tell: Tell, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.execution.absence.LOOK_SECONDS", 0.01)
     monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
@@ -135,13 +136,19 @@ def test_a_model_goes_back_to_the_driver_that_is_there_again(
     down = tell("create")
     with compiled(["fragile"]) as model:
         fell_back(model, "process")
+        burst = model.burst()
+        run = burst.run if how == "burst" else model
+        another = model.burst()
+        for known in (run, another.run):
+            known(X)
         down.unlink()
         patience = time.monotonic() + 20
-        while (step := model(X).receipt.steps[0]).device != "fragile":
+        while (step := run(X).receipt.steps[0]).device != "fragile":
             assert time.monotonic() < patience
             time.sleep(0.01)
         assert (step.fallback_from, step.error) == (None, None)
-        np.testing.assert_array_equal(model(X)[0], X + 1)
+        np.testing.assert_array_equal(run(X)[0], X + 1)
+        assert another.run(X).receipt.steps[0].device == "fragile"
 
 
 def test_a_driver_that_nobody_named_is_left_out_and_noted(
