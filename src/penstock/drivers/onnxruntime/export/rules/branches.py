@@ -30,7 +30,9 @@ def _check_if(site: Site) -> AccuracyClass:
 
 @rule("IF", check=_check_if)
 def emit_if(graph: Graph, site: Site) -> None:
-    condition = graph.reshape(graph.get(site.input_indexes[0]), ())
+    condition = graph.get(site.input_indexes[0])
+    if site.shape(0):
+        condition = graph.reshape(condition, ())
     given = [graph.get(index) for index in site.input_indexes[1:]]
     made = []
     for index in branches_of(site.operation):
