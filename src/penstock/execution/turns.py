@@ -49,6 +49,8 @@ def turning_ports(model: Model) -> tuple[TurningPort, ...]:
             return ()
         if any(o.is_constant for o in operands) or any(i in apart for i in used):
             return ()
+        if port.input == port.output:
+            return ()
         apart += used
         found.append(
             TurningPort(port.variable, port.input, port.output, shape, operands[0].dtype.numpy)

@@ -14,7 +14,7 @@ from penstock.execution.results import side_by_side
 from penstock.execution.state import State
 from penstock.execution.turns import turning_ports
 from penstock.hal import ExecutionConfig, HostMemory, ProvenRequest, Request
-from penstock.ir import Model, NDArray
+from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from tests.unit.execution.fakes import NumpyDevice, accumulator, f32
 
 ONE = f32([1, 2])
@@ -144,6 +144,22 @@ def test_new_values_that_a_caller_gets_too_are_not_turned() -> None:
     both = replace(entry, outputs=(entry.states[0].output or 0, *entry.outputs))
     assert turning_ports(model)
     assert turning_ports(replace(model, subgraphs=(both,))) == ()
+
+
+def test_a_value_that_goes_round_as_it_is_stays() -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (2,), "x")
+    kept = builder.operand(Operand(DType.FLOAT32, (2,), Lifetime.SUBGRAPH_INPUT, "kept"))
+    total = builder.operation("ADD", [kept, x], [(DType.FLOAT32, (2,))])
+    builder.state(builder.variable("kept", DType.FLOAT32, (2,)), kept, kept)
+    model = builder.build(total)
+    assert turning_ports(model) == ()
+    with alone(NumpyDevice(), model) as compiled:
+        state = compiled.new_state()
+        state.replace({0: f32([5, 6])})
+        for given in (state, state.copied(), copy.deepcopy(state)):
+            results = [compiled.run([ONE], state=given)[0].tolist() for _ in range(3)]
+            assert results == [[6, 8]] * 3
 
 
 def test_values_of_another_shape_get_arrays_of_their_own() -> None:
