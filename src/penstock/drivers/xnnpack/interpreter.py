@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.drivers.xnnpack.engine import Kernels, make_interpreter, runners, told
-from penstock.drivers.xnnpack.neighbours import Neighbours
+from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours
 from penstock.drivers.xnnpack.segments import Segment
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.ir import NDArray
@@ -110,11 +110,13 @@ class SteadyRunner(Runner):
         try:
             wrapper.AllocateTensors()
             # Of a scalar LiteRT gives no view: it has a place here.
-            scalars = {
-                t: np.zeros((), wrapper.TensorType(t, 0))
-                for t in (*self._inputs, *self._outputs, *self._states)
-                if not len(wrapper.TensorSize(t, 0))
-            }
+            scalars = scalar_places(
+                {
+                    t: np.dtype(wrapper.TensorType(t, 0))
+                    for t in (*self._inputs, *self._outputs, *self._states)
+                    if not len(wrapper.TensorSize(t, 0))
+                }
+            )
             places = {
                 t: scalars[t] if t in scalars else wrapper.tensor(wrapper, t, 0)
                 for t in (*self._inputs, *self._outputs, *self._states)
@@ -149,6 +151,17 @@ def _invoke_with_scalars(
     wrapper.Invoke()
     for tensor, place in fetched:
         place[...] = wrapper.GetTensor(tensor, 0)
+
+
+def scalar_places(dtypes: Mapping[int, np.dtype[np.generic]]) -> dict[int, NDArray]:
+    """A place for each, by the same key, which lies as LiteRT's own tensors do: where it begins and behind it."""
+    content = np.zeros((len(dtypes) + 1) * ALIGNMENT, np.uint8)
+    begin = -content.ctypes.data % ALIGNMENT
+    starts = range(begin, content.nbytes, ALIGNMENT)
+    return {
+        key: content[at : at + dtype.itemsize].view(dtype).reshape(())
+        for (key, dtype), at in zip(dtypes.items(), starts, strict=False)
+    }
 
 
 def failed(error: Exception) -> GeneralFailure:

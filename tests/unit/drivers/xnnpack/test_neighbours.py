@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import penstock
+from penstock.drivers.xnnpack.interpreter import scalar_places
 from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours, merged
 from penstock.execution.results import side_by_side
 from penstock.hal import (
@@ -98,6 +99,43 @@ def test_what_lies_between_arrays_of_the_caller_stays() -> None:
     (whole,) = merged(places, [shared[0:64], shared[64:104], shared[128:256]])
     assert type(whole[1]) is np.ndarray
     assert whole[1].nbytes == 256
+
+
+@given(dtypes=st.lists(st.sampled_from(["f4", "i8", "u1", "?"]), max_size=6))
+def test_places_of_scalars_have_room_behind_them(dtypes: list[str]) -> None:
+    places = scalar_places({key: np.dtype(name) for key, name in enumerate(dtypes)})
+    assert [(p.dtype.str.lstrip("<|"), p.shape) for p in places.values()] == [
+        (np.dtype(name).str.lstrip("<|"), ()) for name in dtypes
+    ]
+    begins = [place.ctypes.data for place in places.values()]
+    for place, begin in zip(places.values(), begins, strict=True):
+        owner = place.base
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        assert isinstance(owner, np.ndarray)
+        assert begin % ALIGNMENT == 0
+        assert owner.ctypes.data <= begin
+        assert begin + ALIGNMENT <= owner.ctypes.data + owner.nbytes
+    assert len(set(begins)) == len(begins)
+
+
+@needs_litert
+def test_scalars_of_a_state_lie_in_such_places() -> None:
+    builder = ModelBuilder()
+    x = builder.input(F32, (), "x")
+    for number in range(4):
+        before = builder.operand(Operand(F32, (), Lifetime.SUBGRAPH_INPUT, f"before {number}"))
+        (after,) = builder.operation("ADD", [before, x], [(F32, ())])
+        builder.state(builder.variable(f"v{number}", F32, ()), before, after)
+    model = builder.build(builder.operation("MUL", [x, x], [(F32, ())]))
+    prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
+    ((runner,),) = prepared._free
+    assert all(place.ctypes.data % ALIGNMENT == 0 for place in (*runner.inputs, *runner.outputs))
+    with penstock.compile(model, devices=["xnnpack"], cache=False) as compiled:
+        state = compiled.new_state()
+        for _ in range(3):
+            compiled.run([np.float32(2).reshape(())], state=state)
+        assert state.as_list() == [6, 6, 6, 6]
 
 
 def test_read_only_arrays_stay_so() -> None:
