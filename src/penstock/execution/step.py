@@ -169,7 +169,8 @@ class StepRunner(LaneUser):
         behind them is in *turn*. Only where `is_direct`.
         """
         began = perf_counter_ns()
-        kinds, outputs = self._kinds, list[NDArray]()
+        kinds = self._kinds
+        outputs: list[NDArray] = []
         every: tuple[RequestArgument, ...] = tuple([HostMemory(lent(array)) for array in inputs])
         tail = None
         if turn is not None:
