@@ -21,7 +21,7 @@ from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
 from penstock.ipc.starting import Place, Started, connect, tail
 from penstock.ipc.text import printable
-from penstock.ipc.threads import begin
+from penstock.ipc.threads import PatientThread, begin
 from penstock.ipc.transport import close_all
 from penstock.logs import Log
 
@@ -69,12 +69,11 @@ class Link:
             lambda: signal_event(self._wake),
             pidfd if pidfd >= 0 else None,
         )
-        self._watcher = threading.Thread(
-            target=self._watch, name=f"penstock-watch-{place.name}", daemon=True
-        )
+        self._watcher = PatientThread(self._watch, name=f"penstock-watch-{place.name}")
         try:
-            self._watcher.start()
+            self._watcher.start_within()
         except RuntimeError as error:
+            self._closing = True
             self.session.close(partial(os.close, self._wake))
             self._pulse.close()
             self._refuse()

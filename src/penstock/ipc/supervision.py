@@ -14,6 +14,7 @@ from penstock.hal.fence import remaining_seconds
 from penstock.ipc.evidence import Crash, Underway
 from penstock.ipc.link import END_SECONDS, Link
 from penstock.ipc.starting import Place
+from penstock.ipc.threads import PatientThread
 from penstock.logs import Log
 
 log = Log("penstock.ipc")
@@ -32,9 +33,7 @@ class _Start:
     """A host that is being started, and what became of it."""
 
     def __init__(self, begin: Callable[[_Start], None]) -> None:
-        self.thread = threading.Thread(
-            target=begin, args=(self,), name="penstock-start", daemon=True
-        )
+        self.thread = PatientThread(begin, self, name="penstock-start")
         self.done = threading.Event()
         self.link: Link | None = None
         self.failure: BaseException | None = None
@@ -99,7 +98,7 @@ class Supervisor:
             if start is None:
                 start = _Start(self._begin)
                 try:
-                    start.thread.start()
+                    start.thread.start_within(remaining_seconds(deadline_ns))
                 except RuntimeError as error:
                     raise DeadObject(f"driver {self.place.name}: {error}") from error
                 self._start = start
