@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
+STATFS_BYTES: Final = 512
+"""More than a `struct statfs` has, whose first word is the kind."""
+
 LINUX_ONLY: Final = "drivers run in processes of their own on Linux only"
 
 
@@ -33,6 +36,21 @@ def is_memory(fd: int) -> bool:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
     except OSError:
         return False
+
+
+def filesystem_of(fd: int) -> int:
+    """The kind of file system that a descriptor is of, by its number in `linux/magic.h`, which only the kernel gives; 0 where
+    that cannot be told.
+    """
+    if sys.platform != "linux":
+        return 0
+    import ctypes
+
+    status = ctypes.create_string_buffer(STATFS_BYTES)
+    if not 0 <= fd < 1 << 31 or ctypes.CDLL(None).fstatfs(ctypes.c_int(fd), status):
+        return 0
+    kind: int = struct.unpack_from("l", status.raw)[0]
+    return kind
 
 
 def connect_within(sock: socket.socket, address: str | bytes, seconds: float) -> None:

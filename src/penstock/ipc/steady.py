@@ -5,24 +5,23 @@ mapping ends the process that does.
 from __future__ import annotations
 
 import os
-import stat
-import sys
 from typing import Final
 
 from penstock.errors import WireError
 from penstock.hal import Memory
 from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ipc.linux import filesystem_of
 from penstock.ir import NDArray
 from penstock.memory import pool_of
 from penstock.memory.regions import PoolPlace
 
-DMA_BUF: Final = "/dmabuf:"
-"""What the kernel calls a dma-buf. Files of that name have a type, which no dma-buf has."""
+DMA_BUF_MAGIC: Final = 0x444D4142
+"""The file system that dma-bufs are of: `linux/magic.h`."""
 
 
 def is_steady(fd: int) -> bool:
     """Whether no process can make the memory behind *fd* shorter: a memfd sealed against shrinking, or a dma-buf."""
-    return is_sealed(fd, SHRINK) or _is_dma_buf(fd)
+    return is_sealed(fd, SHRINK) or filesystem_of(fd) == DMA_BUF_MAGIC
 
 
 def descriptor_in(memory: Memory) -> int | None:
@@ -58,13 +57,3 @@ def steady_place(array: NDArray) -> PoolPlace | None:
     """As `penstock.memory.pool_of`, of pools that cannot shrink alone."""
     place = pool_of(array)
     return None if place is None or may_shrink(place.memory) else place
-
-
-def _is_dma_buf(fd: int) -> bool:
-    if sys.platform != "linux":
-        return False
-    try:
-        mode = os.fstat(fd).st_mode
-        return not stat.S_IFMT(mode) and os.readlink(f"/proc/self/fd/{fd}").startswith(DMA_BUF)
-    except (OSError, OverflowError):
-        return False

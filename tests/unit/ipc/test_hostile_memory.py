@@ -26,13 +26,14 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
-from penstock.ipc import wire
+from penstock.ipc import steady, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
 from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ipc.linux import filesystem_of
 from penstock.ipc.starting import Place, Started, connect
-from penstock.ipc.steady import check_steady, is_steady
+from penstock.ipc.steady import check_steady
 from penstock.ipc.transport import close_all
 from penstock.ir import DataLocation
 from penstock.memory import MappedFd, MemoryPool
@@ -315,23 +316,15 @@ def test_huge_pages_are_never_sealed_enough(fd: int) -> None:
         os.close(huge)
 
 
-@pytest.mark.parametrize(
-    ("mode", "name", "steady"),
-    [
-        (0o600, "/dmabuf:", True),
-        (0o600, "/dmabuf:camera", True),
-        (0o100600, "/dmabuf:", False),
-        (0o600, "anon_inode:[eventfd]", False),
-    ],
-)
-def test_a_file_that_is_called_like_a_dma_buf_is_none(
-    fd: int, monkeypatch: pytest.MonkeyPatch, mode: int, name: str, steady: bool
+def test_a_dma_buf_is_known_by_what_only_the_kernel_says(
+    fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Status:
-        st_mode = mode
-
-    monkeypatch.setattr("penstock.ipc.steady.os.fstat", lambda _: Status())
-    monkeypatch.setattr("penstock.ipc.steady.os.readlink", lambda _: name)
-    found = is_steady(fd)
-    monkeypatch.undo()
-    assert found is steady
+    event = os.eventfd(0)
+    with Path(os.devnull).open("rb") as file:
+        kinds = {filesystem_of(fd), filesystem_of(file.fileno()), filesystem_of(event)}
+    os.close(event)
+    assert not {0, steady.DMA_BUF_MAGIC} & kinds
+    assert filesystem_of(10_000) == filesystem_of(-1) == filesystem_of(1 << 40) == 0
+    assert not steady.is_steady(fd)
+    monkeypatch.setattr(steady, "filesystem_of", lambda _: 0x444D4142)
+    assert steady.is_steady(fd)
