@@ -146,10 +146,13 @@ class Variant:
         self, inputs: Sequence[NDArray], state: State | None, config: ExecutionConfig, trace: Trace
     ) -> list[NDArray] | None:
         """As `run`, where `is_one_call`, of arrays that nothing is bound to, without a deadline and a cancel token; None,
-        with nothing done, where the new values of *state* must have arrays of their own.
+        with nothing run, where the new values of *state* must have arrays of their own. A step that fails is all of the
+        plan: where nothing repeats it, nothing repeats the whole model.
         """
+        alone = self._alone
+        assert alone is not None
         if state is None or not self._states:
-            return self._called(inputs, None, config, trace)
+            return alone.run_alone(inputs, config, trace)
         with state.lock:
             if self._needed:
                 self.check_assigned(state)
@@ -157,23 +160,9 @@ class Variant:
             turn = state.turn(self._turning)
             if turn is None:
                 return None
-            results = self._called(inputs, turn, config, trace)
+            results = alone.run_alone(inputs, config, trace, turn)
             state.end_turn(turn)
             return results
-
-    def _called(
-        self, inputs: Sequence[NDArray], turn: Turn | None, config: ExecutionConfig, trace: Trace
-    ) -> list[NDArray]:
-        assert self._alone is not None
-        try:
-            return self._alone.run_alone(inputs, config, trace, turn)
-        except (MissedDeadline, Cancelled):
-            raise
-        except DriverError:
-            values = self._values(inputs, None, None, turn, None)
-            if not self._repeat_whole(values, config, trace, None):
-                raise
-            return [values[i] for i in self.outputs]
 
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
         """For `run`, the operands among *inputs* and *out* that are a `BoundMemory`.
