@@ -185,8 +185,24 @@ class Graph:
         operand = self.entry.operands[index]
         shape = known_shape(operand, f"input {operand.name!r}")
         parameter = self.op.parameter(list(shape), operand.dtype.numpy)
-        self._last[index] = self._real(parameter.output(0), operand)
+        node = parameter.output(0)
+        if operand.dtype is DType.INT8 and self._is_read_by_layer(index):
+            # Signed steps with a zero point would reach layers as float32.
+            low, high = (self.number(v) for v in _range(operand))
+            least, most = self.number(-128), self.number(127)
+            node = self.op.fake_quantize(
+                self.op.convert(node, "f32"), least, most, low, high, LEVELS
+            )
+            self._last[index] = node
+        else:
+            self._last[index] = self._real(node, operand)
         return parameter
+
+    def _is_read_by_layer(self, index: int) -> bool:
+        return any(
+            operation.type in CONVOLUTIONS and operation.inputs[0] == index
+            for operation in self.entry.operations
+        )
 
     def _constant_of(self, operand: Operand, *, first: bool) -> Node:
         value = self.model.constant(operand)
@@ -224,7 +240,7 @@ class Graph:
 
     def _result(self, index: int) -> Node:
         operand, node = self.entry.operands[index], self.get(index)
-        if operand.dtype is DType.INT16:
+        if operand.dtype is DType.INT16 or _loses_signs(node, operand):
             node = self._in_steps(node, operand)
         elif operand.dtype in STEPPED:
             limits = np.iinfo(operand.dtype.numpy)
@@ -235,18 +251,23 @@ class Graph:
         return self.op.result(node)
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
-        """*node* as int16. Limits are kept after the conversion to whole numbers: in bfloat16 there is no 32767."""
+        """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole numbers: in bfloat16 there
+        is no 32767.
+        """
         scale, zero = one_scale(operand)
+        limits = np.iinfo(operand.dtype.numpy)
         steps = self.op.round(self.op.divide(node, self.number(scale)), "half_to_even")
         least, most, middle = (
-            self.op.constant(np.array(v, np.int32)) for v in (-(1 << 15), (1 << 15) - 1, zero)
+            self.op.constant(np.array(v, np.int32)) for v in (limits.min, limits.max, zero)
         )
         whole = self.op.add(self.op.convert(steps, "i32"), middle)
-        return self.op.convert(self.op.maximum(self.op.minimum(whole, most), least), "i16")
+        kept = self.op.maximum(self.op.minimum(whole, most), least)
+        return self.op.convert(kept, "i8" if operand.dtype is DType.INT8 else "i16")
 
 
 LEVELS: Final = 256
 LINEAR: Final = frozenset({"Add", "Subtract", "Multiply", "Divide"})
+CONVOLUTIONS: Final = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 LAYERS: Final = frozenset({"Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul"})
 MOST_LOOKED_AT: Final = 64
 CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
@@ -283,6 +304,14 @@ def _would_be_lost(node: Node) -> bool:
     if any(source.get_type_name() in LAYERS for source in sources):
         return False
     return any(map(_is_constant, sources))
+
+
+def _loses_signs(node: Node, operand: Operand) -> bool:
+    """Whether a FakeQuantize to int8 right behind *node* would give 0 for what is below (OpenVINO 2026.4)."""
+    made = node.get_node() if hasattr(node, "get_node") else node
+    while made.get_type_name() in {"Transpose", "Reshape"}:
+        made = made.input(0).get_source_output().get_node()
+    return operand.dtype is DType.INT8 and made.get_type_name() == "DepthToSpace"
 
 
 def _is_constant(node: Node) -> bool:

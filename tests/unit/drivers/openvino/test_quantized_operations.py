@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -158,29 +158,81 @@ def test_equal_operations_in_a_row_all_count(kind: str, value: int) -> None:
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(ours, wanted, strict=True))
 
 
-def test_a_change_from_unsigned_to_signed_steps_keeps_a_layer_in_8_bits() -> None:
-    """The same grid, stored otherwise: rounding it once more would take OpenVINO out of its 8-bit layers."""
+def of_signed(b: ModelBuilder) -> int:
+    """Signed steps, none of them zero itself."""
+    return b.input(I8, (1, 16, 16, 8), "x", IN)
+
+
+def changed_sign(b: ModelBuilder) -> int:
+    """The same grid, stored otherwise."""
+    x = b.input(DType.UINT8, (1, 16, 16, 8), "x", Quantization((0.05,), (0,)))
+    (signed,) = b.operation("QUANTIZE", [x], [(I8, (1, 16, 16, 8), Quantization((0.05,), (-128,)))])
+    return signed
+
+
+@pytest.mark.parametrize("before", [of_signed, changed_sign])
+def test_a_layer_stays_in_8_bits(before: Callable[[ModelBuilder], int]) -> None:
     b, rng = ModelBuilder(), np.random.default_rng(1)
-    stored, given = Quantization((0.05,), (-128,)), Quantization((0.05,), (0,))
-    x = b.input(DType.UINT8, (1, 16, 16, 8), "x", given)
-    (signed,) = b.operation("QUANTIZE", [x], [(I8, (1, 16, 16, 8), stored)])
+    x = before(b)
     w = b.constant(
         rng.integers(-127, 128, (8, 3, 3, 8)).astype(np.int8), "w", Quantization((0.01,), (0,))
     )
-    (y,) = b.operation("CONV_2D", [signed, w, None], [(I8, (1, 16, 16, 8), OUT)], STEPS)
+    (y,) = b.operation("CONV_2D", [x, w, None], [(I8, (1, 16, 16, 8), OUT)], STEPS)
     model = b.build([y])
     compiled = core().compile_model(build_graph(model).finish("x"), "CPU", {})
-    kinds = [
-        n.get_rt_info()["primitiveType"].astype(str)
-        for n in compiled.get_runtime_model().get_ordered_ops()
-    ]
-    assert any(kind.endswith("_I8") for kind in kinds), kinds
-    values = [[rng.integers(0, 256, (1, 16, 16, 8)).astype(np.uint8)]]
+    nodes = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
+    kernels = {
+        n["primitiveType"].astype(str) for n in nodes if n["layerType"].astype(str) == "Convolution"
+    }
+    assert all(kernel.endswith("_I8") for kernel in kernels), kernels
+    dtype, shape = model.inputs[0].dtype.numpy, tuple(d or 0 for d in model.inputs[0].shape or ())
+    limits = np.iinfo(dtype)
+    values = [[rng.integers(limits.min, limits.max + 1, shape).astype(dtype)]]
     ((ours,),), ((wanted,),) = (
         run_on([cpu()], model, values, "relaxed"),
         run_on(["reference"], model, values),
     )
     assert np.abs(ours.astype(int) - wanted.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("after", ["", "ADD", "CONV_2D", "RELU6", "MAX_POOL_2D"])
+@pytest.mark.parametrize("kind", ["DEPTH_TO_SPACE", "SPACE_TO_DEPTH"])
+@pytest.mark.parametrize("dtype", [I8, DType.UINT8])
+def test_blocks_behind_a_layer_keep_what_is_below_zero(kind: str, dtype: DType, after: str) -> None:
+    b, rng = ModelBuilder(), np.random.default_rng(1)
+    out = OUT if dtype is I8 else Quantization((0.11,), (132,))
+    x = b.input(dtype, (1, 4, 4, 8), "x", IN if dtype is I8 else UNSIGNED)
+
+    def filtered(x: int, shape: tuple[int, ...]) -> int:
+        channels = shape[3]
+        weights = rng.integers(-127, 128, (channels, 1, 1, channels)).astype(np.int8)
+        w = b.constant(weights, quantization=Quantization((0.01,), (0,)))
+        (y,) = b.operation("CONV_2D", [x, w, None], [(dtype, shape, out)], STEPS)
+        return y
+
+    y = filtered(x, (1, 4, 4, 8))
+    shape = (1, 8, 8, 2) if kind == "DEPTH_TO_SPACE" else (1, 2, 2, 32)
+    (y,) = b.operation(kind, [y], [(dtype, shape, out)], {"block_size": 2})
+    if after == "CONV_2D":
+        y = filtered(y, shape)
+    elif after == "ADD":
+        other = b.input(dtype, shape, "other", out)
+        (y,) = b.operation("ADD", [y, other], [(dtype, shape, out)])
+    elif after:
+        (y,) = b.operation(after, [y], [(dtype, shape, out)], POOL if "POOL" in after else {})
+    model = b.build([y])
+    limits = np.iinfo(dtype.numpy)
+    values = [
+        rng.integers(limits.min, limits.max + 1, tuple(d or 0 for d in o.shape or ())).astype(
+            dtype.numpy
+        )
+        for o in model.inputs
+    ]
+    ((ours,),), ((wanted,),) = (
+        run_on([cpu()], model, [values], "relaxed"),
+        run_on(["reference"], model, [values]),
+    )
+    assert np.abs(ours.astype(int) - wanted.astype(int)).max() <= 2
 
 
 def test_quantized_input_and_output_of_a_float_layer() -> None:
