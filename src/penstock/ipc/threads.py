@@ -70,7 +70,15 @@ class _Patient(threading.Event):
 
 def unborn() -> set[object]:
     """One object for each thread of this process that was begun, or started, and has not run yet."""
-    return set(_unborn) | {each for each in threading.enumerate() if not each.is_alive()}
+    return set(_unborn) | {each for each in threading.enumerate() if not _is_alive(each)}
+
+
+def _is_alive(thread: threading.Thread) -> bool:
+    try:
+        return thread.is_alive()
+    except (AssertionError, RuntimeError):
+        # One that nobody started here, and that is over.
+        return True
 
 
 def _run(birth: object, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:

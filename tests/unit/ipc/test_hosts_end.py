@@ -94,6 +94,19 @@ def test_a_thread_is_unborn_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
     assert not threads.unborn() - before
 
 
+@pytest.mark.parametrize("error", [AssertionError, RuntimeError])
+def test_a_thread_of_others_that_is_over_is_not_unborn(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    class Over(threading.Thread):
+        def is_alive(self) -> bool:
+            raise error("over")
+
+    over = Over()
+    monkeypatch.setattr(threading, "enumerate", lambda: [over])
+    assert over not in threads.unborn()
+
+
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
 def test_without_room_for_a_thread_nothing_is_unborn(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
