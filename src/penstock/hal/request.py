@@ -47,8 +47,9 @@ class TokenArgument(msgspec.Struct, frozen=True, tag="token"):
 
 
 class PaddedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Flat bytes that arrays of `HostMemory` lie in, each at a multiple of 64 bytes from the first: what is left up to the
-    next multiple may be overwritten by the driver, as the *padding* of a pool's argument. Between other arrays nothing may.
+    """Flat bytes that arrays of `HostMemory` lie in, each at a multiple of 64 bytes from the first. The driver may overwrite
+    what is left up to the next multiple, as the *padding* of a pool's argument, and may keep them until its prepared model
+    is closed. With other arrays it may do neither.
     """
 
 

@@ -48,7 +48,8 @@ class Neighbours:
         if len(arrays) != len(self._places):
             return None
         pieces = merged(self._places, [a.array for a in arrays])
-        if self._remembers:
+        # Arrays of the caller are his alone once the call has returned.
+        if self._remembers and len(pieces) < len(arrays):
             self._known.append((arrays, pieces))
         return pieces
 
@@ -69,7 +70,9 @@ def merged(places: Sequence[NDArray], arrays: Sequence[NDArray]) -> Pieces:
     """
     runs: list[list[_Run]] = []
     for at, (place, array) in enumerate(zip(places, arrays, strict=True)):
-        run = _Run(_address(place), _address(array), place.nbytes, _owner(array), at)
+        owner = _owner(array)
+        places_at = (0, 0) if owner is None else (_address(place), _address(array))
+        run = _Run(*places_at, place.nbytes, owner, at)
         group = runs[-1] if runs else None
         if group is not None and _follows(group[-1], run):
             group.append(run)

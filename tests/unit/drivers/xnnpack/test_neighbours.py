@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -212,3 +214,15 @@ def test_a_run_writes_to_nothing_between_its_outputs() -> None:
         end += padded(4 * size)
     prepared.execute(Request(tuple(given), tuple(outputs)), ExecutionConfig())
     assert np.array_equal(memory, expected)
+
+
+@needs_litert
+def test_nothing_of_a_caller_is_kept_after_the_call() -> None:
+    prepared = device().prepare_model(counters(), PrepareConfig(num_threads=1))
+    sides = [[np.zeros(n, np.float32) for n in (1, 3, 40, 5)] for _ in range(2)]
+    watched = [weakref.ref(array) for side in sides for array in side]
+    given, wanted = (tuple(map(HostMemory, side)) for side in sides)
+    prepared.execute(Request(given, wanted), ExecutionConfig())
+    del sides, given, wanted
+    gc.collect()
+    assert [each() for each in watched] == [None] * 8
