@@ -182,6 +182,10 @@ def refusal_of_nothing() -> str:
 
 
 def prepare(rig: Rig, deadline: Deadline) -> None:
+    rig.used.append(rig.device.prepare_model(MODEL, deadline.preparation))
+
+
+def close(rig: Rig, deadline: Deadline) -> None:
     rig.device.prepare_model(MODEL, deadline.preparation).close()
 
 
@@ -321,7 +325,7 @@ CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
     "Report": report,
     "OpenRing": burst,
     "LendPool": burst,
-    "Close": prepare,
+    "Close": close,
     "Hello": greet,
     "Cancel": cancel,
     "Drop": drop,
