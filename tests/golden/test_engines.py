@@ -32,7 +32,7 @@ QUANTIZED_SCHEMES: Final = frozenset({"int8", "uint8"})
 FLOORS: Final[Mapping[str, Mapping[str, float]]] = {
     "xnnpack": {"faithful": 0.99, "relaxed": 0.99},
     "onnxruntime-cpu": {"faithful": 0.95, "relaxed": 0.98},
-    "openvino-cpu": {"faithful": 0.93, "relaxed": 0.96},
+    "openvino-cpu": {"faithful": 0.95, "relaxed": 0.98},
 }
 """The least share of operations that an engine takes as first choice: of the float networks in `faithful`, of the
 quantised ones in `relaxed`."""
