@@ -42,8 +42,7 @@ class _Call(LaneUser):
 
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
-        runner.holders.add(self)
-        self.take_turns()
+        runner.hold(self)
         self.inputs, self.operands = runner._inputs, runner._outputs
         self.outputs = tuple(i for i, _ in runner._kinds)
         self.writable: tuple[HostMemory, ...] = ()

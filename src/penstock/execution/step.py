@@ -97,8 +97,7 @@ class StepRunner(LaneUser):
         self._fallbacks: Fallbacks | None = None
         self.plan: ExecutionPlan | None = None
         self._told = False
-        # What holds its way of executing beside it.
-        self.holders: WeakSet[LaneUser] = WeakSet()
+        self._holders: WeakSet[LaneUser] = WeakSet()
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -115,12 +114,20 @@ class StepRunner(LaneUser):
         """Whether a run of it is one call with arrays of known shapes, whatever they hold."""
         return self._lends and self._proven is ProvenRequest and not self._learned
 
+    def hold(self, holder: LaneUser) -> None:
+        """*holder* keeps the way in which this step executes, and takes turns from when it does."""
+        with self._lock:
+            self._holders.add(holder)
+        holder.take_turns()
+
     def take_turns(self) -> None:
         """As `LaneUser`."""
         from penstock.execution.scheduler import scheduled
 
         self.prepared = scheduled(self.prepared)
-        for holder in list(self.holders):
+        with self._lock:
+            holders = list(self._holders)
+        for holder in holders:
             holder.take_turns()
 
     def run(
