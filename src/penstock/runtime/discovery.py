@@ -75,7 +75,10 @@ class Manager:
         until half of the time to the deadline is gone.
         Raises `InputError` for something that is no device or twice the same, `PlacementError` with the
         reason for a name that is unknown or unusable, and for an object to be isolated, `NotAvailable` where nothing can be.
+        `InputError` too for a knob of isolation that makes no sense, whoever is chosen.
         """
+        if isolate is not False:
+            _check_settings()
         if wanted is None and (names := knobs.devices()):
             try:
                 return self.choose(
@@ -267,6 +270,16 @@ class _Driver:
             if before is None:
                 log.warning("driver %s is not there: %s", name, self._absent.info.reason)
         return found
+
+
+def _check_settings() -> None:
+    """Raises `InputError` for a knob that processes of drivers would fail at: no device is missing because of it."""
+    knobs.driver_timeout_ms()
+    knobs.ring_spin_us()
+    if knobs.isolate() or knobs.services():
+        from penstock.runtime.isolation import check_settings
+
+        check_settings()
 
 
 def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:

@@ -43,7 +43,7 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     """
     if isolate is False:
         return False
-    wanted = True if isolate else _setting(entry.name)
+    wanted = True if isolate else isolated_names().get(entry.name)
     if wanted is None and knobs.services():
         from penstock.ipc.starting import services
 
@@ -59,6 +59,31 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
         raise NotAvailable(f"driver {entry.name} cannot be isolated: {reason}")
     log.warning("driver %s runs in this process: %s", entry.name, reason)
     return False
+
+
+def check_settings() -> None:
+    """Raises `InputError` for a knob that says nothing sensible of which drivers run elsewhere."""
+    isolated_names()
+    if knobs.services():
+        from penstock.ipc.starting import services
+
+        services()
+
+
+def isolated_names() -> dict[str, bool]:
+    """The drivers that the knob `isolate` names, and whether they are to be isolated.
+
+    Raises `InputError` where it makes no sense.
+    """
+    told = {}
+    for part in filter(None, map(str.strip, knobs.isolate().split(","))):
+        name, equals, word = map(str.strip, part.partition("="))
+        if not name or (equals and word.lower() not in NO | YES):
+            raise InputError(
+                f"the knob isolate (PENSTOCK_ISOLATE) has {part!r}: NAME, NAME=yes or NAME=no"
+            )
+        told[name] = not equals or word.lower() in YES
+    return told
 
 
 def distribution_of(entry: DriverEntry) -> str:
@@ -158,20 +183,6 @@ def close_hosts() -> None:
         _supervisors.clear()
     for supervisor in every:
         supervisor.close()
-
-
-def _setting(driver: str) -> bool | None:
-    """What the knob `isolate` says of *driver*."""
-    told = None
-    for part in filter(None, map(str.strip, knobs.isolate().split(","))):
-        name, equals, word = map(str.strip, part.partition("="))
-        if equals and word.lower() not in NO | YES:
-            raise InputError(
-                f"the knob isolate (PENSTOCK_ISOLATE) has {part!r}: NAME, NAME=yes or NAME=no"
-            )
-        if name == driver:
-            told = not equals or word.lower() in YES
-    return told
 
 
 def _unavailable(entry: DriverEntry) -> str | None:

@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock import CompiledModel, Policy
-from penstock.errors import DeadObject, PlacementError
+from penstock.errors import DeadObject, InputError, PlacementError
 from penstock.ipc import supervision
 from penstock.ipc.evidence import last_crash
 from penstock.runtime import discovery, isolation
@@ -203,3 +203,23 @@ def test_a_process_that_does_not_start_in_time_is_not_waited_for(
     monkeypatch.setattr(supervision, "Link", Link)
     with compiled(["fragile"], timeout=0.6) as model:
         fell_back(model, "still being started")
+
+
+@pytest.mark.parametrize("devices", [None, ["fragile"], ["reference"]])
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        ("driver_timeout_ms", "abc"),
+        ("ring_spin_us", "-1"),
+        ("isolate", "fragile=perhaps"),
+        ("services", "fragile"),
+    ],
+)
+def test_a_knob_that_makes_no_sense_is_no_driver_that_is_not_there(
+    knob: str, value: str, devices: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PENSTOCK_{knob.upper()}", value)
+    with pytest.raises(InputError, match=f"knob {knob} ") as caught:
+        compiled(devices)
+    assert value in str(caught.value)
+    assert isolation.supervisors() == []
