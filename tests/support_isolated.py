@@ -57,8 +57,16 @@ class Fragile(InterceptingDevice):
 
 
 def fragile() -> Fragile:
-    """The driver's device; the process dies where it is to be made and the file `create` is there."""
+    """The driver's device. Where it is to be made the process dies if the file `create` is there, it raises for `raise`,
+    and ends the process for `exit`.
+    """
     _die_if_told("create")
+    told = Path(sealed_directory())
+    if (told / "raise").exists():
+        raise RuntimeError("no licence")
+    if (told / "exit").exists():
+        os.write(2, b"no licence\n")
+        os._exit(3)
     return Fragile(create_reference(), "fragile")
 
 

@@ -16,23 +16,32 @@ MAX_SHOWN: Final = 300
 
 
 def load_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
-    """The devices of what *load* gives; what is no device is stood in for by one that gives the reason."""
+    """The devices of what *load* gives; what is no device, or raises, is stood in for by one that gives the reason."""
     try:
-        made: Any = load()()
-        if isinstance(made, type):
-            reason = f"its driver made the class {made.__name__}; a device is an object of it"
-            return [_invalid(driver, reason)]
-        if is_device(made):
-            return [made]
-        if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
-            return [_no_device(driver, made)]
-        several = list(islice(made, MAX_DEVICES + 1))
-        if len(several) > MAX_DEVICES:
-            reason = f"brings more than {MAX_DEVICES} devices"
-            return [_invalid(driver, reason)]
-        return [d if is_device(d) else _no_device(driver, d) for d in several]
+        return made_devices(driver, load)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
-        return [_invalid(driver, f"failed to load: {describe(error)}")]
+        return [_invalid(driver, failed_to_load(error))]
+
+
+def made_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
+    """As `load_devices`, but raises whatever the driver does, `SystemExit` too."""
+    made: Any = load()()
+    if isinstance(made, type):
+        reason = f"its driver made the class {made.__name__}; a device is an object of it"
+        return [_invalid(driver, reason)]
+    if is_device(made):
+        return [made]
+    if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
+        return [_no_device(driver, made)]
+    several = list(islice(made, MAX_DEVICES + 1))
+    if len(several) > MAX_DEVICES:
+        return [_invalid(driver, f"brings more than {MAX_DEVICES} devices")]
+    return [d if is_device(d) else _no_device(driver, d) for d in several]
+
+
+def failed_to_load(error: BaseException) -> str:
+    """The reason of a driver that raised *error* as it was loaded."""
+    return f"failed to load: {describe(error)}"
 
 
 def is_device(value: object) -> bool:

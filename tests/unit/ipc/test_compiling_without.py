@@ -125,6 +125,49 @@ def test_a_quarantined_driver_leaves_compiles_to_the_fall_back() -> None:
         assert str(caught.value).count("penstock doctor --last-crash") == 1
 
 
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_driver_that_cannot_be_loaded_is_one_that_cannot_be_started(
+    tell: Tell, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell(how)
+    with caplog.at_level(logging.WARNING), compiled(["fragile"]) as model:
+        fell_back(model, "no licence")
+    assert any("no licence" in record.getMessage() for record in caplog.records)
+    with compiled(["fragile", "reference"]) as model:
+        fell_back(model, "no licence")
+    for devices in (["fragile"], ["fragile", "reference"]):
+        with pytest.raises(PlacementError, match="no licence") as caught:
+            compiled(devices, ALONE)
+        assert list(caught.value.reasons) == ["fragile"]
+    with compiled(None) as model:
+        (note,) = model.receipt.notes
+        assert note.startswith("driver fragile is not there: ")
+        assert "no licence" in note
+
+
+def test_a_driver_that_cannot_be_loaded_again_is_tried_later(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
+    with compiled(["fragile"]) as model:
+        assert model(X).receipt.steps[0].device == "fragile"
+        down = tell("raise")
+        (supervisor,) = isolation.supervisors()
+        link = supervisor.running
+        assert link is not None
+        os.kill(link.pid, signal.SIGKILL)
+        link.settle()
+        for _ in range(2):
+            step = model(X).receipt.steps[0]
+            assert (step.device, step.fallback_from) == ("reference", "fragile")
+            assert "RuntimeError('no licence')" in str(step.error)
+        down.unlink()
+        patience = time.monotonic() + 20
+        while model(X).receipt.steps[0].device != "fragile":
+            assert time.monotonic() < patience
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("how", ["run", "burst"])
 def test_a_model_goes_back_to_the_driver_that_is_there_again(
     tell: Tell, how: str, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
@@ -18,7 +19,7 @@ from typing import Any, Final, NoReturn, cast
 
 from penstock.errors import PenstockError, WireError
 from penstock.hal import Device
-from penstock.hal.loading import load_devices
+from penstock.hal.loading import failed_to_load, made_devices
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
@@ -126,15 +127,23 @@ class Host:
         self._clients = 0
         self._wake, self._woken = os.pipe()
         self._devices: list[SharingDevice] = []
+        self._refusal = ""
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
-        """Serves until the last client is gone, and ends the process."""
+        """Serves until the last client is gone, and ends the process. Where the driver cannot be loaded every client is
+        refused with the reason.
+        """
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
-        made = load_devices(self._name, entry(self._value))
-        self._devices = [SharingDevice(device) for device in made]
+        try:
+            made = made_devices(self._name, entry(self._value))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a driver may raise anything
+            traceback.print_exc()
+            self._refusal = failed_to_load(error)
+        else:
+            self._devices = [SharingDevice(device) for device in made]
         self._heart.start()
         try:
             self._accept()
@@ -208,6 +217,9 @@ class Host:
                 )
                 connection.send(encode(wire.Refused(told)))
                 raise WireError(told)
+            if self._refusal:
+                connection.send(encode(wire.Refused(self._refusal)))
+                raise WireError(self._refusal)
             welcome = wire.Welcome(
                 wire.WIRE_VERSION, os.getpid(), len(self._devices), sandbox=self._sandbox
             )
