@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
-from penstock.ipc.starting import Place, Started, connect, tail
+from penstock.ipc.starting import Place, Started, connect, how_ended, tail
 from penstock.ipc.text import printable
 from penstock.ipc.threads import PatientThread, begin
 from penstock.ipc.transport import close_all
@@ -220,15 +219,7 @@ class Link:
 
     def _how_it_ended(self) -> str:
         # Another connection of this process may have started it.
-        status = self._reap() if self._started.pidfd >= 0 else None
-        if status is None or sys.platform == "win32":
-            return "ended"
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            with contextlib.suppress(ValueError):
-                return f"was ended by {signal.Signals(number).name}"
-            return f"was ended by signal {number}"
-        return f"ended with exit status {os.WEXITSTATUS(status)}"
+        return how_ended(self._reap() if self._started.pidfd >= 0 else None)
 
     def _wait_for_end(self, seconds: float) -> bool:
         if self._started.pidfd < 0 or sys.platform == "win32":

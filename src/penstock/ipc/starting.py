@@ -20,6 +20,7 @@ from penstock.errors import (
     NotAvailable,
     WireError,
 )
+from penstock.hal.loading import MAX_SHOWN
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.process import BACKLOG, peer
@@ -78,6 +79,14 @@ class Place(NamedTuple):
 
     name: str
     value: str
+
+
+class NotStarted(DeviceUnavailable):
+    """No process took this client on; *output* is the end of what the one that was started wrote."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
 
 
 class _Silent(Exception):
@@ -166,7 +175,7 @@ def connect(place: Place) -> Started:
     a start may take, is killed and replaced; where it is not surely a host, there is another that only this process knows.
 
     Raises `NotAvailable` on a system that lacks what it takes, `DeviceUnavailable` when the driver cannot be started, or does
-    not take this client on, with the reason.
+    not take this client on, with the reason; `NotStarted` where a process was there.
     """
     if reason := unavailable():
         raise NotAvailable(reason)
@@ -202,12 +211,15 @@ def connect(place: Place) -> Started:
             if not _end(silent.process, place):
                 address = b""
         except EOFError as error:
-            last = _tail(output) or str(error)
+            last = str(error)
             if pid is not None:
-                _reap(pid)
-                raise DeviceUnavailable(
-                    f"driver {place.name}: its process ended before it took a client on: {last}"
-                ) from None
+                how, wrote = how_ended(_reap(pid)), _tail(output)
+                told = f"driver {place.name}: its process {how} before it took a client on"
+                if wrote:
+                    told += f"; it wrote last: {wrote.splitlines()[-1].strip()[:MAX_SHOWN]}"
+                raise NotStarted(told, wrote) from None
+        except DeviceUnavailable as error:
+            raise NotStarted(str(error), _tail(output)) from error
         finally:
             if output >= 0:
                 os.close(output)
@@ -390,7 +402,7 @@ def _enter(
             _kill(pid)
         if isinstance(error, TimeoutError | WireError | DeadObject):
             raise DeviceUnavailable(
-                f"driver {place.name}: its process does not answer as one: {error} {_tail(output)}"
+                f"driver {place.name}: its process does not answer as one: {error}"
             ) from error
         if isinstance(error, OSError):
             raise EOFError(str(error)) from error  # noqa: TRY004  # of no type
@@ -412,11 +424,26 @@ def _kill(pid: int) -> None:
     _reap(pid)
 
 
-def _reap(pid: int) -> None:
+def _reap(pid: int) -> int | None:
+    """Waits for the end of a child; gives its status, where nobody else had that."""
     try:
-        os.waitpid(pid, 0)
+        return os.waitpid(pid, 0)[1]
     except ChildProcessError:
-        return
+        return None
+
+
+def how_ended(status: int | None) -> str:
+    """In words, from what `os.waitpid` gives; None where that is not known."""
+    if status is None or sys.platform == "win32":
+        return "ended"
+    import signal
+
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(number).name}"
+        return f"was ended by signal {number}"
+    return f"ended with exit status {os.WEXITSTATUS(status)}"
 
 
 def _tail(output: int) -> str:

@@ -13,7 +13,7 @@ from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.evidence import Crash, Underway
 from penstock.ipc.link import END_SECONDS, Link
-from penstock.ipc.starting import Place
+from penstock.ipc.starting import NotStarted, Place
 from penstock.ipc.threads import PatientThread
 from penstock.logs import Log
 
@@ -147,7 +147,8 @@ class Supervisor:
         try:
             link = Link(self.place, self._ended)
         except DriverError as error:
-            self._bury(0, f"could not be started: {error}", "")
+            output = error.output if isinstance(error, NotStarted) else ""
+            self._bury(0, f"could not be started: {error}", output)
             raise
         self.starts += 1
         return link

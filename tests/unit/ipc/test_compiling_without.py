@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -266,3 +267,24 @@ def test_a_knob_that_makes_no_sense_is_no_driver_that_is_not_there(
         compiled(devices)
     assert value in str(caught.value)
     assert isolation.supervisors() == []
+
+
+@pytest.mark.parametrize(
+    ("call", "how", "wrote"),
+    [
+        ("exit", "ended with exit status 3", "no licence"),
+        ("create", "was ended by SIGKILL", ""),
+        ("raise", "failed to load: RuntimeError('no licence')", "raise RuntimeError(\"no licence\")"),
+    ],
+)
+def test_how_a_process_ended_that_took_nobody_on_is_kept(
+    tell: Tell, call: str, how: str, wrote: str
+) -> None:
+    tell(call)
+    with pytest.raises(PlacementError, match=re.escape(how)):
+        compiled(["fragile"], ALONE)
+    crash = last_crash()
+    assert crash is not None
+    assert how in crash.how
+    assert wrote in crash.output
+    assert bool(wrote) == bool(crash.output)
