@@ -22,12 +22,15 @@ from penstock.cli.knobs import (
     problems,
     shown,
     unknown_devices,
+    unknown_drivers,
     unknown_names,
+    without_nonsense,
 )
 from penstock.cli.output import output_of, shortened, size
 from penstock.cli.places import places
 from penstock.errors import InputError
 from penstock.ipc import sandbox
+from penstock.runtime.discovery import manager
 
 PACKAGES: Final = (
     "penstock",
@@ -112,7 +115,8 @@ def doctor(
     output.table(
         ("package", "version"), [(k, v or "not installed") for k, v in data["packages"].items()]
     )
-    found = penstock.devices()
+    with without_nonsense():
+        found = penstock.devices()
     output.table(
         ("device", "type", "version", "feature level", "runs in", "usable"),
         [
@@ -176,8 +180,9 @@ def doctor(
 def examine() -> dict[str, Any]:
     """Everything that `--json` prints."""
     every = [describe_knob(name) for name in knobs.KNOBS]
-    found = penstock.devices()
-    delegates = fits()
+    with without_nonsense():
+        found = penstock.devices()
+        delegates = fits()
     return {
         "system": {
             "python": platform.python_version(),
@@ -196,7 +201,9 @@ def examine() -> dict[str, Any]:
         "verdicts": [capsules.describe_verdict(v) for v in capsules.verdicts()],
         "knobs": [k for k in every if k["source"] != "default"],
         "settings_file": str(knobs.settings_path()),
-        "problems": problems(every) + unknown_devices([d.name for d in found]),
+        "problems": problems(every)
+        + unknown_devices([d.name for d in found])
+        + unknown_drivers(manager.drivers()),
         "notes": unknown_names(),
     }
 

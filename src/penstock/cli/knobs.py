@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import typer
 
 from penstock.cli.output import output_of
 from penstock.errors import InputError
-from penstock.knobs import ENVIRONMENT_PREFIX, KNOBS, devices, settings_file, settings_path
+from penstock.knobs import (
+    ENVIRONMENT_PREFIX,
+    KNOBS,
+    devices,
+    override,
+    settings_file,
+    settings_path,
+)
+
+OF_ISOLATION: Final = ("isolate", "services")
+"""Knobs that say by name which drivers run elsewhere."""
 
 
 def knobs(context: typer.Context) -> None:
@@ -45,8 +56,10 @@ def describe(name: str) -> dict[str, Any]:
         if name == "num_threads" and isinstance(value, int) and value < 0:
             problem = f"knob {name} ({source}) must be 0 or more, not {value}; it is ignored"
             value = None
+        if value and name in OF_ISOLATION:
+            _check_isolation(name)
     except (InputError, OSError) as error:
-        problem = str(error)
+        value, problem = None, str(error)
     return {
         "name": name,
         "value": value,
@@ -57,6 +70,23 @@ def describe(name: str) -> dict[str, Any]:
         "doc": knob.doc,
         "problem": problem,
     }
+
+
+@contextmanager
+def without_nonsense() -> Iterator[None]:
+    """A block in which knobs that choose drivers to isolate, and make no sense, are as if they were not set: for a
+    report of everything else.
+    """
+    wrong = [name for name in OF_ISOLATION if describe(name)["problem"] is not None]
+    with override(**{name: KNOBS[name].default for name in wrong}):
+        yield
+
+
+def _check_isolation(name: str) -> None:
+    from penstock.ipc.starting import services
+    from penstock.runtime.isolation import isolated_names
+
+    (isolated_names if name == "isolate" else services)()
 
 
 def shown(knob: dict[str, Any]) -> object:
@@ -88,6 +118,16 @@ def unknown_names() -> list[str]:
     except (InputError, OSError):
         names = []
     return notes + [f"the settings file names {n!r}, which is no knob" for n in names]
+
+
+def unknown_drivers(found: Sequence[str]) -> list[str]:
+    """What is wrong with the drivers that the knob `isolate` names, where *found* are all there are."""
+    from penstock.runtime.isolation import unknown_drivers
+
+    try:
+        return unknown_drivers(found)
+    except (InputError, OSError):
+        return []
 
 
 def unknown_devices(found: Collection[str]) -> list[str]:

@@ -54,6 +54,7 @@ class Manager:
         self._lock = threading.Lock()
         self._drivers: list[_Driver] | None = None
         self._found: dict[bool | None, list[Found]] = {}
+        self._told: set[str] = set()
 
     def infos(self, isolate: bool | None = None) -> list[DeviceInfo]:
         """Every device found, usable or not, the fall-back last."""
@@ -78,7 +79,7 @@ class Manager:
         `InputError` too for a knob of isolation that makes no sense, whoever is chosen.
         """
         if isolate is not False:
-            _check_settings()
+            self._check_settings(deadline_ns)
         if wanted is None and (names := knobs.devices()):
             try:
                 return self.choose(
@@ -110,6 +111,11 @@ class Manager:
             raise InputError(f"a device is listed twice: {', '.join(names_seen)}")
         return [f.device for f in chosen]
 
+    def drivers(self, deadline_ns: int | None = None) -> list[str]:
+        """The names of all drivers, whose devices are not looked for."""
+        with self._held(deadline_ns):
+            return [driver.name for driver in self._all_drivers()]
+
     def absent(self, isolate: bool | None = None) -> dict[str, str]:
         """The drivers whose processes were not there when they were looked for last, and why; by name."""
         found = (driver.absent(isolate) for driver in self._drivers or ())
@@ -119,6 +125,21 @@ class Manager:
         """The usable device of that name, or None."""
         found = self._usable(name, isolate, None)
         return None if found is None else found.device
+
+    def _check_settings(self, deadline_ns: int | None) -> None:
+        """Raises `InputError` for a knob that processes of drivers would fail at: no device is missing because of it. The
+        log says, once, which name is no driver's.
+        """
+        knobs.driver_timeout_ms()
+        knobs.ring_spin_us()
+        if knobs.isolate() or knobs.services():
+            from penstock.runtime.isolation import check_settings, unknown_drivers
+
+            check_settings()
+            for told in unknown_drivers(self.drivers(deadline_ns)):
+                if told not in self._told:
+                    self._told.add(told)
+                    log.warning("%s", told)
 
     def _one(
         self,
@@ -224,6 +245,10 @@ class _Driver:
         self._look_at = 0.0
         self._absent: Found | None = None
 
+    @property
+    def name(self) -> str:
+        return self._entry.name
+
     def kinship(self, device: str) -> int:
         """How many characters of the device's name are this driver's, which ends where a word ends there."""
         name = self._entry.name
@@ -270,16 +295,6 @@ class _Driver:
             if before is None:
                 log.warning("driver %s is not there: %s", name, self._absent.info.reason)
         return found
-
-
-def _check_settings() -> None:
-    """Raises `InputError` for a knob that processes of drivers would fail at: no device is missing because of it."""
-    knobs.driver_timeout_ms()
-    knobs.ring_spin_us()
-    if knobs.isolate() or knobs.services():
-        from penstock.runtime.isolation import check_settings
-
-        check_settings()
 
 
 def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:

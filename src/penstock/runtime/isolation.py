@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
@@ -84,6 +85,29 @@ def isolated_names() -> dict[str, bool]:
             )
         told[name] = not equals or word.lower() in YES
     return told
+
+
+def unknown_drivers(drivers: Sequence[str]) -> list[str]:
+    """A sentence for each name that the knob `isolate` would isolate and that is none of *drivers*: it protects from
+    nothing. Settings may be shared with machines that have the driver.
+    """
+    source = knobs.isolate.source()[1]
+    wanted = [name for name, told in isolated_names().items() if told and name not in drivers]
+    return [
+        f"knob isolate ({source}) names {name!r}, which no installed driver is named: nothing is isolated by it; "
+        f"{_nearest(name, drivers)}"
+        for name in wanted
+    ]
+
+
+def _nearest(name: str, drivers: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    own = [driver for driver in drivers if name.startswith(driver)]
+    near = own or get_close_matches(name, drivers)
+    if near:
+        return f"is {' or '.join(map(repr, near))} meant?"
+    return f"the drivers are {', '.join(drivers) or 'none'}"
 
 
 def distribution_of(entry: DriverEntry) -> str:

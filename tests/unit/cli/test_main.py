@@ -269,6 +269,23 @@ def test_names_that_are_no_knobs_and_devices_that_are_not_there_are_mentioned(
     assert "names 'quantum'" in refused.stdout
 
 
+def test_nonsense_of_isolation_is_a_problem_beneath_the_whole_report(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value, words in (
+        ("PENSTOCK_ISOLATE", "reference=perhaps", "has 'reference=perhaps'"),
+        ("PENSTOCK_ISOLATE", "referense", "is 'reference' meant?"),
+        ("PENSTOCK_SERVICES", "reference", "has 'reference'"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            report = run("doctor", "--json")
+            assert report.exit_code == 1
+            data = json.loads(report.stdout)
+            assert [words in problem for problem in data["problems"]] == [True]
+            assert any(d["name"] == "reference" and d["usable"] for d in data["devices"])
+
+
 def test_a_device_that_the_environment_misspells_is_wrong_usage(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,3 +288,18 @@ def test_how_a_process_ended_that_took_nobody_on_is_kept(
     assert how in crash.how
     assert wrote in crash.output
     assert bool(wrote) == bool(crash.output)
+
+
+def test_a_name_to_isolate_that_no_driver_has_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ISOLATE", "reference-2, fragil, other=no, fragile")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            compiled(["reference"]).close()
+    told = [record.getMessage() for record in caplog.records if "knob isolate" in record.message]
+    assert len(told) == 2
+    assert "'reference-2'" in told[0]
+    assert told[0].endswith("is 'reference' meant?")
+    assert "'fragil'" in told[1]
+    assert told[1].endswith("is 'fragile' meant?")
