@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import InputError
+from penstock.errors import InputError, PlacementError
 from penstock.hal import Device
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, Manager
@@ -29,6 +29,28 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
                     raise InputError(
                         f"policy {label}[{key!r}]: no device is named {name!r}; there are {known}"
                     )
+
+
+def with_unusable(
+    error: PlacementError, policy: Policy, manager: Manager, isolate: bool | None
+) -> PlacementError:
+    """*error*, with the reasons of devices that *policy* requires and that could not be placed on because they cannot be
+    used.
+    """
+    required = {
+        name
+        for value in policy.require.values()
+        for name in ((value,) if isinstance(value, str) else value)
+    }
+    reasons = dict(error.reasons)
+    infos = [info for info in manager.infos(isolate) if not info.usable]
+    for name in sorted(required - reasons.keys()):
+        for info in infos:
+            if _may_be(name, info):
+                reasons.setdefault(name, info.reason)
+    if len(reasons) == len(error.reasons):
+        return error
+    return PlacementError(error.message, reasons)
 
 
 def _may_be(name: str, info: DeviceInfo) -> bool:

@@ -276,7 +276,13 @@ class _Session:
         except PlacementError as error:
             from penstock.execution.absence import explained
 
-            raise explained(error) from error.__cause__
+            told = explained(error)
+            if self.arguments.policy.require:
+                from penstock.runtime.rules import with_unusable
+
+                policy, isolate = self.arguments.policy, self.arguments.isolate
+                told = with_unusable(told, policy, manager, isolate)
+            raise told from error.__cause__
 
     def _plan(
         self,

@@ -303,3 +303,11 @@ def test_a_name_to_isolate_that_no_driver_has_is_told_once(
     assert told[0].endswith("is 'reference' meant?")
     assert "'fragil'" in told[1]
     assert told[1].endswith("is 'fragile' meant?")
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_device_that_is_required_and_cannot_be_used_says_why(tell: Tell, how: str) -> None:
+    tell(how)
+    with pytest.raises(PlacementError, match="the policy requires fragile") as caught:
+        compiled(None, Policy(require={"ADD": "fragile"}))
+    assert "no licence" in caught.value.reasons["fragile"]
