@@ -58,12 +58,14 @@ class Fragile(InterceptingDevice):
 
 def fragile() -> Fragile:
     """The driver's device. Where it is to be made the process dies if the file `create` is there, it raises for `raise`,
-    and ends the process for `exit`.
+    ends the process for `exit`, and takes a minute for `sleep`.
     """
     _die_if_told("create")
     told = Path(sealed_directory())
     if (told / "raise").exists():
         raise RuntimeError("no licence")
+    if (told / "sleep").exists():
+        time.sleep(60)
     if (told / "exit").exists():
         os.write(2, b"no licence\n")
         os._exit(3)

@@ -283,6 +283,14 @@ driver_timeout_ms: Final = Knob(
     "Milliseconds without a sign of life after which the process of an isolated driver counts as hung and is killed.",
     least=100,
 )
+driver_start_ms: Final = Knob(
+    "driver_start_ms",
+    int,
+    60_000,
+    "Milliseconds that the process of an isolated driver may take to import the driver and make its devices, before it is "
+    "killed.",
+    least=100,
+)
 isolate: Final = Knob(
     "isolate",
     str,
@@ -345,6 +353,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             keep_failures,
             keep_failure_data,
             driver_timeout_ms,
+            driver_start_ms,
             isolate,
             concurrent_executions,
             openvino_compilation,

@@ -41,9 +41,6 @@ from penstock.logs import Log
 
 log = Log("penstock.ipc")
 
-START_SECONDS: Final = 60.0
-"""How long a driver may take to be imported, and to make its devices."""
-
 ATTEMPTS: Final = 20
 """How often a client meets a host that is just ending, or another client that is just starting one, before it gives up."""
 
@@ -338,11 +335,14 @@ def _end(process: int, place: Place) -> bool:
         os.close(pidfd)
 
 
-def _greeted(connection: Connection, sock: socket.socket, patience: float | None) -> Received:
-    """What answers a greeting. Raises `TimeoutError` where nothing does in `START_SECONDS`; `_Silent` where it is a process
-    of this user's, which need not be waited for once it is stopped, but for *patience*.
+def _greeted(
+    connection: Connection, sock: socket.socket, place: Place, patience: float | None
+) -> Received:
+    """What answers a greeting. Raises `DeviceUnavailable` where nothing does in the time that a start may take; `_Silent`
+    where it is a process of this user's, which need not be waited for once it is stopped, but for *patience*.
     """
-    until = time.monotonic_ns() + int(START_SECONDS * 1e9)
+    limit = knobs.driver_start_ms()
+    until = time.monotonic_ns() + limit * 1_000_000
     while True:
         now = time.monotonic_ns()
         try:
@@ -350,7 +350,10 @@ def _greeted(connection: Connection, sock: socket.socket, patience: float | None
             return connection.receive(pause)
         except TimeoutError:
             if patience is None:
-                raise
+                raise DeviceUnavailable(
+                    f"driver {place.name}: its process took no client on within {limit / 1000:g} s, which loading a driver "
+                    "may take: the knob driver_start_ms sets it"
+                ) from None
             process = peer(sock)[0]
             if time.monotonic_ns() >= until or is_stopped(process):
                 raise _Silent(process) from None
@@ -365,7 +368,7 @@ def _enter(
     pidfd = -1
     try:
         connection.send(encode(wire.Hello(wire.WIRE_VERSION)))
-        received = _greeted(connection, sock, patience if pid is None else None)
+        received = _greeted(connection, sock, place, patience if pid is None else None)
         descriptors = received.descriptors
         answer = decode_to_client(received.data)
         if isinstance(answer, wire.Refused):

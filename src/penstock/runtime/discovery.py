@@ -131,6 +131,7 @@ class Manager:
         log says, once, which name is no driver's.
         """
         knobs.driver_timeout_ms()
+        knobs.driver_start_ms()
         knobs.ring_spin_us()
         if knobs.isolate() or knobs.services():
             from penstock.runtime.isolation import check_settings, unknown_drivers

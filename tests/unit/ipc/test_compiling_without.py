@@ -254,6 +254,7 @@ def test_a_process_that_does_not_start_in_time_is_not_waited_for(
     ("knob", "value"),
     [
         ("driver_timeout_ms", "abc"),
+        ("driver_start_ms", "0"),
         ("ring_spin_us", "-1"),
         ("isolate", "fragile=perhaps"),
         ("services", "fragile"),
@@ -311,3 +312,15 @@ def test_a_device_that_is_required_and_cannot_be_used_says_why(tell: Tell, how: 
     with pytest.raises(PlacementError, match="the policy requires fragile") as caught:
         compiled(None, Policy(require={"ADD": "fragile"}))
     assert "no licence" in caught.value.reasons["fragile"]
+
+
+def test_a_driver_that_takes_too_long_to_load_is_killed_and_the_limit_named(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell("sleep")
+    monkeypatch.setenv("PENSTOCK_DRIVER_START_MS", "300")
+    began = time.monotonic()
+    with compiled(["fragile"]) as model:
+        fell_back(model, "within 0.3 s")
+        fell_back(model, "the knob driver_start_ms sets it")
+    assert time.monotonic() - began < 20

@@ -60,7 +60,7 @@ def test_the_numbers_are_the_programs() -> None:
     assert evidence.MOST_KEPT == 20
 
 
-@pytest.mark.parametrize("knob", ["isolate", "driver_timeout_ms"])
+@pytest.mark.parametrize("knob", ["isolate", "driver_timeout_ms", "driver_start_ms"])
 def test_the_knobs_are_explained(knob: str) -> None:
     assert knob in KNOBS
     assert f"| `{knob}` |" in PAGES["isolation"]
