@@ -303,6 +303,7 @@ def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
         isolate is None
         and getattr(entry, "distribution", None) == OWN_DISTRIBUTION
         and not knobs.isolate()
+        and not knobs.services()
     ):
         # The ordinary case, without an import.
         return False

@@ -32,7 +32,7 @@ from penstock.ipc.evidence import last_crash
 from penstock.ipc.resilient import IsolatedPreparedModel
 from penstock.ir import DType, ModelBuilder, Operand
 from penstock.memory import MemoryPool
-from penstock.runtime import isolation
+from penstock.runtime import discovery, isolation
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry
 from penstock.testing.resources import Resources
@@ -497,6 +497,13 @@ def test_third_party_drivers_are_isolated_by_themselves() -> None:
     assert [isolation.is_isolated(e, None) for e in (own, other)] == [False, True]
     assert [isolation.is_isolated(e, False) for e in (own, other)] == [False, False]
     assert [isolation.is_isolated(e, True) for e in (own, other)] == [True, True]
+
+
+def test_a_service_alone_isolates_penstocks_own_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Entry("a", "m:f", "penstock")
+    assert not discovery._is_isolated(own, None)
+    monkeypatch.setenv("PENSTOCK_SERVICES", "a=/run/a.sock")
+    assert discovery._is_isolated(own, None)
 
 
 def test_the_setting_decides_for_each_driver(monkeypatch: pytest.MonkeyPatch) -> None:
