@@ -180,7 +180,7 @@ def connect(place: Place) -> Started:
         from penstock.ipc.host.service import connect_service
 
         try:
-            return _enter(connect_service(place.name, path), place, None, -1)
+            return _enter(connect_service(place.name, path), place, None)
         except EOFError as error:
             raise DeviceUnavailable(
                 f"driver {place.name}: its service at {path} takes no client on: {error}"
@@ -201,7 +201,7 @@ def connect(place: Place) -> Started:
             time.sleep(0.005 * attempt)
             continue
         try:
-            started = _enter(sock, place, pid, output, knobs.driver_timeout_ms() / 1000)
+            started = _enter(sock, place, pid, knobs.driver_timeout_ms() / 1000)
             return started if started.pidfd >= 0 else _known(started, address, place)
         except _Silent as silent:
             last = str(silent)
@@ -291,7 +291,7 @@ def _known(started: Started, address: bytes, place: Place) -> Started:
     listens. The first, where that cannot be.
     """
     try:
-        again = _enter(_connected(address), place, None, -1)
+        again = _enter(_connected(address), place, None)
     except (OSError, EOFError, DeviceUnavailable):
         return started
     if again.pidfd < 0:
@@ -360,7 +360,7 @@ def _greeted(
 
 
 def _enter(
-    sock: socket.socket, place: Place, pid: int | None, output: int, patience: float | None = None
+    sock: socket.socket, place: Place, pid: int | None, patience: float | None = None
 ) -> Started:
     """Greets the host. Raises `EOFError` where it ends before it answers, `_Silent` as `_greeted`."""
     connection = Connection(sock, MOST_DESCRIPTORS)

@@ -275,7 +275,7 @@ def test_a_knob_that_makes_no_sense_is_no_driver_that_is_not_there(
     [
         ("exit", "ended with exit status 3", "no licence"),
         ("create", "was ended by SIGKILL", ""),
-        ("raise", "failed to load: RuntimeError('no licence')", "raise RuntimeError(\"no licence\")"),
+        ("raise", "failed to load: RuntimeError('no licence')", 'raise RuntimeError("no licence")'),
     ],
 )
 def test_how_a_process_ended_that_took_nobody_on_is_kept(

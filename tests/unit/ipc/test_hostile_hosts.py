@@ -126,7 +126,7 @@ def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
 
     answering = threading.Thread(target=host)
     answering.start()
-    started = _enter(ours, Place("piped", "m:f"), None, -1)
+    started = _enter(ours, Place("piped", "m:f"), None)
     answering.join()
     try:
         assert os.fstat(started.output).st_rdev == Path(os.devnull).stat().st_rdev

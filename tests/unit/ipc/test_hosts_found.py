@@ -144,7 +144,7 @@ def test_a_number_that_may_be_another_processs_is_not_believed(
     answering = threading.Thread(target=host)
     answering.start()
     with pytest.raises(EOFError, match="ended while it took a client on"):
-        starting._enter(ours, PLACE, None, -1)
+        starting._enter(ours, PLACE, None)
     answering.join(SECONDS)
 
 
