@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from penstock.cli.output import shortened
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.ipc.evidence import Crash
+
+SHOWN_OPERATIONS: Final = 4
+LONGEST_NAME: Final = 60
+"""Characters of an operation in the list of those that a call had."""
 
 
 def show_last_crash(output: Output) -> None:
@@ -39,14 +46,26 @@ def show_last_crash(output: Output) -> None:
         rows.append(("call under way", what))
         if call.model:
             rows.append(("its model", call.model))
-            rows.append(("its operations", ", ".join(call.operations)))
+            rows.append(("its operations", _few(call.operations)))
     if not crash.underway:
         rows.append(("call under way", "none"))
-    output.table(("crash", ""), rows, whole=("crash",))
     output.line("what the process wrote last:" if crash.output else "the process wrote nothing")
     for line in crash.output.splitlines():
         output.line(f"  {line}")
+    output.table(("crash", ""), rows, whole=("crash",))
     output.json({"crash": described(crash)})
+
+
+def _few(operations: Sequence[str]) -> str:
+    """The first of *operations*, and how many more there are."""
+    from penstock.ipc.evidence import MOST_OPERATIONS
+
+    text = ", ".join(shortened(one, LONGEST_NAME) for one in operations[:SHOWN_OPERATIONS])
+    more = len(operations) - SHOWN_OPERATIONS
+    if more <= 0:
+        return text
+    least = "at least " if len(operations) >= MOST_OPERATIONS else ""
+    return f"{text}, and {least}{more} more (--json has their names)"
 
 
 def described(crash: Crash) -> dict[str, Any]:

@@ -65,6 +65,23 @@ def test_the_newest_crash_is_shown() -> None:
     assert (told["driver"], told["deaths"], told["pid"]) == ("mine", 2, 7)
 
 
+def test_what_the_process_wrote_comes_before_a_short_list_of_operations() -> None:
+    names = tuple(f"{at} (ADD, '{'long/' * 40}{at}')" for at in range(30))
+    one = crash()
+    (call,) = one.underway
+    call = msgspec.structs.replace(call, operations=names)
+    msgspec.structs.replace(one, underway=(call,)).keep()
+    text = RUNNER.invoke(app, ["doctor", "--last-crash"]).stdout
+    lines = text.splitlines()
+    assert lines[:3] == ["what the process wrote last:", "  first", "  last words"]
+    assert "3 (ADD, 'long/" in text
+    assert "4 (ADD" not in text
+    assert "and 26 more (--json has their names)" in " ".join(text.split())
+    assert len(lines) < 16
+    told = json.loads(RUNNER.invoke(app, ["doctor", "--last-crash", "--json"]).stdout)["crash"]
+    assert told["underway"][0]["operations"] == list(names)
+
+
 def test_a_damaged_record_is_passed_over(state: Path) -> None:
     crash(6).keep()
     (state / "crashes" / "9999999999999-1.crash.json").write_bytes(b"\xff{")
