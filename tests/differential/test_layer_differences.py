@@ -241,3 +241,28 @@ def test_a_loop_that_exchanges_its_values(judge: Judge) -> None:
     theirs = judge.ask(file, feed)
     assert not isinstance(theirs, str), theirs
     assert [a.tolist() for a in theirs] != [a.tolist() for a in ours]
+
+
+def test_a_branch_that_gives_one_value_twice(judge: Judge) -> None:
+    """The then-branch gives relu(x) twice, the other branch two values."""
+    b = ModelBuilder()
+    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
+    then = b.subgraph("then")
+    (y,) = then.operation("RELU", [then.input(F32, (3,))], [(F32, (3,))])
+    one = b.add_subgraph(then.finish([y, y]))
+    otherwise = b.subgraph("otherwise")
+    z = otherwise.input(F32, (3,))
+    made = otherwise.operation("RELU", [z], [(F32, (3,))])
+    two = b.add_subgraph(otherwise.finish([*made, z]))
+    attributes: dict[str, AttributeValue] = {
+        "then_subgraph_index": one,
+        "else_subgraph_index": two,
+    }
+    outputs = b.operation("IF", [chosen, x], [(F32, (3,)), (F32, (3,))], attributes)
+    file = write(b.build(outputs))
+    feed = (np.array(True), np.array([-1, 2, 3], np.float32))
+    ours = run(penstock.load(file), Drawn(file, feed, ""))
+    assert [a.tolist() for a in ours] == [[0, 2, 3], [0, 2, 3]]
+    theirs = judge.ask(file, feed)
+    assert not isinstance(theirs, str), theirs
+    assert [a.tolist() for a in theirs] != [a.tolist() for a in ours]
