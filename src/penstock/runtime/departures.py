@@ -73,12 +73,14 @@ class Comparison(Struct, frozen=True):
             return f"{self.departure.show()}\n({took}; found in {self.runs} runs)"
         if not self.supported:
             return f"{took}: there is nothing to compare"
-        lines = [f"OK: {took}, and no result departs from {self.against}'s ({self.accuracy})"]
-        if self.outputs.departs:
-            lines.append(
-                f"The model's {self.outputs.show()}: the roundings of many operations, each within its class"
-            )
-        return "\n".join(lines)
+        right = f"from {self.against}'s ({self.accuracy})"
+        if not self.outputs.departs:
+            return f"OK: {took}, and no result departs {right}"
+        return (
+            f"each operation agrees, the whole model does not: {took}, and none departs {right}, "
+            f"but the model's {self.outputs.show()}\n"
+            "(the roundings of many operations, each within its class, add up to that: no operation is at fault)"
+        )
 
     def to_builtins(self) -> dict[str, Any]:
         """The comparison in JSON's types, without the arrays of its case."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 import penstock
@@ -18,6 +19,7 @@ from penstock.export import tflite
 from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, Operand
 from penstock.runtime.discovery import Manager
+from penstock.runtime.distance import Distance
 from penstock.runtime.entries import DriverEntry
 from penstock.testing.contract.cases import state
 from penstock.testing.doubles import LyingDevice, SubsetDevice
@@ -80,6 +82,29 @@ def test_ok_where_nothing_departs(run: Run, model: Path) -> None:
     assert result.stdout.splitlines() == [
         "OK: sample took 4 of 5 operations, and no result departs from reference's (faithful)"
     ]
+
+
+def test_roundings_that_add_up_are_told_and_are_no_failure(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.runtime import comparison
+
+    measured = comparison.compare
+
+    def drifting(*args: Any, **kwargs: Any) -> comparison.Comparison:
+        found = measured(*args, **kwargs)
+        return replace(found, outputs=Distance("relative", 1.35, 2e-4, output=9))
+
+    monkeypatch.setattr(comparison, "compare", drifting)
+    result = run("compare", model, "-d", "sample")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    verdict, _ = result.stdout.splitlines()
+    assert verdict.startswith("each operation agrees, the whole model does not: sample took 4 of 5")
+    assert "output 9 is off by 1.35 of the largest value (0.0002 allowed)" in verdict
+    found = parsed(run("compare", model, "-d", "sample", "--json"))
+    assert found["departs"] is False
+    assert found["devices"][0]["outputs"]["departs"] is True
 
 
 def test_the_first_operation_that_departs_is_named_and_written(

@@ -145,8 +145,14 @@ def test_one_step_is_no_departure_unless_exact_is_asked_for() -> None:
     found = compare(model, inputs, device)
     assert not found.departs
     assert found.outputs.value == 3
-    assert found.show().startswith("OK: planted took 8 of 8 operations")
-    assert "the roundings of many operations" in found.show()
+    assert found.outputs.departs
+    verdict, why = found.show().splitlines()
+    assert verdict.startswith(
+        "each operation agrees, the whole model does not: planted took 8 of 8 operations, and none departs "
+        "from reference's (faithful), but the model's output 0 is off by 3 steps (1 allowed)"
+    )
+    assert "OK" not in found.show()
+    assert "the roundings of many operations" in why
     strict = compare(model, inputs, device, accuracy="exact").departure
     assert strict is not None
     assert strict.operations == (2,)
