@@ -149,14 +149,23 @@ def describe_prediction(plan: ExecutionPlan) -> str:
     text = f"predicted: {duration(plan.predicted_ns)} a run"
     if plan.predicted_energy is not None:
         text += f", the energy of {duration(plan.predicted_energy)} of the reference"
-    alone = []
+    alone, idle = [], []
     for one in plan.alternatives:
         if one.predicted_ns is None:
+            continue
+        if not one.operations and plan.operations:
+            idle.append(one.device)
             continue
         count = len(plan.operations)
         share = "" if one.operations == count else f" with {one.operations} of {count} operations"
         alone.append(f"{one.device} {duration(one.predicted_ns)}{share}")
-    return f"{text}; first choice alone: {', '.join(alone)}" if len(alone) > 1 else text
+    if len(alone) + len(idle) < 2:
+        return text
+    if alone:
+        text += f"; first choice alone: {', '.join(alone)}"
+    if idle:
+        text += f"; not {', '.join(idle)}, which may run none of the operations: reasons below"
+    return text
 
 
 def step_row(plan: ExecutionPlan, step: ExecutionStep) -> tuple[str, str, str, str, str, str, str]:

@@ -13,7 +13,7 @@ from penstock.ir import Model
 from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.drawing.layout import lay_out
 from penstock.partitioning.plan import Alternative, Control
-from penstock.partitioning.show import WIDTH, groups_of, ranges
+from penstock.partitioning.show import WIDTH, describe_prediction, groups_of, ranges
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import Net, chain
 
@@ -75,6 +75,14 @@ class TestText:
             "  reference 4 ms\n"
         ) in text
         assert re.search(r"predicted +else on\n +0 +adder +0: ADD +1 +1 +1.5 us", text)
+
+    def test_a_device_that_takes_nothing_is_not_priced_by_what_others_do(self) -> None:
+        alone = (Alternative("npu", 0, 1, 4_000_000), Alternative("reference", 1, 1, 4_000_000))
+        plan = replace(planned(chain(["RELU"])), predicted_ns=4_000_000, alternatives=alone)
+        assert describe_prediction(plan) == (
+            "predicted: 4 ms a run; first choice alone: reference 4 ms; "
+            "not npu, which may run none of the operations: reasons below"
+        )
 
     def test_operations_that_differ_in_durations_only_share_a_line(self) -> None:
         plan = with_reasons(
