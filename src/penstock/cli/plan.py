@@ -42,7 +42,9 @@ def plan(
 ) -> None:
     """Show the steps of MODEL, where each operation runs, and why the other devices did not get it.
 
-    Dimensions that MODEL leaves unknown are taken for 1 where no --shape says more.
+    MODEL is compiled for that, as by 'run', and kept in the cache: what a device fails to compile goes to another, and
+    the plan shows it where it went, with the reason; the exit code is 0 all the same. Dimensions that MODEL leaves
+    unknown are taken for 1 where no --shape says more.
     """
     from penstock.cli import opening
     from penstock.execution.interface import interface_of

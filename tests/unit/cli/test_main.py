@@ -371,6 +371,23 @@ def test_plan_shows_where_each_operation_runs_and_why_not_elsewhere(run: Run, mo
     assert "sample" in run("plan", model, "--device", "sample").stdout
 
 
+def test_plan_compiles_and_shows_what_failed(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+
+    def full(*_: Any) -> None:
+        raise GeneralFailure("no room")
+
+    monkeypatch.setattr("penstock.drivers.sample.driver.SampleDevice.prepare_model", full)
+    plan = parsed(run("plan", model, "--device", "sample", "--json"))["plan"]
+    assert {o["device"] for o in plan["operations"]} == {"reference"}
+    reasons = {o["reasons"]["sample"] for o in plan["operations"]}
+    assert reasons == {"failed to compile: GeneralFailure: no room"}
+    told = " ".join(run("plan", "--help").stdout.replace("│", " ").split())
+    assert "fails to compile goes to another" in told
+
+
 def test_a_device_nobody_has_fails_with_the_known_ones(run: Run, model: Path) -> None:
     line = one_line(run("plan", model, "--device", "quantum"), 2)
     assert "quantum" in line
