@@ -20,7 +20,7 @@ from penstock.sealed.entry import (
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
 from penstock.sealed.header import Kind
 from penstock.sealed.keys import KeyStore, default_key_store
-from penstock.sealed.places import registry_path, sealed_directory
+from penstock.sealed.places import registry_path, sealed_directory, state_directory
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
 from penstock.sealed.verifying import load_entry
 
@@ -55,6 +55,7 @@ class Seal:
         self.owner, self._needed, self._files = Owner(driver, version), files, file_system
         self._given_registry, self._given_keys = registry, keys
         self._found: Trust | None = None
+        self._state = ""
 
     @property
     def file_system(self) -> FileSystem:
@@ -169,9 +170,13 @@ class Seal:
         return save_entry(self._trust, self._needed, lent, payloads, expected, guard)
 
     def _trust(self) -> Trust:
-        """What entries are sealed and verified with; registry and key store are found at first use."""
-        if self._found is None:
-            keys, registry = self._given_keys, self._given_registry
+        """What entries are sealed and verified with; registry and key store are found at first use, and again where the
+        state directory is another one.
+        """
+        keys, registry = self._given_keys, self._given_registry
+        state = state_directory() if keys is None or registry is None else ""
+        if self._found is None or state != self._state:
+            self._state = state
             if keys is None or registry is None:
                 from penstock import knobs
                 from penstock.sealed.sqlite_registry import SqliteRegistry

@@ -427,3 +427,14 @@ def test_the_hal_s_handles_are_handles(tmp_path: Path) -> None:
         assert report.saved
         loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
         assert bytes(loaded.data[0]) == rig.weights[0]
+
+
+def test_another_state_directory_has_another_registry_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
+    seal = Seal("driver", "1", files=(1, 0))
+    for name in ("one", "other", "one"):
+        monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / name))
+        assert isinstance(seal.registry, SqliteRegistry)
+        assert Path(seal.registry.path).is_relative_to(tmp_path / name)
