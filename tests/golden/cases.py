@@ -16,6 +16,7 @@ import pytest
 import penstock
 from penstock.ir import NDArray
 from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.arrays import golden
 from tests.golden.comparison import Case, Rule, compare
 
 Entry: TypeAlias = "dict[str, Any]"
@@ -74,7 +75,7 @@ def check_compiled(entry: Entry, cases: list[dict[str, Any]]) -> None:
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     path = CORPUS / "models" / entry["file"]
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     model = load(path)
     signature = cases[0].get("signature")
     sizes = shapes(model, signature, cases[0].get("resize_inputs"))
@@ -182,7 +183,7 @@ class LiteRT:
             return None
         case = self.cases[-1]
         keys = [f"{case['id']}/{RECORDED[self.kernels]}/{k}" for k in case["outputs"]]
-        if all(k in self.arrays.files for k in keys):
+        if all(k in self.arrays for k in keys):
             return [self.arrays[k] for k in keys]
         if self._as_out:
             return [self.arrays[f"{case['id']}/out/{k}"] for k in case["outputs"]]

@@ -19,6 +19,7 @@ from penstock.partitioning.placement import place
 from penstock.runtime.discovery import manager
 from penstock.testing.doubles import SubsetDevice
 from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.arrays import golden
 from tests.golden.cases import (
     Entry,
     Format,
@@ -95,7 +96,7 @@ def check(entry: Entry, cases: list[dict[str, Any]], on: Arranged, accuracy: Acc
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     path = CORPUS / "models" / entry["file"]
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     model, signature = load(path), cases[0].get("signature")
     by_name = signature is not None or entry["format"] == "onnx"
     policy = penstock.Policy(accuracy=accuracy, placement=on.placement, allow_fallback=False)
@@ -128,7 +129,7 @@ def shares(entry: Entry, engine: str, accuracy: AccuracyClass) -> Counter[str]:
     model = load(CORPUS / "models" / entry["file"])
     cases = [c for c in entry["golden"]["cases"] if "signature" not in c]
     if cases:
-        arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+        arrays = golden(CORPUS / "models" / entry["golden"]["file"])
         given = {int(k): arrays[f"{cases[0]['id']}/in/{k}"].shape for k in cases[0]["inputs"]}
         model = infer_shapes(model, given)
     devices = arranged("first", [engine]).devices

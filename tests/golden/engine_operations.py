@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from penstock.errors import PlacementError
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray, infer_shapes
 from penstock.testing.operations import cases_of, distance, run_case
 from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.arrays import golden
 from tests.golden.cases import Entry, load
 
 
@@ -30,7 +29,7 @@ def check_operations(
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     model = load(CORPUS / "models" / entry["file"])
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     case = entry["golden"]["cases"][0]
     inputs = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
     given: Mapping[str, NDArray] | list[NDArray] = inputs

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from penstock.ir import NDArray
 from tests.conftest import CORPUS
+from tests.golden.arrays import golden
 from tests.golden.cases import Entry, case_groups
 from tests.golden.engine_rules import Judged, judged_of
 
@@ -18,7 +17,7 @@ def judged_cases(entry: Entry) -> Iterator[tuple[list[NDArray], Judged]]:
     """
     if CORPUS is None:
         return
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     for cases in case_groups(entry).values():
         case = cases[0]
         if "signature" in case or case.get("resize_inputs"):

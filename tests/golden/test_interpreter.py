@@ -12,6 +12,7 @@ import pytest
 from penstock import tflite
 from penstock.errors import ModelError
 from tests.conftest import CORPUS
+from tests.golden.arrays import golden
 from tests.golden.cases import (
     Entry,
     LiteRT,
@@ -42,7 +43,7 @@ def test_recorded_cases(entry: Entry, cases: list[dict[str, Any]]) -> None:
     assert CORPUS is not None
     path = CORPUS / "models" / entry["file"]
     keep_open(path)
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     resolver = tflite.OpResolverType.BUILTIN_REF
     with tflite.Interpreter(path, experimental_op_resolver_type=resolver) as interpreter:
         for position, case in enumerate(cases):

@@ -10,6 +10,7 @@ import pytest
 import penstock
 from penstock.errors import ModelError, PenstockError
 from tests.conftest import CORPUS, IN_CI, NO_CORPUS
+from tests.golden.arrays import golden
 from tests.golden.cases import Entry, entries, given_to_onnx, rule
 from tests.golden.comparison import Case, compare
 from tests.golden.engine_gaps import ONNX_GAPS
@@ -49,7 +50,7 @@ def test_the_corpus_is_there() -> None:
 def test_recorded_cases(entry: Entry) -> None:
     if CORPUS is None:
         pytest.skip(NO_CORPUS)
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     model = penstock.load(CORPUS / "models" / entry["file"])
     assert [o.name for o in model.inputs] == [i["name"] for i in entry["inputs"]]
     assert [o.name for o in model.outputs] == [o["name"] for o in entry["outputs"]]

@@ -12,6 +12,7 @@ from penstock.drivers.openvino import OpenVinoDevice
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import NDArray
 from tests.conftest import CORPUS, NO_CORPUS
+from tests.golden.arrays import golden
 from tests.golden.cases import Entry, LiteRT, check_labels, groups, load, rule, shapes
 from tests.golden.comparison import Case, compare
 from tests.support_openvino import cpu, needs_openvino
@@ -42,7 +43,7 @@ def run(
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     path = CORPUS / "models" / entry["file"]
-    arrays = np.load(CORPUS / "models" / entry["golden"]["file"], allow_pickle=False)
+    arrays = golden(CORPUS / "models" / entry["golden"]["file"])
     model, signature = load(path), cases[0].get("signature")
     sizes = shapes(model, signature, cases[0].get("resize_inputs"))
     devices: list[str | Device] = [device, "reference"]

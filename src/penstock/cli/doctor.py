@@ -30,7 +30,6 @@ from penstock.cli.output import output_of, shortened, size
 from penstock.cli.places import places
 from penstock.errors import InputError
 from penstock.ipc import sandbox
-from penstock.runtime.discovery import manager
 
 PACKAGES: Final = (
     "penstock",
@@ -179,6 +178,8 @@ def doctor(
 
 def examine() -> dict[str, Any]:
     """Everything that `--json` prints."""
+    from penstock.runtime.discovery import manager
+
     every = [describe_knob(name) for name in knobs.KNOBS]
     with without_nonsense():
         found = penstock.devices()

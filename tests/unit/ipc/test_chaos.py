@@ -72,7 +72,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield made
         made.close()
         del made
-        gc.unfreeze()
 
 
 def identity(point: Point) -> str:

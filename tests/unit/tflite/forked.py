@@ -44,7 +44,8 @@ def invoke(interpreter: tflite.Interpreter, given: NDArray) -> bool:
     )
 
 
-def main(engine: str, others: list[str]) -> None:
+def main(engine: str) -> None:
+    others = sorted({d.name for d in penstock.devices() if d.usable} - {engine, "reference"})
     model, given = products(), np.eye(SIZE, dtype=np.float32)
     # Whatever this machine would choose by itself.
     policy = Policy(forbid={"*": [*others, "reference"]})
@@ -82,4 +83,4 @@ def main(engine: str, others: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1])
