@@ -47,9 +47,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         return [*installed_entries(), Entry()]
 
     manager = Manager(find)
+    # First: what is put back is bound to the manager of the time when it is loaded.
+    monkeypatch.setattr(penstock, "devices", manager.infos)
     for module in (discovery, session, comparison):
         monkeypatch.setattr(module, "manager", manager)
-    monkeypatch.setattr(penstock, "devices", manager.infos)
     monkeypatch.setenv("TERM", "dumb")
     return lambda *args: CliRunner().invoke(app, [str(a) for a in args])
 
