@@ -195,7 +195,7 @@ tensor_limit_mib: Final = Knob(
     int,
     0,
     "Most MiB of one array that the reference driver computes, and of all inputs and outputs that an interpreter "
-    "holds; 0 means half of the machine's memory.",
+    "holds; 0 means half of the memory that the machine and its cgroup allow.",
 )
 num_threads: Final = Knob(
     "num_threads",
@@ -299,6 +299,16 @@ isolate: Final = Knob(
     "others: those of distributions other than Penstock do.",
 )
 
+lent_limit_mib: Final = Knob(
+    "lent_limit_mib",
+    int,
+    0,
+    "Most MiB of pools, rings, models and messages that one connection may have the process of an isolated driver hold; of a "
+    "service all connections of one user together. All connections of a process may have half as much again. 0 means half "
+    "of the memory that the machine, its cgroup and the process's limit of address space allow.",
+    least=0,
+)
+
 concurrent_executions: Final = Knob(
     "concurrent_executions",
     int,
@@ -355,6 +365,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             driver_timeout_ms,
             driver_start_ms,
             isolate,
+            lent_limit_mib,
             concurrent_executions,
             openvino_compilation,
             ring_spin_us,

@@ -9,12 +9,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Final
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ResourceExhaustedTransient, WireError
 from penstock.ipc.linux import LINUX_ONLY
 from penstock.ir import ConstantPool
 from penstock.memory.regions import OUT_OF_ROOM
+
+if TYPE_CHECKING:
+    from penstock.ipc.account import Account
 
 _lock = threading.Lock()
 _mapped: weakref.WeakValueDictionary[tuple[int, int, int, str], ConstantPool] = (
@@ -49,9 +53,10 @@ def sealed_copies(pools: Sequence[ConstantPool]) -> frozenset[int]:
         return frozenset(at for at, pool in enumerate(pools) if pool in _made)
 
 
-def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
+def mapped(fd: int, size: int, kind: str = "", account: Account | None = None) -> ConstantPool:
     """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy. Sealed
-    memory of equal content is mapped once, whoever it comes from. *kind* is the sender's name of the memory.
+    memory of equal content is mapped once, whoever it comes from, and counted in the *account* that was first, for as long
+    as anybody has it. *kind* is the sender's name of the memory.
 
     Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient` where there is no room.
     """
@@ -64,21 +69,24 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
     if size == 0:
         return ConstantPool(memoryview(b""), None, kind)
     try:
-        if not is_sealed(fd):
-            return ConstantPool(memoryview(_read(fd, size)), None, kind)
+        sealed = is_sealed(fd)
         status = os.fstat(fd)
         file = status.st_dev, status.st_ino, size, kind
-        if (known := _mapped.get(file)) is not None:
+        if sealed and (known := _mapped.get(file)) is not None:
             return known
-        if sys.platform == "win32":
-            raise OSError(LINUX_ONLY)
-        # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
-        region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        pool = ConstantPool(memoryview(region), None, kind)
-        known = _equal.setdefault((hashlib.sha256(region).digest(), size, kind), pool)
-        if known is pool:
-            # No other file has this number while it is mapped.
-            _mapped[file] = pool
+        with ExitStack() as unused:
+            if account is not None:
+                charge = account.memory(fd, size) if sealed else account.own(size)
+                unused.callback(charge.release)
+            if sealed:
+                pool, known = _shared(fd, size, kind)
+                if known is pool:
+                    # No other file has this number while it is mapped.
+                    _mapped[file] = pool
+            else:
+                pool = known = ConstantPool(_read(fd, size), None, kind)
+            if known is pool:
+                weakref.finalize(pool, unused.pop_all().close).atexit = False
     except (OSError, ValueError) as error:
         told = f"a pool of constants cannot be read: {error}"
         if getattr(error, "errno", None) in OUT_OF_ROOM:
@@ -87,7 +95,17 @@ def mapped(fd: int, size: int, kind: str = "") -> ConstantPool:
     return known
 
 
-def _read(fd: int, size: int) -> bytes:
+def _shared(fd: int, size: int, kind: str) -> tuple[ConstantPool, ConstantPool]:
+    """A new pool of sealed memory, and the one of equal content that there is: itself, where there was none."""
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
+    region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    pool = ConstantPool(memoryview(region), None, kind)
+    return pool, _equal.setdefault((hashlib.sha256(region).digest(), size, kind), pool)
+
+
+def _read(fd: int, size: int) -> memoryview:
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     content = bytearray()
@@ -96,7 +114,7 @@ def _read(fd: int, size: int) -> bytes:
         if not chunk:
             raise WireError("a pool of constants ended before its size")
         content += chunk
-    return bytes(content)
+    return memoryview(content).toreadonly()
 
 
 def _is_whole(pool: ConstantPool, fd: int) -> bool:

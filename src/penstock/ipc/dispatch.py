@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,8 +21,10 @@ from penstock.errors import (
 )
 from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Fence, Memory, TokenArgument
 from penstock.ipc import wire
+from penstock.ipc.account import NOTHING, Account, Charge
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 from penstock.ipc.threads import begin_or_do
+from penstock.memory.mapping import ASHMEM
 
 if TYPE_CHECKING:
     from penstock.ipc.ring_server import LentPool
@@ -47,12 +50,17 @@ MAX_LENT_POOLS: Final = 4096
 
 class Lease:
     """What came beside one call, and is closed after it, or with what the call made where that is *kept*; but never while
-    a run uses it: the number of a descriptor that is closed may be another client's at once.
+    a run uses it: the number of a descriptor that is closed may be another client's at once. The memory of the call counts
+    in *account* for as long.
     """
 
-    def __init__(self, close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, close: Callable[[], None] = lambda: None, account: Account | None = None
+    ) -> None:
         self.kept = False
-        self._close = close
+        self._account = account
+        self._charges: list[Charge] = []
+        self._close_all = close
         self._users, self._over = 0, False
         self._lock = threading.Lock()
 
@@ -63,6 +71,21 @@ class Lease:
             if not first or self._users:
                 return
         self._close()
+
+    def charge(self, memory: Memory) -> Charge:
+        """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for it."""
+        return NOTHING if self._account is None else self._account.charge(memory)
+
+    def count(self, memory: Memory) -> None:
+        """Counts *memory*, which the call has mapped, likewise."""
+        self._charges.append(self.charge(memory))
+
+    def _close(self) -> None:
+        try:
+            self._close_all()
+        finally:
+            for charge in self._charges:
+                charge.release()
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -130,10 +153,14 @@ class Dispatcher:
         A call that makes no sense gets `InvalidArgument`, one that the device fails gets its error.
         """
         pack = Packer()
+        lease = Lease() if lease is None else lease
+
+        def admit(memory: Memory) -> None:
+            self._admit(memory)
+            lease.count(memory)
+
         try:
-            reply = self._make(
-                decode_call(frame.data), Unpacker(frame.handles, self._admit), pack, lease
-            )
+            reply = self._make(decode_call(frame.data), Unpacker(frame.handles, admit), pack, lease)
         except WireError as error:
             return refusal(InvalidArgument(str(error)))
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes a reply
@@ -185,9 +212,7 @@ class Dispatcher:
         """How many objects the client has not closed."""
         return len(self._objects)
 
-    def _make(
-        self, call: wire.Call, take: Unpacker, pack: Packer, lease: Lease | None
-    ) -> wire.Reply:
+    def _make(self, call: wire.Call, take: Unpacker, pack: Packer, lease: Lease) -> wire.Reply:
         device = self._device
         match call:
             case wire.Describe(wire_version=version):
@@ -230,7 +255,7 @@ class Dispatcher:
         | wire.LendPool,
         take: Unpacker,
         pack: Packer,
-        lease: Lease | None,
+        lease: Lease,
     ) -> wire.Reply:
         match call:
             case wire.Execute(target=target, request=None, config=config):
@@ -255,10 +280,9 @@ class Dispatcher:
                         take.execution_config(call.config),
                         call.timeout_after_fence_ns,
                     )
-                    if lease is not None:
-                        # Whatever becomes of the answer: the run goes on.
-                        lease.kept = True
-                        used.callback(lease.close)
+                    # Whatever becomes of the answer: the run goes on.
+                    lease.kept = True
+                    used.callback(lease.close)
                     if not fence.wait(0):
                         # Without room for a thread this one waits: the run still uses it all.
                         begin_or_do(_release_after, fence, used.pop_all())
@@ -271,13 +295,12 @@ class Dispatcher:
                 with self.using(tokens):
                     execution = prepared.create_reusable_execution(take.request(request))
                 made = self._keep("reusable execution", execution, lease, tokens=tokens)
-                if lease is not None:
-                    lease.kept = True
+                lease.kept = True
                 return made
             case wire.OpenRing():
-                return self._keep("ring", self._ring(call, take))
+                return self._keep("ring", self._ring(call, take, lease))
             case wire.LendPool(memory=memory):
-                return self._keep("lent pool", self._lent_pool(take.memory(memory)))
+                return self._keep("lent pool", self._lent_pool(take.memory(memory), lease))
         raise WireError(f"{type(call).__name__} is no call")
 
     def _describe(self, version: int) -> wire.Description:
@@ -295,7 +318,7 @@ class Dispatcher:
             device.hal_version,
         )
 
-    def _ring(self, call: wire.OpenRing, take: Unpacker) -> Any:
+    def _ring(self, call: wire.OpenRing, take: Unpacker, lease: Lease) -> Any:
         from penstock.ipc.ring import Layout
         from penstock.ipc.ring_server import RingServer
 
@@ -308,8 +331,15 @@ class Dispatcher:
         _take_place(self._rings, f"{MAX_RINGS} rings")
         with ExitStack() as undone:
             undone.callback(self._rings.release)
+            charge = lease.charge(Memory(ASHMEM, memory, layout.nbytes))
+            undone.callback(charge.release)
             burst = prepared.configure_burst()
             undone.callback(burst.close)
+
+            def ended() -> None:
+                charge.release()
+                self._rings.release()
+
             made = RingServer(
                 burst,
                 self._pool,
@@ -318,19 +348,25 @@ class Dispatcher:
                 to_client,
                 layout,
                 using=self.using,
-                ended=self._rings.release,
+                ended=ended,
             )
             undone.pop_all()
         return made
 
-    def _lent_pool(self, memory: Memory) -> LentPool:
+    def _lent_pool(self, memory: Memory, lease: Lease) -> LentPool:
         from penstock.ipc.ring_server import LentPool
 
         if len(self._lent) >= MAX_LENT_POOLS:
             raise ResourceExhaustedTransient(
                 f"a client may have {MAX_LENT_POOLS} pools lent at a time"
             )
-        made = LentPool(memory)
+        charge = lease.charge(memory)
+        try:
+            made = LentPool(memory)
+        except BaseException:
+            charge.release()
+            raise
+        weakref.finalize(made, charge.release).atexit = False
         self._lent.add(made)
         return made
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -73,12 +73,16 @@ class Connection:
     A deadline is a `time.monotonic_ns()` value. What arrives by halves is kept for the next `receive`, and what could be sent
     by halves only is sent before anything else, so that a deadline missed leaves the stream in order.
 
-    *most* descriptors may come beside one frame; the kernel closes what comes beyond.
+    *most* descriptors may come beside one frame; the kernel closes what comes beyond. `expect` is called with the length of
+    a message of more than `CHUNK` bytes before memory is taken for it, and raises `WireError` where there is none.
     """
+
+    expect: Callable[[int], None]
 
     def __init__(self, sock: socket.socket, most: int = wire.MAX_HANDLES) -> None:
         sock.setblocking(False)
         self.most = most
+        self.expect = lambda _: None
         self._socket = sock
         self._sending = threading.Lock()
         self._unsent: deque[_Part] = deque()
@@ -134,6 +138,11 @@ class Connection:
                 raise self._nonsense(
                     f"a message of {length} bytes announced; the limit is {wire.MAX_FRAME}"
                 )
+            if length > CHUNK:
+                try:
+                    self.expect(length)
+                except WireError as error:
+                    raise self._nonsense(str(error)) from None
             partial.expected, partial.length = count, length
         while partial.batches * BATCH < partial.expected:
             self._with_descriptors(1, deadline_ns)

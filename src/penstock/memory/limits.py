@@ -15,14 +15,14 @@ from penstock import knobs
 from penstock.errors import LimitExceeded
 
 MIB: Final = 1 << 20
-UNKNOWN_MEMORY: Final = 4096 * MIB
+UNKNOWN_MEMORY: Final = 8192 * MIB
 """Where the system does not say how much memory it has."""
 
 
 def most_bytes() -> int:
-    """Bytes that one array may take: the knob `tensor_limit_mib`, else half of the machine's memory."""
+    """Bytes that one array may take: the knob `tensor_limit_mib`, else half of `available_memory`."""
     wanted = knobs.tensor_limit_mib()
-    return wanted * MIB if wanted > 0 else _half_of_memory()
+    return wanted * MIB if wanted > 0 else available_memory() // 2
 
 
 def check_bytes(size: int, what: str) -> None:
@@ -34,10 +34,46 @@ def check_bytes(size: int, what: str) -> None:
 
 
 @cache
-def _half_of_memory() -> int:
+def available_memory() -> int:
+    """Bytes of memory that this process may have: the machine's, or less where its cgroup says so."""
+    return min(_of_machine(), of_cgroup())
+
+
+def of_cgroup(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
+    """The least limit of the cgroups, of version 2 or 1, that this process is in."""
+    try:
+        with open(own, encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except (OSError, ValueError):
+        return sys.maxsize
+    found = [sys.maxsize]
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers not in {"", "memory"}:
+            continue
+        top, name = (
+            f"{root}/{controllers}",
+            "memory.limit_in_bytes" if controllers else "memory.max",
+        )
+        # In a container its cgroup may be the root of what it sees, or be named as outside.
+        parts = [part for part in path.split("/") if part]
+        upwards = range(len(parts) + 1)
+        found += [_number("/".join([top, *parts[:depth], name])) for depth in upwards]
+    return min(found)
+
+
+def _number(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        # There is no such file, or it says `max`.
+        return sys.maxsize
+
+
+def _of_machine() -> int:
     if sys.platform == "win32":
         return UNKNOWN_MEMORY
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return UNKNOWN_MEMORY

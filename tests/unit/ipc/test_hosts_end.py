@@ -127,7 +127,7 @@ def test_without_room_for_a_thread_nothing_is_unborn(
 def test_a_guest_that_nobody_serves_is_gone_once_when_it_hangs_up() -> None:
     ours, theirs = socket.socketpair()
     gone: list[int] = []
-    guest = Guest(theirs, lambda: gone.append(1))
+    guest = Guest(theirs, lambda _: gone.append(1))
     guest.hang_up()
     guest.hang_up()
     guest.leave()

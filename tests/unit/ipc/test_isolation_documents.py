@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.ipc import channel, evidence, resilient, supervision, transport, wire
+from penstock.ipc import account, channel, evidence, resilient, supervision, transport, wire
 from penstock.ipc.host import heart, serving
 from penstock.knobs import KNOBS
 from penstock.runtime import isolation
@@ -52,6 +52,11 @@ def test_the_numbers_are_the_programs() -> None:
     assert f"Version {wire.WIRE_VERSION}." in page
     assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 64 << 20, 128)
     assert (transport.HEADER.size, serving.MAX_CALLS, serving.MAX_MEMORIES) == (12, 256, 4096)
+    assert (transport.CHUNK, account.LEAST_COUNTED, account.PAGE_TABLE_SHARE) == (
+        1 << 20,
+        4096,
+        512,
+    )
     assert heart.BEAT_SECONDS == 1.0
     assert channel.CANCEL_GRACE_NS == 1_000_000_000
     assert (resilient.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)
@@ -60,7 +65,9 @@ def test_the_numbers_are_the_programs() -> None:
     assert evidence.MOST_KEPT == 20
 
 
-@pytest.mark.parametrize("knob", ["isolate", "driver_timeout_ms", "driver_start_ms"])
+@pytest.mark.parametrize(
+    "knob", ["isolate", "driver_timeout_ms", "driver_start_ms", "lent_limit_mib"]
+)
 def test_the_knobs_are_explained(knob: str) -> None:
     assert knob in KNOBS
     assert f"| `{knob}` |" in PAGES["isolation"]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
@@ -21,6 +22,7 @@ from penstock.errors import PenstockError, WireError
 from penstock.hal import Device
 from penstock.hal.loading import failed_to_load, made_devices
 from penstock.ipc import wire
+from penstock.ipc.account import Account, Accounts
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heart import Heart, end_process
@@ -48,6 +50,9 @@ BACKLOG: Final = 128
 MAX_CLIENTS: Final = 512
 """Connections that a host serves at a time."""
 
+MAX_CLIENTS_OF_USER: Final = 256
+"""Those of them, of a service, that may be of one user."""
+
 CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group of a peer (`struct ucred`)."""
 
@@ -55,12 +60,13 @@ CREDENTIALS: Final = struct.Struct("3i")
 class Guest:
     """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it first."""
 
-    def __init__(self, sock: socket.socket, gone: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, gone: Callable[[Guest], None]) -> None:
         # Nothing has descriptors before `welcome`.
         self.sock, self.connection = sock, Connection(sock, 0)
         self._gone = gone
         self._lock = threading.Lock()
         self._client: Client | None = None
+        self.user: int | None = None
         self._is_greeted = False
         self.is_gone = False
 
@@ -71,9 +77,9 @@ class Guest:
                 raise EOFError("the client has hung up")
             self._is_greeted = True
 
-    def serve(self, dispatchers: list[Dispatcher]) -> None:
+    def serve(self, dispatchers: list[Dispatcher], account: Account) -> None:
         """Begins to serve it as a client. Raises `RuntimeError` or `MemoryError` where there is no room for that."""
-        self._client = client = Client(self.connection, dispatchers, self.leave)
+        self._client = client = Client(self.connection, dispatchers, self.leave, account)
         client.start()
 
     def leave(self) -> None:
@@ -81,7 +87,7 @@ class Guest:
         with self._lock:
             gone, self.is_gone = self.is_gone, True
         if not gone:
-            self._gone()
+            self._gone(self)
 
     def hang_up(self) -> None:
         """Ends its calls, and does not count it any more, also where none of its threads can."""
@@ -124,7 +130,9 @@ class Host:
         self._output = os.open(shown, os.O_RDONLY)
         self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY)
         self._lock = threading.Lock()
+        self._accounts = Accounts(service=service)
         self._clients = 0
+        self._clients_of: Counter[int] = Counter()
         self._wake, self._woken = os.pipe()
         self._devices: list[SharingDevice] = []
         self._refusal = ""
@@ -204,8 +212,7 @@ class Host:
             user = peer_user(guest.sock)
             if self._users is not None and user not in self._users:
                 raise WireError(f"user {user} is not this host's")
-            if self._clients > MAX_CLIENTS:
-                raise WireError(f"a host has {MAX_CLIENTS} clients at a time")
+            self._admit(guest, user)
             received = connection.receive(time.monotonic_ns() + GREETING_NS)
             close_all(received.descriptors)
             hello = decode_to_host(received.data)
@@ -231,14 +238,34 @@ class Host:
                 )
                 for device in self._devices
             ]
-            guest.serve(dispatchers)
+            guest.serve(dispatchers, self._accounts.connection(user))
         except (EOFError, OSError, PenstockError, RuntimeError, MemoryError):
             connection.close()
             guest.leave()
 
-    def _gone(self) -> None:
+    def _admit(self, guest: Guest, user: int) -> None:
+        """Counts a client. Raises `WireError` where there are too many, which it is told, `EOFError` where it has left."""
+        told = ""
+        with self._lock:
+            if guest.is_gone:
+                raise EOFError("the client has hung up")
+            if self._clients > MAX_CLIENTS:
+                told = f"a driver's process has {MAX_CLIENTS} connections at a time"
+            elif self._service and self._clients_of[user] >= MAX_CLIENTS_OF_USER:
+                told = f"one user may have {MAX_CLIENTS_OF_USER} connections to a service at a time"
+            else:
+                guest.user = user
+                self._clients_of[user] += 1
+        if told:
+            with suppress(TimeoutError):
+                guest.connection.send(encode(wire.Refused(told)), (), time.monotonic_ns())
+            raise WireError(told)
+
+    def _gone(self, guest: Guest) -> None:
         with self._lock:
             self._clients -= 1
+            if guest.user is not None:
+                self._clients_of[guest.user] -= 1
         os.write(self._woken, b"\0")
 
     def _part(self) -> NoReturn:

@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
 from penstock.ipc import wire
+from penstock.ipc.account import LEAST_COUNTED, NOTHING, Account, Charge
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.constants import SHRINK, is_sealed, mapped
 from penstock.ipc.dispatch import Dispatcher, Lease, refusal
@@ -45,6 +47,7 @@ class _Job(NamedTuple):
     ask: wire.Ask
     descriptors: list[int]
     token: CancelToken
+    charge: Charge
 
 
 class Client:
@@ -55,8 +58,13 @@ class Client:
     """
 
     def __init__(
-        self, connection: Connection, dispatchers: Sequence[Dispatcher], ended: Callable[[], None]
+        self,
+        connection: Connection,
+        dispatchers: Sequence[Dispatcher],
+        ended: Callable[[], None],
+        account: Account | None = None,
     ) -> None:
+        """What the client has the host keep and map counts in *account*, until it has been given back."""
         self._connection, self._dispatchers, self._ended = connection, dispatchers, ended
         self._lock = threading.Lock()
         self._turn = threading.Lock()
@@ -70,6 +78,9 @@ class Client:
         self._lends_too_much = False
         self._dropped: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = False
+        self._account, self._message = account, NOTHING
+        if account is not None:
+            connection.expect = self._expect
 
     def start(self) -> None:
         """Begins to serve, in threads of its own."""
@@ -116,6 +127,7 @@ class Client:
             for dispatcher in self._dispatchers:
                 dispatcher.close()
             self._memories.clear()
+            self._message.release()
             self._connection.close()
 
     def _next(self) -> _Job | None:
@@ -141,10 +153,11 @@ class Client:
     def _take(self, received: Received) -> _Job | None:
         """The call that came, if it is one; everything else is done at once. Raises `WireError`."""
         descriptors = received.descriptors
+        charge, self._message = self._message, NOTHING
         try:
             message = decode_to_host(received.data)
             if isinstance(message, wire.Ask):
-                return self._accept(message, received)
+                return self._accept(message, received, charge)
             if isinstance(message, wire.Lend):
                 self._borrow(message, received)
             elif descriptors:
@@ -160,12 +173,23 @@ class Client:
             else:
                 raise WireError(f"{type(message).__name__} from a client that was welcomed")
         except BaseException:
+            charge.release()
             close_all(descriptors)
             raise
+        charge.release()
         close_all(descriptors)
         return None
 
-    def _accept(self, ask: wire.Ask, received: Received) -> _Job | None:
+    def _expect(self, nbytes: int) -> None:
+        try:
+            self._message = self._count(nbytes)
+        except ResourceExhaustedTransient as error:
+            raise WireError(str(error)) from None
+
+    def _count(self, nbytes: int) -> Charge:
+        return NOTHING if self._account is None else self._account.own(nbytes)
+
+    def _accept(self, ask: wire.Ask, received: Received, charge: Charge) -> _Job | None:
         if ask.call in self._calls:
             raise WireError(f"two calls have the number {ask.call}")
         told = ""
@@ -175,7 +199,13 @@ class Client:
             told = f"a client may make {MAX_CALLS} calls at a time"
         elif self._descriptors + len(received.descriptors) > MAX_DESCRIPTORS:
             told = f"a client may have {MAX_DESCRIPTORS} descriptors in calls at a time"
+        elif charge is NOTHING and len(received.data) > LEAST_COUNTED:
+            try:
+                charge = self._count(len(received.data))
+            except ResourceExhaustedTransient as error:
+                told = str(error)
         if told:
+            charge.release()
             close_all(received.descriptors)
             self._answer(ask.call, refusal(ResourceExhaustedTransient(told)))
             return None
@@ -183,7 +213,7 @@ class Client:
         self._calls[ask.call] = token
         with self._lock:
             self._descriptors += len(received.descriptors)
-        return _Job(ask, received.descriptors, token)
+        return _Job(ask, received.descriptors, token, charge)
 
     def _borrow(self, lend: wire.Lend, received: Received) -> None:
         if lend.memory in self._memories:
@@ -197,7 +227,7 @@ class Client:
                 raise ResourceExhaustedTransient(told)
             if len(received.descriptors) != 1:
                 raise WireError("memory is lent with one descriptor")
-            self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size)
+            self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size, self._account)
         except (WireError, DriverError) as error:
             # Without its frames, which have this client.
             self._memories[lend.memory] = error.with_traceback(None)
@@ -229,7 +259,7 @@ class Client:
 
     def _perform(self, job: _Job) -> None:
         ask = job.ask
-        lease = Lease(lambda: self._return(job.descriptors))
+        lease = Lease(lambda: self._return(job.descriptors), self._account)
         try:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
@@ -245,6 +275,7 @@ class Client:
             self._answer(ask.call, reply)
         finally:
             self._calls.pop(ask.call, None)
+            job.charge.release()
             if not lease.kept:
                 lease.close()
 
@@ -273,7 +304,7 @@ class Client:
             case wire.DescriptorForm(place=place):
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
             case wire.ConstantsForm(place=place, size=size, kind=kind):
-                return mapped(self._descriptor(job, place), size, kind)
+                return mapped(self._descriptor(job, place), size, kind, self._account)
             case wire.ArrayForm():
                 return self._array(form)
             case wire.CancelForm(is_set=is_set):
@@ -328,21 +359,28 @@ class Client:
             )
 
 
-def _mapped(fd: int, size: int) -> NDArray:
+def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
     """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads it."""
+    charge = NOTHING
     try:
         available = os.fstat(fd).st_size
         if not 0 < size <= available:
             raise WireError(f"{size} bytes are lent of a memory that has {available}")
         if not is_sealed(fd, SHRINK):
             raise WireError("memory that may shrink cannot be lent")
+        if account is not None:
+            charge = account.memory(fd, size)
         region = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
     except OSError as error:
+        charge.release()
         if error.errno not in OUT_OF_ROOM:
             raise WireError(f"memory that is lent cannot be mapped: {error}") from None
         told = f"the driver's process has no room for memory that is lent: {error}"
         raise ResourceExhaustedTransient(told) from None
     except ValueError as error:
+        charge.release()
         raise WireError(f"memory that is lent cannot be mapped: {error}") from None
+    # Runs that use it keep it, whatever its owner takes back.
+    weakref.finalize(region, charge.release).atexit = False
     array: NDArray = np.frombuffer(region, np.uint8)
     return array
