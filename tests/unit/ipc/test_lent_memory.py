@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import penstock
 from penstock import knobs
 from penstock.errors import DeadObject, ResourceExhaustedTransient, WireError
 from penstock.hal import (
@@ -41,8 +40,9 @@ from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host import process, serving
 from penstock.ipc.host.process import Guest, Host
+from penstock.ipc.starting import Place, connect
 from penstock.ipc.steady import check_steady
-from penstock.ipc.transport import CHUNK, Connection
+from penstock.ipc.transport import CHUNK, Connection, close_all
 from penstock.ir import DataLocation, DType, Model, ModelBuilder
 from penstock.memory import MemoryPool
 from penstock.memory.limits import MIB, available_memory, of_cgroup
@@ -440,17 +440,26 @@ def test_connections_beyond_the_limit_are_told_why(
     os.close(woken)
 
 
-def test_a_program_that_lends_too_much_is_told_and_goes_on(
+def test_a_host_refuses_what_its_settings_do_not_allow_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_LENT_LIMIT_MIB", "1")
-    with (
-        penstock.compile(MODEL, devices=["reference"], isolate=True, cache=False) as compiled,
-        MemoryPool.anonymous(2 * MIB) as large,
-    ):
-        view = large.view(np.float32, support.SHAPE)
-        with pytest.raises(ResourceExhaustedTransient, match=r"2097152 bytes .*lent_limit_mib"):
-            compiled(view)
-        (small,) = compiled(support.order(1))
-        assert (small == 2).all()
+    started = connect(Place("domains", "tests.support_isolated:domains"))
+    session = Session(started.connection)
+    try:
+        prepared = RemoteDevice(session.channel(0)).prepare_model(MODEL, PrepareConfig())
+        with MemoryPool.anonymous(2 * MIB) as large, MemoryPool.anonymous(4096) as small:
+            for pool in (large, small, large):
+                view = pool.view(np.float32, support.SHAPE)
+                request = Request((HostMemory(view),), (HostMemory(view),))
+                if pool is small:
+                    prepared.execute(request, PLAIN)
+                    assert (view == 1).all()
+                else:
+                    with pytest.raises(ResourceExhaustedTransient, match="lent_limit_mib"):
+                        prepared.execute(request, PLAIN)
+    finally:
+        session.close()
+        close_all([started.page, started.output, started.pidfd])
+        os.waitpid(started.pid, 0)
