@@ -2,15 +2,20 @@
 
 TFLite's reference kernels quantise each row (of a picture all of it) to 8 bits as they run, multiply and add whole numbers,
 and scale the sums. XNNPACK quantises otherwise, and LiteRT's own kernels are slow. Here the rounding is written out
-in operations that XNNPACK computes as IEEE 754 has it, and the layer between is one of floats: while its sums stay
-below 2**24 every partial sum is exact, in whatever order, so that the results are the reference's.
+in operations that XNNPACK computes as IEEE 754 has it, and the layer between is given whole numbers.
+
+A FULLY_CONNECTED keeps its int8 weights. Two more columns, whose weights are 0, make each row reach over just 255: that
+is what XNNPACK spreads its own 8 bits over, so that its step is 1 and its rounding changes nothing. Other layers
+are ones of floats: while their sums stay below 2**24 every partial sum is exact, in whatever order. Either way the
+results are the reference's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from penstock.drivers.xnnpack.site import Site
@@ -22,6 +27,15 @@ from penstock.ir.types import is_static
 F32: Final = DType.FLOAT32
 MOST_SUM: Final = 1 << 24
 """Up to which every whole number is a float32."""
+
+MOST_INTEGER_SUM: Final = (1 << 31) - 1
+MOST_SHIFTED: Final = 510
+"""What XNNPACK adds up in 32 bits, and the greatest magnitude of what it multiplies a weight by, with its offset."""
+
+Edges: TypeAlias = tuple[int, int] | tuple[float, float]
+"""Two whole numbers, 255 apart, between which all of a row lie: the same for all, or operands with those of each row."""
+
+EDGES: Final[Edges] = (-128.0, 127.0)
 
 LEAST_REACH: Final = 1e-30
 """What the range of a row counts at least: a row of zeros stays one, and no step is below what is normal."""
@@ -45,7 +59,14 @@ def can_expand(site: Site) -> bool:
         return False
     axes = tuple(i for i in range(len(weights.shape or ())) if i != CHANNELS[kind])
     largest = int(np.abs(site.value_of(weights).astype(np.int64)).sum(axis=axes).max(initial=0))
+    if _keeps_integers(kind, site.input(0)):
+        return largest * MOST_SHIFTED <= MOST_INTEGER_SUM
     return largest * (255 if _is_asymmetric(site.operation, weights) else 127) <= MOST_SUM
+
+
+def _keeps_integers(kind: str, source: Operand) -> bool:
+    """Whether the layer keeps its int8 weights: the columns that join its rows must be as many as they are."""
+    return kind == "FULLY_CONNECTED" and is_static(source.shape)
 
 
 def _is_asymmetric(operation: Operation, weights: Operand) -> bool:
@@ -93,22 +114,16 @@ class _Expansion:
 
     def layer(self, weights: NDArray) -> list[Operation]:
         operation, matrix = self._operation, self._operands[self._operation.inputs[1]]
-        rounded, step = (
+        rounded, step, edges = (
             self._asymmetric() if _is_asymmetric(operation, matrix) else self._symmetric()
         )
         target = operation.outputs[0]
         shape = self._operands[target].shape
-        nothing = self._constant(np.zeros(weights.shape[CHANNELS[operation.type]], np.float32))
-        inputs = [rounded, self._constant(weights.astype(np.float32)), nothing]
-        sums = self._make(operation.type, inputs, shape, {**operation.attributes, **NO_ACTIVATION})
-        quantization = matrix.quantization
-        scales = np.array(quantization.scales if quantization is not None else (1.0,), np.float32)
-        scale = self._constant(scales if len(scales) > 1 else scales.reshape(()))
-        if operation.type == "DEPTHWISE_CONV_2D":
-            both: Shape = (*self._row[:-1], len(scales))
-            real = self._finish("MUL", [sums, self._make("MUL", [scale, step], both)], shape)
+        if _keeps_integers(operation.type, self._operands[self._source]):
+            sums = self._integer_sums(rounded, edges, weights, shape)
+            real = self._finish("MUL", [sums, step], shape)
         else:
-            real = self._finish("MUL", [self._make("MUL", [sums, scale], shape), step], shape)
+            real = self._scaled(self._float_sums(rounded, weights, shape), step, shape)
         if self._has_bias():
             real = self._finish("ADD", [real, operation.inputs[2]], shape, last=True)
         # The last of them writes what the layer did.
@@ -118,6 +133,52 @@ class _Expansion:
         )
         self._operands.pop()
         return self._operations
+
+    def _float_sums(self, whole: int, weights: NDArray, shape: Shape) -> int:
+        """The products of whole numbers and *weights*, added up."""
+        inputs = [whole, self._constant(weights.astype(np.float32)), self._no_bias(weights)]
+        attributes = {**self._operation.attributes, **NO_ACTIVATION}
+        return self._make(self._operation.type, inputs, shape, attributes)
+
+    def _scaled(self, sums: int, step: int, shape: Shape) -> int:
+        """*sums* by the scales of their weights and the step of their row."""
+        quantization = self._operands[self._operation.inputs[1]].quantization
+        scales = np.array(quantization.scales if quantization is not None else (1.0,), np.float32)
+        scale = self._constant(scales if len(scales) > 1 else scales.reshape(()))
+        if self._operation.type == "DEPTHWISE_CONV_2D":
+            both: Shape = (*self._row[:-1], len(scales))
+            return self._finish("MUL", [sums, self._make("MUL", [scale, step], both)], shape)
+        return self._finish("MUL", [self._make("MUL", [sums, scale], shape), step], shape)
+
+    def _integer_sums(self, whole: int, edges: Edges, weights: NDArray, shape: Shape) -> int:
+        """The products of whole numbers, which lie between *edges*, and *weights*, added up, by the weights' scales."""
+        leading = self._shape[:-1]
+        columns = [
+            self._constant(np.full((*leading, 1), edge, np.float32))
+            if isinstance(edge, float)
+            else edge
+            for edge in edges
+        ]
+        rows = (*leading, weights.shape[1] + len(edges))
+        whole = self._make(
+            "CONCATENATION", [whole, *columns], rows, {"axis": len(leading), **NO_ACTIVATION}
+        )
+        wider = np.pad(weights, ((0, 0), (0, len(edges))))
+        matrix = msgspec.structs.replace(
+            self._operands[self._operation.inputs[1]],
+            shape=wider.shape,
+            lifetime=Lifetime.CONSTANT_COPY,
+            value=wider.tobytes(),
+            location=None,
+            origin=None,
+        )
+        # LiteRT's own kernels, where XNNPACK leaves the layer to them, find the same step.
+        attributes = {**self._operation.attributes, **NO_ACTIVATION, "asymmetric_quantize_inputs": True}  # fmt: skip
+        inputs = [whole, self._new(matrix), self._no_bias(weights)]
+        return self._make(self._operation.type, inputs, shape, attributes)
+
+    def _no_bias(self, weights: NDArray) -> int:
+        return self._constant(np.zeros(weights.shape[CHANNELS[self._operation.type]], np.float32))
 
     def _has_bias(self) -> bool:
         inputs = self._operation.inputs
@@ -130,7 +191,7 @@ class _Expansion:
         activation = self._operation.attributes.text("fused_activation_function")
         return self._make(kind, inputs, shape, {"fused_activation_function": activation})
 
-    def _symmetric(self) -> tuple[int, int]:
+    def _symmetric(self) -> tuple[int, int, Edges]:
         """Whole numbers up to 127, and the step of each row."""
         source = self._source
         size = source if self._positive else self._make("ABS", [source], self._shape)
@@ -139,9 +200,9 @@ class _Expansion:
         inverse = self._make("DIV", [greatest, reach], self._row)
         step = self._make("DIV", [reach, greatest], self._row)
         scaled = self._make("MUL", [self._source, inverse], self._shape)
-        return self._away_from_zero(scaled, self._shape), step
+        return self._away_from_zero(scaled, self._shape), step, EDGES
 
-    def _asymmetric(self) -> tuple[int, int]:
+    def _asymmetric(self) -> tuple[int, int, Edges]:
         """Whole numbers less the row's offset, in a range of 255 around zero, and the step of each row."""
         zero, row = self._number(0), self._row
         if self._positive:
@@ -162,16 +223,16 @@ class _Expansion:
         scaled = self._make("MUL", [self._source, inverse], self._shape)
         whole = self._away_from_zero(scaled, self._shape)
         whole = self._make("MAXIMUM", [whole, least], self._shape)
-        return self._make("MINIMUM", [whole, most], self._shape), step
+        return self._make("MINIMUM", [whole, most], self._shape), step, (least, most)
 
-    def _from_zero(self) -> tuple[int, int]:
+    def _from_zero(self) -> tuple[int, int, Edges]:
         """`_asymmetric` of a range that begins at zero: the offset is -128, and nothing lies beyond 255."""
         reach = self._over_rows("REDUCE_MAX", self._source)
         reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], self._row)
         step = self._make("DIV", [reach, self._number(255)], self._row)
         inverse = self._make("DIV", [self._number(1), step], self._row)
         scaled = self._make("MUL", [self._source, inverse], self._shape)
-        return self._away_from_zero(scaled, self._shape), step
+        return self._away_from_zero(scaled, self._shape), step, (0.0, 255.0)
 
     def _away_from_zero(self, value: int, shape: Shape) -> int:
         """*value* rounded, halves away from zero: one half more, and the fraction cut off."""
@@ -204,6 +265,10 @@ class _Expansion:
 
     def _number(self, value: float) -> int:
         return self._constant(np.array(value, np.float32))
+
+    def _new(self, operand: Operand) -> int:
+        self._operands.append(operand)
+        return len(self._operands) - 1
 
     def _constant(self, value: NDArray) -> int:
         dtype = F32 if value.dtype == np.float32 else DType.INT32

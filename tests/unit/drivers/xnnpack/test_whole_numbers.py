@@ -142,15 +142,52 @@ def test_what_is_never_below_zero_needs_no_signs() -> None:
         assert "FLOOR" in found
 
 
-def test_not_where_sums_would_be_rounded() -> None:
-    """Up to 2**24 every whole number is a float32."""
-    answers: list[object] = []
-    for depth in (1040, 1041):
-        builder = ModelBuilder()
-        x = builder.input(F32, (1, depth), "x")
-        full = np.full((1, depth), 127, np.int8)
-        matrix = builder.constant(full, "weights", Quantization((0.5,), (0,), None))
-        made = builder.operation("FULLY_CONNECTED", [x, matrix, None], [(F32, (1, 1))])
-        answers += classify(builder.build(made))
-    assert 1040 * 127 * 127 <= 1 << 24 < 1041 * 127 * 127
+def deep(kind: str, depth: int) -> Model:
+    """One result of *depth* inputs, whose weights are all 127."""
+    builder = ModelBuilder()
+    given, filters = (
+        ((1, depth), (1, depth)) if kind == "FULLY_CONNECTED" else ((1, 1, 1, depth),) * 2
+    )
+    x = builder.input(F32, given, "x")
+    full = np.full(filters, 127, np.int8)
+    matrix = builder.constant(full, "weights", Quantization((0.5,), (0,), None))
+    made = builder.operation(kind, [x, matrix, None], [(F32, (*given[:-1], 1))])
+    return builder.build(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        # Up to 2**24 every whole number is a float32.
+        ("CONV_2D", (1 << 24) // (127 * 127)),
+        # In 32 bits, with the offsets that XNNPACK adds.
+        ("FULLY_CONNECTED", ((1 << 31) - 1) // (127 * 510)),
+    ],
+)
+def test_not_where_sums_would_be_rounded(kind: str, most: int) -> None:
+    answers = [classify(deep(kind, depth))[0] for depth in (most, most + 1)]
     assert [getattr(answer, "expanded", "") for answer in answers] == ["faithful", None]
+
+
+def test_sums_beyond_what_floats_count() -> None:
+    """Which the int8 weights of a matrix allow: 5000 x 127 x 127 is more than 2**26."""
+    model = deep("FULLY_CONNECTED", 5000)
+    for seed in range(5):
+        given = [np.abs(values("drawn", (1, 5000), seed)).clip(2.5, 3)]
+        assert np.array_equal(run_on([device()], model, given), run_on(["reference"], model, given))
+
+
+def test_a_matrix_keeps_its_integers() -> None:
+    """Where its rows can be widened: as many as they are, which is known."""
+    builder = ModelBuilder()
+    x = builder.input(F32, (None, 20), "x")
+    value, quantization = weights((6, 20), channel=None)
+    matrix = builder.constant(value, "weights", quantization)
+    of_any = builder.build(builder.operation("FULLY_CONNECTED", [x, matrix], [(F32, (None, 6))]))
+    for model, kept in ((CASES["matrix"], "int8"), (of_any, "float32")):
+        prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
+        assert isinstance(prepared, XnnpackPreparedModel)
+        (file,) = prepared._files
+        inner = file.segment.model
+        layers = [o for o in inner.operations if o.type == "FULLY_CONNECTED"]
+        assert [inner.operands[o.inputs[1]].dtype.value for o in layers] == [kept]
