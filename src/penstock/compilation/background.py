@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from penstock.compilation.calls import describe
+from penstock.compilation.compilation import CLOSE_SECONDS
 from penstock.compilation.patience import BackgroundToken
 from penstock.errors import Cancelled
 from penstock.hal import PrepareConfig
@@ -22,10 +25,11 @@ log = Log(__name__)
 
 
 class PendingStep:
-    """A compile under way. Any thread may ask for its result; `close` cancels it and waits.
+    """A compile under way. Any thread may ask for its result; `close` cancels it and waits, but not for ever: a driver
+    may look at no token.
 
-    A program that ends without closing waits for a compile that has begun, since an engine is not to be
-    stopped within one, and the next start finds the entry; it does not wait for another process's.
+    A program that ends without closing, or without having waited so long, waits for a compile that has begun, since an
+    engine is not to be stopped within one, and the next start finds the entry; it does not wait for another process's.
     """
 
     def __init__(
@@ -34,8 +38,12 @@ class PendingStep:
         self._cancel = BackgroundToken()
         self._config = structs.replace(config, deadline_ns=None, progress=None, cancel=self._cancel)
         self._make = make
+        self._name = name
         self._made: PreparedStep | None = None
         self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._end = math.inf
+        self._is_left = False
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name=f"penstock-compile-{name}"
@@ -56,19 +64,39 @@ class PendingStep:
         """The compiled step; None before the end, and after a failure."""
         return self._made
 
-    def close(self) -> None:
-        """Cancels what is under way, waits for the driver to let go of it, and closes what was made."""
+    def stop(self, end: float) -> None:
+        """Cancels what is under way; `close` waits for that until *end*, of `time.monotonic`, and no longer than it would."""
+        self._end = min(self._end, end)
         self._cancel.set()
-        self._thread.join()
-        if self._made is not None:
-            self._made.close()
+
+    def close(self) -> None:
+        """Cancels what is under way, waits for the driver to let go of it for `CLOSE_SECONDS` at most, and closes what was
+        made; what is made later is closed then.
+        """
+        self.stop(time.monotonic() + CLOSE_SECONDS)
+        self._thread.join(max(0.0, self._end - time.monotonic()))
+        with self._lock:
+            self._is_left, made = True, self._made
+        if made is not None:
+            made.close()
+        elif not self.done:
+            log.warning(
+                "the compile of step %s in the background goes on, since its driver does not stop; what it makes "
+                "is closed then",
+                self._name,
+            )
 
     def _run(self) -> None:
+        made = None
         try:
-            self._made = self._make(self._config)
+            made = self._make(self._config)
         except Cancelled:
             log.debug("a compile in the background was cancelled")
         except Exception as error:  # noqa: BLE001  # the step goes on where it runs
             log.warning("a compile in the background failed: %s", describe(error))
         finally:
+            with self._lock:
+                self._made, is_left = made, self._is_left
+            if made is not None and is_left:
+                made.close()
             self._done.set()

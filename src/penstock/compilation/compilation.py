@@ -7,7 +7,7 @@ the plan that comes out says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
@@ -34,6 +34,9 @@ FALLBACK_DEVICE: Final = REFERENCE_DEVICE
 NO_CACHE_ASKED: Final = CacheOutcome("off", "no cache was asked for")
 STILL_COMPILING: Final = "still compiling"
 
+CLOSE_SECONDS: Final = 10.0
+"""How long closing waits for compiles in the background, all together."""
+
 
 class PreparedStep(Struct, frozen=True):
     """One step of a plan with what its driver made of it.
@@ -49,8 +52,17 @@ class PreparedStep(Struct, frozen=True):
     pending: PendingStep | None = None
     branches: tuple[Compilation, ...] = ()
 
+    def stop_compiling(self, end: float) -> None:
+        """Cancels the compile in the background; `close` waits for it until *end*, of `time.monotonic`."""
+        if self.pending is not None:
+            self.pending.stop(end)
+        for branch in self.branches:
+            branch.stop_compiling(end)
+
     def close(self) -> None:
-        """Closes the prepared model, after the compile under way; twice is harmless. Logs what a driver raises."""
+        """Closes the prepared model, after the compile under way, for which it waits up to `CLOSE_SECONDS`; twice is harmless.
+        Logs what a driver raises.
+        """
         if self.pending is not None:
             self.pending.close()
         close_all(self.branches)
@@ -81,6 +93,11 @@ class Compilation(Struct, frozen=True):
     plan: ExecutionPlan
     steps: tuple[PreparedStep, ...]
     receipt: Receipt
+
+    def stop_compiling(self, end: float) -> None:
+        """Cancels compiles in the background; `close` waits for them until *end*, of `time.monotonic`."""
+        for step in self.steps:
+            step.stop_compiling(end)
 
     def close(self) -> None:
         """Closes every prepared model; twice is harmless. A driver that fails at it is logged."""
@@ -264,7 +281,10 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
     )
 
 
-def close_all(made: Iterable[PreparedStep | Compilation]) -> None:
-    """Closes each of them."""
+def close_all(made: Sequence[PreparedStep | Compilation]) -> None:
+    """Closes each of them, once all of them have been told to stop what they compile."""
+    end = time.monotonic() + CLOSE_SECONDS
+    for one in made:
+        one.stop_compiling(end)
     for one in made:
         one.close()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 CLOSE_SECONDS: Final = 10.0
-"""How long `close` waits for runs in flight."""
+"""How long `close` waits for runs in flight, and for compiles in the background."""
 
 
 def close(compiled: CompiledModel) -> None:
@@ -45,13 +45,15 @@ def _end_bursts(compiled: CompiledModel, end: float) -> None:
     """Once no other run is in flight: the last burst that has let go, and may be in a run still, releases the rest."""
     with compiled._lock:
         bursts = list(compiled._bursts)
-    left = Countdown(len(bursts) + 1, partial(_release, compiled))
+    left = Countdown(len(bursts) + 1, partial(_release, compiled, end))
     for burst in bursts:
         burst.end(left, end)
     left()
 
 
-def _release(compiled: CompiledModel) -> None:
+def _release(compiled: CompiledModel, end: float) -> None:
+    compiled._base.compilation.stop_compiling(end)
+    compiled._variants.stop_compiling(end)
     if compiled._feedback is not None:
         compiled._feedback.close()
     compiled._variants.close()

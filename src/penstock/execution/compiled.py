@@ -331,6 +331,7 @@ class CompiledModel:
 
         It returns after `closing.CLOSE_SECONDS` at the latest: a run without a timeout, on a driver that does not come back, then
         keeps what it uses, with the arrays that it was given, and the last such run releases the rest when it ends.
+        A compile in the background whose driver does not stop goes on, and what it makes is closed when it ends.
         What was submitted and has not begun by then fails with `ClosedError`.
         """
         from penstock.execution.closing import close

@@ -41,6 +41,13 @@ class Variants:
         self._pending: dict[Shapes, Future[None]] = {}
         self._users: dict[Variant, int] = {}
 
+    def stop_compiling(self, end: float) -> None:
+        """Cancels compiles in the background; `close` waits for them until *end*, of `time.monotonic`."""
+        with self._lock:
+            every = [*self._ready.values()]
+        for variant in every:
+            variant.compilation.stop_compiling(end)
+
     def close(self) -> None:
         """Closes every variant; the caller sees to it that none is in use."""
         with self._lock:
