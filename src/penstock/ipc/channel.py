@@ -27,6 +27,7 @@ from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
 from penstock.ipc.constants import descriptor_of
 from penstock.ipc.staging import Staged, Staging
+from penstock.ipc.standstill import Standstill
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import ConstantPool
 
@@ -61,7 +62,7 @@ class Session:
 
     The calls of one session may come from any threads. One thread at a time, of those that wait, reads for all: there
     is no thread beside them. *ended* is called once, by whoever finds that the host is gone. *life_fd*, which stays the
-    caller's, becomes readable when it is.
+    caller's, becomes readable when it is. *watching* looks at the host until a deadline, for calls that may end early.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Session:
         connection: Connection,
         ended: Callable[[], None] = lambda: None,
         life_fd: int | None = None,
+        watching: Callable[[int], Standstill] | None = None,
     ) -> None:
-        self._connection, self._ended = connection, ended
+        self._connection, self._ended, self._watching = connection, ended, watching
         self._life_fd = life_fd
         self._process = os.getpid()
         self._numbers = itertools.count(1)
@@ -130,7 +132,7 @@ class Session:
             data = encode(wire.Ask(number, device, frame.data, tuple(table.forms)))
             self._send(number, waiting, data, table.descriptors, frame.deadline_ns)
             try:
-                answer = self._wait(number, waiting, table, frame.deadline_ns)
+                answer = self._wait(number, waiting, table, frame)
             except BaseException:
                 self._abandon(number, waiting, table)
                 raise
@@ -253,8 +255,12 @@ class Session:
         number: wire.CallId,
         waiting: _Waiting,
         table: _Table,
-        deadline_ns: int | None,
+        frame: Frame,
     ) -> wire.Answer:
+        deadline_ns = frame.deadline_ns
+        standstill = None
+        if frame.may_end_early and deadline_ns is not None and self._watching is not None:
+            standstill = self._watching(deadline_ns)
         cancelled_ns: int | None = None
         while True:
             while waiting.events:
@@ -267,6 +273,9 @@ class Session:
             if deadline_ns is not None and now >= deadline_ns:
                 raise MissedDeadlineTransient("the driver did not answer before the deadline")
             until = deadline_ns
+            if standstill is not None:
+                standstill.look()
+                until = standstill.next_ns
             if table.cancel is not None:
                 if cancelled_ns is None and table.cancel.is_set():
                     cancelled_ns = now

@@ -141,13 +141,15 @@ class RemoteDevice:
         def call(pack: Packer) -> wire.Call:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
-        return RemotePreparedModel(self._channel, _ask(self._channel, call, wire.Made)[0])
+        made = _ask(self._channel, call, wire.Made, may_end_early=True)[0]
+        return RemotePreparedModel(self._channel, made)
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
-        return RemotePreparedModel(self._channel, _ask(self._channel, call, wire.Made)[0])
+        made = _ask(self._channel, call, wire.Made, may_end_early=True)[0]
+        return RemotePreparedModel(self._channel, made)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         forms = tuple(self._role(role) for role in roles)
@@ -431,11 +433,13 @@ def _ask(
     call: Callable[[Packer], wire.Call],
     kind: type[R],
     deadline_ns: int | None = None,
+    *,
+    may_end_early: bool = False,
 ) -> tuple[R, Unpacker]:
     """The reply to what *call* packs, which must be a *kind*; raises the error that came instead. *deadline_ns* is that of
-    a message that has none itself.
+    a message that has none itself; *may_end_early* as in `Frame`.
     """
-    answer = _answer(channel, call, deadline_ns)
+    answer = _answer(channel, call, deadline_ns, may_end_early=may_end_early)
     reply = _reply(answer, kind)
     try:
         return reply, Unpacker(answer.handles)
@@ -444,13 +448,19 @@ def _ask(
 
 
 def _answer(
-    channel: Channel, call: Callable[[Packer], wire.Call], deadline_ns: int | None = None
+    channel: Channel,
+    call: Callable[[Packer], wire.Call],
+    deadline_ns: int | None = None,
+    *,
+    may_end_early: bool = False,
 ) -> Frame:
     pack = Packer()
     try:
         frame = pack.frame(call(pack))
     except WireError as error:
         raise InvalidArgument(str(error)) from error
+    if may_end_early:
+        frame = frame._replace(may_end_early=True)
     if deadline_ns is not None:
         frame = frame._replace(deadline_ns=deadline_ns)
     try:

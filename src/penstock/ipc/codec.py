@@ -62,7 +62,7 @@ class Opaque(NamedTuple):
 class Frame(NamedTuple):
     """One message: its bytes, and the handles beside it. A call says by when its answer is wanted (monotonic time), an
     answer what was copied for it: of each array among the call's handles, by its number. One that *failed* stands for
-    an error.
+    an error. A call that *may_end_early* writes nothing of the caller's: see `penstock.ipc.standstill`.
     """
 
     data: bytes
@@ -70,6 +70,7 @@ class Frame(NamedTuple):
     deadline_ns: int | None = None
     copies: tuple[ArgumentCopy, ...] = ()
     failed: bool = False
+    may_end_early: bool = False
 
 
 class Packer:

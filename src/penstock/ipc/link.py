@@ -17,7 +17,8 @@ from penstock.errors import DeviceUnavailable, InputError, WireError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
-from penstock.ipc.linux import LINUX_ONLY, event, kill_process, signal_event
+from penstock.ipc.linux import LINUX_ONLY, event, is_stopped, kill_process, signal_event
+from penstock.ipc.standstill import Standstill
 from penstock.ipc.starting import Place, Started, connect, how_ended, tail
 from penstock.ipc.text import printable
 from penstock.ipc.threads import PatientThread, begin
@@ -67,6 +68,7 @@ class Link:
             self._started.connection,
             lambda: signal_event(self._wake),
             pidfd if pidfd >= 0 else None,
+            self._watching if pidfd >= 0 else None,
         )
         self._watcher = PatientThread(self._watch, name=f"penstock-watch-{place.name}")
         try:
@@ -139,6 +141,11 @@ class Link:
             self._wait_for_end(END_SECONDS)
             self._reap()
         close_all([started.pidfd, started.page, started.output])
+
+    def _watching(self, deadline_ns: int) -> Standstill:
+        who = f"the process of driver {self.place.name} ({self.pid})"
+        limit_ns = int(self._limit * 1e9)
+        return Standstill(partial(is_stopped, self.pid), who, limit_ns, deadline_ns)
 
     def _leave(self) -> None:
         self.session.leave()

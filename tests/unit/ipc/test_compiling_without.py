@@ -18,6 +18,7 @@ import penstock
 from penstock import CompiledModel, Policy
 from penstock.errors import DeadObject, InputError, PlacementError
 from penstock.ipc import supervision
+from penstock.ipc.client import RemoteDevice
 from penstock.ipc.evidence import last_crash
 from penstock.runtime import discovery, isolation
 from penstock.runtime.discovery import Manager
@@ -232,6 +233,35 @@ def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
         with pytest.raises(PlacementError, match="did not answer before the deadline"):
             compiled(["fragile"], ALONE, timeout=0.4)
         assert time.monotonic() - began < 5
+    finally:
+        os.kill(link.pid, signal.SIGKILL)
+
+
+def test_a_process_that_stops_as_it_prepares_leaves_the_other_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled(["fragile"]).close()
+    (supervisor,) = isolation.supervisors()
+    link = supervisor.running
+    assert link is not None
+    prepare = RemoteDevice.prepare_model
+
+    def stopping(*arguments: Any) -> Any:
+        support.stop(link.pid)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(RemoteDevice, "prepare_model", stopping)
+    try:
+        began = time.monotonic()
+        with compiled(["fragile"], timeout=0.8) as model:
+            assert time.monotonic() - began < 0.8
+            fell_back(model, "is stopped, and does not answer before the deadline")
+        # A pause is no death: it goes on, and so does the driver.
+        os.kill(link.pid, signal.SIGCONT)
+        monkeypatch.setattr(RemoteDevice, "prepare_model", prepare)
+        with compiled(["fragile"], timeout=20) as model:
+            assert model(X).receipt.steps[0].device == "fragile"
+        assert supervisor.running is link
     finally:
         os.kill(link.pid, signal.SIGKILL)
 

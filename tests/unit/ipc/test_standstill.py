@@ -1,0 +1,62 @@
+"""When a call that has a deadline is given up because the process at the other end stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import DeadObject
+from penstock.ipc.standstill import AGAIN_NS, LOOK_NS, Standstill
+
+SECOND = 1_000_000_000
+LIMIT = 5 * SECOND
+
+
+class Process:
+    """One that is stopped from *since* on, until *until*; and the clock."""
+
+    def __init__(self, since: float, until: float = 1e9) -> None:
+        self.now = 0
+        self.since, self.until = since * SECOND, until * SECOND
+        self.looks = 0
+
+    def is_stopped(self) -> bool:
+        self.looks += 1
+        return self.since <= self.now < self.until
+
+    def given_up_at(self, deadline: float) -> float | None:
+        """Seconds after its begin at which a call with that deadline is given up; None if it waits for all of it."""
+        deadline_ns = int(deadline * SECOND)
+        clock = Standstill(self.is_stopped, "it", LIMIT, deadline_ns, lambda: self.now)
+        while self.now < deadline_ns:
+            try:
+                clock.look()
+            except DeadObject:
+                return self.now / SECOND
+            assert self.now < clock.next_ns <= deadline_ns
+            self.now = clock.next_ns
+        return None
+
+
+@pytest.mark.parametrize("deadline", [0.1, 1, 4, (LIMIT + AGAIN_NS) / SECOND - 0.1])
+def test_the_fall_back_has_the_other_half(deadline: float) -> None:
+    given_up = Process(0).given_up_at(deadline)
+    assert given_up is not None
+    assert deadline / 2 <= given_up <= deadline / 2 + LOOK_NS / SECOND
+
+
+@pytest.mark.parametrize("deadline", [6.5, 8, 60])
+def test_one_that_is_found_to_hang_in_time_is_waited_for(deadline: float) -> None:
+    assert Process(0).given_up_at(deadline) is None
+
+
+def test_one_that_stops_late_is_not_waited_for() -> None:
+    given_up = Process(17).given_up_at(20)
+    assert given_up is not None
+    assert 17 < given_up < 17.5
+
+
+def test_a_moments_pause_and_a_long_compile_are_waited_for() -> None:
+    assert Process(1.0, 1.0 + LOOK_NS / SECOND / 2).given_up_at(2) is None
+    process = Process(1e9)
+    assert process.given_up_at(20) is None
+    assert process.looks < 300
