@@ -300,9 +300,11 @@ class IsolatedPreparedModel:
         call: Callable[[RemotePreparedModel], ExecutionResult],
         request: Request,
         config: ExecutionConfig,
+        *,
+        tried: bool = False,
     ) -> ExecutionResult:
-        """*call*, which executes, once more where the process died of it or before; the result says so."""
-        result, incident = self.twice("execute", call, request, config)
+        """*call*, which executes, once more where the process died of it, unless it was *tried* before; the result says so."""
+        result, incident = self.twice("execute", call, request, config, tried=tried)
         self.device.supervisor.succeeded()
         if not incident:
             return result
@@ -315,8 +317,12 @@ class IsolatedPreparedModel:
         call: Callable[[RemotePreparedModel], T],
         request: Request,
         config: ExecutionConfig,
+        *,
+        tried: bool = False,
     ) -> tuple[T, str]:
-        """*call*, and what happened where it had to be made again."""
+        """*call*, and what happened where it had to be made again, or on another process than before. One death during it, or
+        while the model is prepared for it, is forgiven, unless it was *tried* before.
+        """
         remote = self._remote
         session = session_of(remote)
         if not session.gone or self._closed:
@@ -329,8 +335,28 @@ class IsolatedPreparedModel:
                     raise
             else:
                 return result, ""
+            tried = True
         elif names_buffers(request):
             raise DeadObject(f"{session.gone}, and the buffers of this run with it")
+        supervisor, ends = self.device.supervisor, self.device.supervisor.ends
+        if not tried:
+            try:
+                return self._once(name, call, config, half_of(config.deadline_ns))
+            except DeadObject:
+                if supervisor.ends == ends:
+                    raise
+        return self._once(name, call, config, config.deadline_ns)
+
+    def _once(
+        self,
+        name: str,
+        call: Callable[[RemotePreparedModel], T],
+        config: ExecutionConfig,
+        record_ns: int | None,
+    ) -> tuple[T, str]:
+        """*call* in the process that lives now, or is started for it; and what happened to the one before. The record of a
+        death is waited for until *record_ns*.
+        """
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(
                 f"the process of device {self.device.name} died {self._deaths} times in a row while it ran "
@@ -339,12 +365,12 @@ class IsolatedPreparedModel:
         remote = self.living(half_of(config.deadline_ns), config)
         ended = self.device.supervisor.last_end
         try:
-            with self.device.noted(name, self._model, config.deadline_ns):
+            with self.device.noted(name, self._model, record_ns):
                 result = call(remote)
         except DeadObject as error:
             if not session_of(remote).gone:
                 raise
-            self.device.buried(config.deadline_ns)
+            self.device.buried(record_ns)
             self._mourn(session_of(remote))
             raise DeadObject(
                 f"the process of device {self.device.name} {self.device.supervisor.last_end}, "
@@ -423,7 +449,8 @@ class _Series:
         if self._closed:
             raise ClosedError("a burst was used after close()")
         prepared, session = self._prepared, self._session
-        if not session.gone and not prepared.closed:
+        tried = not session.gone and not prepared.closed
+        if tried:
             # What `IsolatedPreparedModel.run` does where nothing happens, without what that costs.
             underway = self._supervisor.underway
             underway[id(self)] = self._call
@@ -447,7 +474,7 @@ class _Series:
                 self._session = session_of(remote)
             return self._burst.execute(request, config)
 
-        return prepared.run(call, request, config)
+        return prepared.run(call, request, config, tried=tried)
 
     def close(self) -> None:
         self._closed = True

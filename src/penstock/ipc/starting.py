@@ -79,11 +79,13 @@ class Place(NamedTuple):
 
 
 class NotStarted(DeviceUnavailable):
-    """No process took this client on; *output* is the end of what the one that was started wrote."""
+    """No process took this client on; *output* is the end of what the one that was started wrote. None *died* of it where
+    there was none, or it lives on and refuses, as one does whose driver cannot be loaded.
+    """
 
-    def __init__(self, message: str, output: str = "") -> None:
+    def __init__(self, message: str, output: str = "", *, died: bool = True) -> None:
         super().__init__(message)
-        self.output = output
+        self.output, self.died = output, died
 
 
 class _Silent(Exception):
@@ -177,14 +179,7 @@ def connect(place: Place) -> Started:
     if reason := unavailable():
         raise NotAvailable(reason)
     if path := services().get(place.name):
-        from penstock.ipc.host.service import connect_service
-
-        try:
-            return _enter(connect_service(place.name, path), place, None)
-        except EOFError as error:
-            raise DeviceUnavailable(
-                f"driver {place.name}: its service at {path} takes no client on: {error}"
-            ) from None
+        return _served(place, path)
     settings = environment()
     address: bytes = address_of(place, settings)
     last = ""
@@ -196,7 +191,9 @@ def connect(place: Place) -> Started:
             address = b""
             continue
         except OSError as error:
-            raise DeviceUnavailable(f"driver {place.name}: no process for it: {error}") from error
+            raise NotStarted(
+                f"driver {place.name}: no process for it: {error}", died=False
+            ) from error
         if sock is None:
             time.sleep(0.005 * attempt)
             continue
@@ -216,11 +213,25 @@ def connect(place: Place) -> Started:
                     told += f"; it wrote last: {wrote.splitlines()[-1].strip()[:MAX_SHOWN]}"
                 raise NotStarted(told, wrote) from None
         except DeviceUnavailable as error:
-            raise NotStarted(str(error), _tail(output)) from error
+            died = not isinstance(error, NotStarted) or error.died
+            raise NotStarted(str(error), _tail(output), died=died) from error
         finally:
             if output >= 0:
                 os.close(output)
     raise DeviceUnavailable(f"driver {place.name}: no process took this client on: {last}")
+
+
+def _served(place: Place, path: str) -> Started:
+    """A connection to the service at *path*, whose process is not this client's to start."""
+    from penstock.ipc.host.service import connect_service
+
+    try:
+        return _enter(connect_service(place.name, path), place, None)
+    except EOFError as error:
+        told = f"driver {place.name}: its service at {path} takes no client on: {error}"
+        raise NotStarted(told, died=False) from None
+    except DeviceUnavailable as error:
+        raise NotStarted(str(error), died=False) from error
 
 
 def _reach(
@@ -373,7 +384,8 @@ def _enter(
         answer = decode_to_client(received.data)
         if isinstance(answer, wire.Refused):
             reason = printable(answer.reason)
-            raise DeviceUnavailable(f"driver {place.name}: its process refuses: {reason}")
+            told = f"driver {place.name}: its process refuses: {reason}"
+            raise NotStarted(told, died=False)
         if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
             raise WireError(f"{type(answer).__name__} in answer to Hello")
         if not is_memory(descriptors[1]):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
@@ -23,10 +23,20 @@ FIRST_PAUSE: Final = 0.2
 MOST_PAUSE: Final = 10.0
 """Seconds before the process is started again, from the second death in a row on: doubled each time."""
 
+MOST_WAITED: Final = 2.0
+"""Seconds of such a pause that a call waits for; where it is longer, or ends after the call's deadline, the call fails at once."""
+
 MOST_DEATHS: Final = 6
 """Deaths in a row, without a call that succeeded in between, after which the driver is quarantined."""
 
 QUARANTINE_SECONDS: Final = 600.0
+
+
+class _Pause(NamedTuple):
+    """The process died, and is started again in *seconds*; *told* says so."""
+
+    seconds: float
+    told: str
 
 
 class _Start:
@@ -36,6 +46,7 @@ class _Start:
         self.thread = PatientThread(begin, self, name="penstock-start")
         self.done = threading.Event()
         self.link: Link | None = None
+        self.pause: _Pause | None = None
         self.failure: BaseException | None = None
 
 
@@ -45,16 +56,19 @@ class Supervisor:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._lock = threading.Lock()
+        self._forgiven = threading.Condition(self._lock)
         self._start: _Start | None = None
         self._link: Link | None = None
-        self._deaths = 0
-        self._not_before = 0.0
+        self._deaths = self._refusals = 0
+        self._not_before = self._quarantined_until = 0.0
         self._last = ""
         self._closed = False
         self.underway: dict[int, Underway] = {}
         self._late: dict[int, Underway] = {}
         self._process = os.getpid()
         self.starts = 0
+        self.ends = 0
+        """How many processes have died."""
 
     def __repr__(self) -> str:
         link = self.running
@@ -64,8 +78,8 @@ class Supervisor:
     @property
     def quarantined(self) -> str:
         """Why the driver is not started for now; empty where it may be."""
-        left = self._not_before - time.monotonic()
-        if self._deaths < MOST_DEATHS or left <= 0:
+        left = self._quarantined_until - time.monotonic()
+        if left <= 0:
             return ""
         return (
             f"quarantined in this program for {max(1, round(left))} s more: its process died {self._deaths} "
@@ -85,12 +99,26 @@ class Supervisor:
         return link if link is not None and not link.session.gone else None
 
     def link(self, deadline_ns: int | None = None) -> Link:
-        """The host, started if need be.
+        """The host, started if need be; a short pause after deaths in a row is waited for, where it ends before the deadline.
 
         Raises `DeadObject` where it may not be started yet, could not be, or is not there by the deadline.
         """
         if self._process != os.getpid():
             raise StateError("the process of a driver belongs to the process that was forked")
+        found = self._linked(deadline_ns)
+        if isinstance(found, _Pause) and found.seconds < self._patience(deadline_ns):
+            with self._forgiven:
+                self._forgiven.wait_for(lambda: self._closed or not self._not_before, found.seconds)
+            found = self._linked(deadline_ns)
+        if isinstance(found, _Pause):
+            raise DeadObject(found.told)
+        return found
+
+    def _patience(self, deadline_ns: int | None) -> float:
+        left = remaining_seconds(deadline_ns)
+        return MOST_WAITED if left is None else min(left, MOST_WAITED)
+
+    def _linked(self, deadline_ns: int | None) -> Link | _Pause:
         if (running := self.running) is not None:
             return running
         with self._lock:
@@ -105,6 +133,8 @@ class Supervisor:
         if not start.done.wait(remaining_seconds(deadline_ns)):
             raise DeadObject(f"the process of driver {self.place.name} is still being started")
         start.thread.join()
+        if start.pause is not None:
+            return start.pause
         if isinstance(start.failure, DriverError):
             raise DeadObject(str(start.failure)) from start.failure
         if start.failure is not None:
@@ -117,6 +147,9 @@ class Supervisor:
         late = None
         try:
             link = self.running or self._started()
+            if isinstance(link, _Pause):
+                start.pause = link
+                return
             with self._lock:
                 start.link = link
                 if self._closed:
@@ -133,24 +166,31 @@ class Supervisor:
                 self._start = None
             start.done.set()
 
-    def _started(self) -> Link:
+    def _started(self) -> Link | _Pause:
         self._settle()
         if self._closed:
             raise DeadObject(f"driver {self.place.name} is closed")
         if reason := self.quarantined:
             raise DeadObject(f"driver {self.place.name} is {reason}")
         if (pause := self._not_before - time.monotonic()) > 0:
-            raise DeadObject(
+            told = (
                 f"the process of driver {self.place.name} {self._last}; "
                 f"it is started again in {pause:.1f} s"
             )
+            if self._refusals:
+                # What could not be loaded will hardly be there so soon.
+                raise DeadObject(told)
+            return _Pause(pause, told)
         try:
             link = Link(self.place, self._ended)
         except DriverError as error:
-            output = error.output if isinstance(error, NotStarted) else ""
-            self._bury(0, f"could not be started: {error}", output)
+            output, died = "", True
+            if isinstance(error, NotStarted):
+                output, died = error.output, error.died
+            self._bury(0, f"could not be started: {error}", output, died=died)
             raise
         self.starts += 1
+        self._refusals = 0
         return link
 
     def died(self, link: Link, deadline_ns: int | None = None) -> None:
@@ -163,9 +203,11 @@ class Supervisor:
 
     def succeeded(self) -> None:
         """An execution went well: what died before is forgiven."""
-        if self._deaths:
-            with self._lock:
-                self._deaths, self._not_before = 0, 0.0
+        if self._deaths or self._refusals:
+            with self._forgiven:
+                self._deaths = self._refusals = 0
+                self._not_before = self._quarantined_until = 0.0
+                self._forgiven.notify_all()
 
     @contextmanager
     def noted(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
@@ -190,9 +232,10 @@ class Supervisor:
 
     def close(self) -> None:
         """Leaves the host for good; twice is harmless. One that is still being started is left as soon as it is there."""
-        with self._lock:
+        with self._forgiven:
             self._closed = True
             start = self._start
+            self._forgiven.notify_all()
         if start is not None:
             start.done.wait(END_SECONDS)
         with self._lock:
@@ -219,9 +262,14 @@ class Supervisor:
         log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, how)
         self._bury(link.pid, how, link.output_tail())
 
-    def _bury(self, pid: int, how: str, output: str) -> None:
-        """Counts the death and keeps a record of it; *pid* is 0 where there never was a process that answered."""
-        self._count(how)
+    def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
+        """Counts the death, or a driver that refuses to be loaded, and keeps a record of it: of the same refusal one. *pid*
+        is 0 where there never was a process that answered.
+        """
+        known = not died and how == self._last
+        self._count(how, died=died)
+        if known:
+            return
         underway = list((self._late | self.underway).values())
         Crash.of(
             self.place,
@@ -233,13 +281,16 @@ class Supervisor:
             quarantined=bool(self.quarantined),
         ).keep()
 
-    def _count(self, how: str) -> None:
+    def _count(self, how: str, *, died: bool = True) -> None:
         with self._lock:
-            self._deaths += 1
             self._last = how
-            pause = 0.0
-            if self._deaths >= MOST_DEATHS:
+            self._refusals += not died
+            self._deaths += died
+            self.ends += died
+            now, row = time.monotonic(), self._deaths + self._refusals
+            doubled = min(row - 2, 30)
+            pause = min(FIRST_PAUSE * 2**doubled, MOST_PAUSE) if row > 1 else 0.0
+            if died and self._deaths >= MOST_DEATHS:
                 pause = QUARANTINE_SECONDS
-            elif self._deaths > 1:
-                pause = min(FIRST_PAUSE * 2 ** (self._deaths - 2), MOST_PAUSE)
-            self._not_before = time.monotonic() + pause
+                self._quarantined_until = now + pause
+            self._not_before = now + pause

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from penstock.errors import (
 )
 from penstock.hal import CancelToken
 from penstock.ipc import supervision
+from penstock.ipc.client import RemoteDevice
 from penstock.ipc.evidence import last_crash
 from penstock.ipc.resilient import IsolatedPreparedModel
 from penstock.ir import DType, ModelBuilder, Operand
@@ -108,6 +110,32 @@ def test_a_process_killed_between_calls_is_not_noticed_but_in_the_receipt() -> N
         assert "SIGKILL" in note
         assert "started again" in note
         assert model(X).receipt.notes == ()
+
+
+def test_a_process_that_dies_of_a_run_is_forgiven_although_one_died_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare = RemoteDevice.prepare_model
+    killed: list[int] = []
+
+    def dying(*arguments: Any) -> Any:
+        if not killed:
+            killed.append(host())
+            os.kill(killed[0], signal.SIGKILL)
+        return prepare(*arguments)
+
+    with compiled(ALONE) as model:
+        check(model(X))
+        (supervisor,) = isolation.supervisors()
+        first = supervisor.link()
+        os.kill(first.pid, signal.SIGKILL)
+        first.settle()
+        # Whoever asks the device next has the process started again; the model is not prepared there yet.
+        assert host() != first.pid
+        monkeypatch.setattr(RemoteDevice, "prepare_model", dying)
+        check(model(X))
+        assert killed
+        assert supervisor.ends == 2
 
 
 @pytest.mark.parametrize("code", [support.KILL, support.ABORT, support.EXIT, support.SEGFAULT])
@@ -299,6 +327,7 @@ def test_shapes_of_a_run_while_the_driver_is_not_there_fall_back_until_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 1.5)
+    monkeypatch.setattr(supervision, "MOST_WAITED", 0.0)
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, (None, 4), "x")
     unknown = b.build(b.operation("RELU", [x], [(DType.FLOAT32, (None, 4))]))

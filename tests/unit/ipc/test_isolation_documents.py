@@ -61,7 +61,8 @@ def test_the_numbers_are_the_programs() -> None:
     assert channel.CANCEL_GRACE_NS == 1_000_000_000
     assert (resilient.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)
     assert supervision.QUARANTINE_SECONDS == 600
-    assert (supervision.FIRST_PAUSE, supervision.MOST_PAUSE) == (0.2, 10.0)
+    pauses = (supervision.FIRST_PAUSE, supervision.MOST_WAITED, supervision.MOST_PAUSE)
+    assert pauses == (0.2, 2.0, 10.0)
     assert evidence.MOST_KEPT == 20
 
 

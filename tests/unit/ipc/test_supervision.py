@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import DeadObject, DeviceUnavailable
 from penstock.ipc import supervision
 from penstock.ipc.evidence import Underway, last_crash
-from penstock.ipc.starting import Place
+from penstock.ipc.starting import NotStarted, Place
 from penstock.ipc.supervision import Supervisor
 
 PLACE = Place("slow", "slow:create")
@@ -151,3 +151,111 @@ def test_a_call_waits_for_the_record_of_a_death_until_its_deadline(
     crash = last_crash()
     assert crash is not None
     assert [e.call for e in crash.underway] == ["execute"]
+
+
+def test_a_short_pause_after_a_second_death_is_waited_for(
+    links: type[_Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
+    links.ready.set()
+    for deadline_ns in (None, soon(5)):
+        supervisor = Supervisor(PLACE)
+        for _ in range(2):
+            supervisor._count("was ended by SIGKILL")
+        began = time.monotonic()
+        link = supervisor.link(deadline_ns)
+        assert 0.09 <= time.monotonic() - began < 3
+        assert supervisor.running is link
+        supervisor.close()
+
+
+@pytest.mark.parametrize(("pause", "deadline"), [(60.0, None), (60.0, 30.0), (1.5, 1.0)])
+def test_a_pause_that_is_long_or_ends_too_late_is_not(
+    links: type[_Link], monkeypatch: pytest.MonkeyPatch, pause: float, deadline: float | None
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", pause)
+    supervisor = Supervisor(PLACE)
+    for _ in range(2):
+        supervisor._count("was ended by SIGKILL")
+    began = time.monotonic()
+    with pytest.raises(DeadObject, match=r"was ended by SIGKILL; it is started again in \d"):
+        supervisor.link(None if deadline is None else soon(deadline))
+    assert time.monotonic() - began < 0.9
+    assert links.made == 0
+    supervisor.close()
+
+
+@pytest.mark.parametrize("how", ["succeeded", "close"])
+def test_a_pause_ends_with_what_it_is_for(
+    links: type[_Link], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 1.9)
+    links.ready.set()
+    supervisor = Supervisor(PLACE)
+    for _ in range(2):
+        supervisor._count("was ended by SIGKILL")
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(supervisor.link)
+        # Either before it waits or while it does.
+        getattr(supervisor, how)()
+        if how == "close":
+            with pytest.raises(DeadObject, match="is closed"):
+                waiting.result(5)
+        else:
+            assert waiting.result(5) is supervisor.running
+    assert time.monotonic() - began < 1.5
+    supervisor.close()
+
+
+def test_a_driver_that_cannot_be_loaded_has_not_died(
+    links: type[_Link], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.0)
+    links.ready.set()
+    links.failure = NotStarted("its process refuses: no licence", "Traceback", died=False)
+    supervisor = Supervisor(PLACE)
+    for _ in range(2 * supervision.MOST_DEATHS):
+        with pytest.raises(DeadObject, match="no licence"):
+            supervisor.link()
+    assert links.made == 2 * supervision.MOST_DEATHS
+    assert supervisor.quarantined == ""
+    assert supervisor.ends == 0
+    # Of the same refusal one record is enough: they are kept for what dies.
+    assert len(list((tmp_path / "crashes").iterdir())) == 1
+    crash = last_crash()
+    assert crash is not None
+    assert (crash.deaths, crash.output) == (0, "Traceback")
+    links.failure = NotStarted("it was ended by SIGSEGV before it took a client on")
+    for _ in range(supervision.MOST_DEATHS):
+        with pytest.raises(DeadObject, match="SIGSEGV"):
+            supervisor.link()
+    assert "died 6 times in a row" in supervisor.quarantined
+    assert supervisor.ends == supervision.MOST_DEATHS
+    supervisor.close()
+
+
+def test_a_driver_that_cannot_be_loaded_is_tried_less_and_less_often(
+    links: type[_Link], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    links.ready.set()
+    links.failure = NotStarted("its process refuses: no licence", died=False)
+    supervisor = Supervisor(PLACE)
+    for _ in range(2):
+        with pytest.raises(DeadObject, match="refuses: no licence"):
+            supervisor.link()
+    began = time.monotonic()
+    with pytest.raises(DeadObject, match=r"no licence; it is started again in 0\.\d s"):
+        supervisor.link()
+    assert time.monotonic() - began < 0.2
+    assert links.made == 2
+    for _ in range(2000):
+        supervisor._count("no licence", died=False)
+    assert supervisor._not_before - time.monotonic() <= supervision.MOST_PAUSE
+    links.failure = None
+    supervisor._not_before = 0.0
+    supervisor.link()
+    assert supervisor._refusals == 0
+    supervisor.close()
