@@ -22,7 +22,19 @@ LOCK = (ROOT / "requirements.lock").read_text("utf-8")
 # Import names that differ from the distribution's.
 DISTRIBUTION = {"PIL": "pillow", "ml_dtypes": "ml-dtypes"}
 # Below every contract, and so in none of their lists.
-LEAVES = {"__init__", "__main__", "errors", "facade", "knobs", "logs", "sealed", "blobcache"}
+LEAVES = {
+    *(
+        "__init__",
+        "__main__",
+        "blobcache",
+        "closing",
+        "errors",
+        "facade",
+        "knobs",
+        "logs",
+        "sealed",
+    ),
+}
 
 
 def requirement_names(requirements: list[str]) -> set[str]:

@@ -6,8 +6,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from penstock import knobs
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
@@ -17,6 +16,7 @@ from penstock.cache.marks import mark
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
 from penstock.cache.store import LOCK_SECONDS, FileVersion, Store, seconds_left
+from penstock.closing import Closing
 from penstock.errors import InputError, NotYetWritten, StateError, Unreadable
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import write_all
@@ -26,7 +26,7 @@ _RESERVED_SECONDS: Final = 0.1
 """What a publication that gives up leaves to its compile, which is to end before the deadline all the same."""
 
 
-class Lease:
+class Lease(Closing):
     """Held by one compile of an entry at a time, in all processes and threads: `CacheDirectory.lease` gives it.
 
     It goes with `close`, at the end of a `with` block, or with the process. *waited* says that somebody else
@@ -138,17 +138,6 @@ class Lease:
                     self._store.unlink(name)
         finally:
             self._store.release(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def late_writer(self) -> str | None:
         """Which process is still going to write the entry, in words; None where none is, or where it has written.

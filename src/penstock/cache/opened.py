@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 from penstock.cache.store import Store
+from penstock.closing import Closing
 from penstock.hal import CacheHandle
 
 
-class OpenFiles:
+class OpenFiles(Closing):
     """An entry's *model* and *data* cache files, open for reading and writing, and its *lock* file, opened
     for the driver alone: a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`.
 
@@ -52,14 +51,3 @@ class OpenFiles:
                 stack.callback(self._store.release, self._held)
             for handle in (*self.handles, self.lock):
                 stack.callback(self._store.close, handle.fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Final
 
-from penstock.engines.site import Refused, Site, require
-from penstock.ir import Operand
+from penstock.engines.site import QUANTIZED, Refused, Site, require
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, Operand
+
+F32: Final = DType.FLOAT32
 
 
 def one_scale(operand: Operand) -> tuple[float, int]:
@@ -22,3 +26,32 @@ def activation(site: Site, known: Iterable[str]) -> str:
     fused = site.operation.attributes.text("fused_activation_function")
     require(fused in known, f"no fused activation {fused}")
     return fused
+
+
+def activations(
+    site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "relaxed"
+) -> AccuracyClass:
+    """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or all
+    quantised in 8 bits with one scale each: then it is *quantized*. Each such operation alone is within one step;
+    what rounds otherwise than TFLite's kernels in more than single places is relaxed all the same, for through a
+    network its steps add up.
+    """
+    given = site.inputs if positions is None else [site.input(p) for p in positions]
+    operands = [o for o in (*given, *site.outputs) if o is not None]
+    if all(o.dtype is F32 for o in operands):
+        return "faithful"
+    for operand in operands:
+        if operand.dtype not in QUANTIZED:
+            site.refuse_types()
+        one_scale(operand)
+    return quantized
+
+
+def numbers(
+    site: Site, whole: Collection[DType], quantized: AccuracyClass = "relaxed"
+) -> AccuracyClass:
+    """As `activations`, of all operands; one of the types *whole* is computed too, exactly."""
+    operands = [o for o in (*site.inputs, *site.outputs) if o is not None]
+    if len({o.dtype for o in operands}) == 1 and operands[0].dtype in whole:
+        return "exact"
+    return activations(site, quantized=quantized)

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution import gate as gates
 from penstock.execution.closing import CLOSE_SECONDS
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.execution.state import State
 
 
-class Burst:
+class Burst(Closing):
     """A series of runs of one compiled model, made by `CompiledModel.burst`.
 
     What a run needs is kept for the next one: the arguments of every step, the memory of outputs and of what lies
@@ -182,14 +182,6 @@ class Burst:
     def __enter__(self) -> Self:
         self._gate.check()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._gate.forked:

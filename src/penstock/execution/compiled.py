@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError, StateError
 from penstock.execution.exchange import Exchange, call_inputs, ready_inputs
@@ -44,7 +44,7 @@ NOTHING_ASKED: Final = (None, None, None, None)
 """Of a run: timeout, cancel, priority, loop timeout."""
 
 
-class CompiledModel:
+class CompiledModel(Closing):
     """A model, compiled: the result of `penstock.compile`. Safe from any thread.
 
     `close()`, or leaving the `with` block, waits for runs in flight, at most 10 seconds; use after it raises
@@ -341,14 +341,6 @@ class CompiledModel:
     def __enter__(self) -> Self:
         self._gate.check()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._recipe

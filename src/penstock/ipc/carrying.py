@@ -10,11 +10,11 @@ import os
 import sys
 import threading
 from time import perf_counter_ns
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import DriverError, GeneralFailure
 from penstock.hal import ArgumentCopy, Fence, Memory, PoolArgument, Request, RequestArgument
 from penstock.ipc.linux import LINUX_ONLY
@@ -95,7 +95,7 @@ class _Copied(NamedTuple):
     nbytes: int
 
 
-class Carried:
+class Carried(Closing):
     """A request as a driver's process gets it: `request`. Pools that may shrink are copies there, which are made now and
     copied home by `finish`; `copies` tells of both. Without *copies* it is *request* as it is.
 
@@ -131,17 +131,6 @@ class Carried:
     def is_plain(self) -> bool:
         """Whether nothing had to be copied."""
         return not self._twins
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _carry(self, request: Request) -> None:
         twins: dict[int, Twin] = {}

@@ -8,11 +8,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import ClosedError, DeadObject, InputError, InvalidArgument, StateError
 from penstock.hal import Memory
 from penstock.hal.roles import Allocation, merged
@@ -31,7 +31,7 @@ OFTEN: Final = 3
 """After so many runs that all were followed, or preceded, by a copy of the host's, a receipt remarks on it."""
 
 
-class DeviceBuffer:
+class DeviceBuffer(Closing):
     """One value in a device's memory, or in a pool where no device would have it; made by `penstock.memory.allocate`.
 
     It is given where an array is, as the inputs and outputs that it was allocated for, and stays on the device between
@@ -154,17 +154,6 @@ class DeviceBuffer:
         """Frees it; twice is harmless. Runs that use it go on."""
         self._closed = True
         self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a device buffer cannot be pickled; copy its value out")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
 from penstock.ir import NDArray
@@ -64,7 +64,7 @@ BITS_PER_PIXEL: Final[dict[int, int]] = {
 """Of one pixel with its share of every plane, by format."""
 
 
-class HardwareBuffer:
+class HardwareBuffer(Closing):
     """One buffer of a hardware allocator, made by `allocate`, or around one that others made by `wrap`.
 
     A BLOB is bytes, and `MemoryPool.from_hardware_buffer` views it. Any other format is an image: the runtime never
@@ -189,17 +189,6 @@ class HardwareBuffer:
     def close(self) -> None:
         """Lets go of the buffer; twice is harmless. Pools made of it keep it."""
         self._shared = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         if self._shared is None:

@@ -17,11 +17,11 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Container
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import ClosedError, GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
@@ -51,7 +51,7 @@ class MappedFd(NamedTuple):
     protection: int = PROT_READ | PROT_WRITE
 
 
-class Mapping:
+class Mapping(Closing):
     """One mapped region; `array` views all of it until `close`.
 
     Views made of `array` stay good after `close`: the region is unmapped when the last one dies.
@@ -75,17 +75,6 @@ class Mapping:
         self._array = None
         if self.ended is not None:
             self.ended()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:

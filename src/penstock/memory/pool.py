@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
 from penstock.ir import ConstantPool, NDArray
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BOTH = PROT_READ | PROT_WRITE
 
 
-class MemoryPool:
+class MemoryPool(Closing):
     """Shareable memory of fixed size, made by `anonymous`, `from_file` or `from_hardware_buffer`.
 
     `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is unmapped, and its
@@ -212,17 +212,6 @@ class MemoryPool:
             # Closed meanwhile by another thread, which must not leave it mapped.
             self._bytes = None
         return mapped
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         shared = self._shared

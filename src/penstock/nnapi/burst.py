@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.nnapi.closing import Closing
+from penstock.closing import Closing
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 
 if TYPE_CHECKING:

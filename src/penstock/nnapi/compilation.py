@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from penstock.cache.info import CacheInfo
+from penstock.closing import Closing
 from penstock.compilation.compilation import FALLBACK_DEVICE
 from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError
@@ -24,7 +25,6 @@ from penstock.ir import Model as IrModel
 from penstock.logs import Log
 from penstock.nnapi import arguments
 from penstock.nnapi.assembly import assemble
-from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import Preference, Priority
 from penstock.nnapi.description import NnapiOperand
 from penstock.nnapi.devices import Device, choose_devices

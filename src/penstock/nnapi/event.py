@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+from penstock.closing import Closing
 from penstock.hal.descriptors import DescriptorFence, as_descriptor
 from penstock.hal.fence import EventFence, Fence, FenceStatus
 from penstock.nnapi import arguments
-from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import (
     NnapiError,

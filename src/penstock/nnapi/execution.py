@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.execution.burst import Burst as CompiledBurst, reusing
 from penstock.execution.compiled import CompiledModel
@@ -19,7 +20,6 @@ from penstock.ir.types import is_static
 from penstock.nnapi import arguments
 from penstock.nnapi.bindings import Binding, bind_buffer, bind_memory
 from penstock.nnapi.burst import Burst, usable_burst
-from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import DurationCode, ResultCode
 from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
 from penstock.nnapi.event import Event, Started, check_events

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Self
 
+from penstock.closing import Closing
 from penstock.ir.types import static_shape
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, MemoryPool
 from penstock.nnapi import arguments
-from penstock.nnapi.closing import Closing
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.rules import ImageRules, Rules, SizedRules
 from penstock.nnapi.stores import DeviceStore, ImageStore, PoolStore, Store, copy_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.closing import Closing
 from penstock.ir.types import Shape
 from penstock.nnapi import arguments
-from penstock.nnapi.closing import Closing
 from penstock.nnapi.failures import bad_data, bad_state, unexpected_null
 from penstock.nnapi.ports import Kind, merged
 from penstock.nnapi.rules import Role, alike

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.closing import Closing
 from penstock.hal import AccuracyClass, Device as HalDevice
 from penstock.ir import ConstantPool, Model as IrModel, infer_shapes
 from penstock.nnapi import arguments
 from penstock.nnapi.assembly import Packing, assemble, in_run_order
-from penstock.nnapi.closing import Closing
 from penstock.nnapi.codes import (
     MAX_NUMBER_OF_OPERANDS,
     MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES,

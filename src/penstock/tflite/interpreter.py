@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import InputError, NotAvailable, PlacementError
 from penstock.hal import Device
 from penstock.loaders.tflite.catalog import SubgraphEntry
@@ -25,7 +25,7 @@ from penstock.tflite.signatures import SignatureRunner
 from penstock.tflite.values import as_index
 
 
-class Interpreter:
+class Interpreter(Closing):
     """A TFLite model, run as LiteRT's interpreter runs it: set tensors by index, invoke, get tensors.
 
     *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads* 1 or
@@ -272,14 +272,6 @@ class Interpreter:
     def __enter__(self) -> Self:
         self._core.check_open()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __copy__(self) -> Self:
         made = object.__new__(type(self))

@@ -1,4 +1,4 @@
-"""One operation as its rule sees it, and the words in which a rule refuses."""
+"""One operation as its rule sees it, and how well each of LiteRT's kernel sets computes it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ from typing import Final
 import msgspec
 
 from penstock.drivers.xnnpack.engine import Kernels
+from penstock.engines.site import Refused, require
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir import DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
 
 EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
 QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
-
-
-class Refused(Exception):
-    """The operation stays with another device; the text says why."""
-
-
-def require(condition: object, reason: str) -> None:
-    """Raises `Refused` with *reason* unless *condition* holds."""
-    if not condition:
-        raise Refused(reason)
 
 
 class Classes(msgspec.Struct, frozen=True):

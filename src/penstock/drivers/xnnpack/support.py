@@ -12,16 +12,15 @@ from penstock.drivers.xnnpack.site import (
     EXACT,
     FAITHFUL,
     Classes,
-    Refused,
     Site,
     is_empty,
     make_sites,
-    require,
 )
 from penstock.drivers.xnnpack.steady import is_shaped_once
+from penstock.engines.answers import LEFT_OUT, STUMBLES, joined
 from penstock.engines.control import fits
+from penstock.engines.site import Refused, require
 from penstock.engines.unrolling import flattened
-from penstock.errors import PenstockError
 from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Model
@@ -30,23 +29,17 @@ from penstock.ir.types import is_static, static_shape
 
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
-LEFT_OUT: Final = {
-    "WHILE": "its rounds are known only when it runs, or too many to be written out; the runtime stops it in time",
-}
-
 
 def examine(model: Model) -> list[Support]:
     """One answer an operation, with the better class of LiteRT's two kernel sets."""
     flat = flattened(model)
-    parts: list[list[tuple[str, Classes | str]]] = [[] for _ in model.operations]
-    for origin, operation, known in zip(
-        flat.origins, flat.model.operations, classify(flat.model), strict=True
-    ):
-        parts[origin].append((operation.key, known))
-    return [
-        _joined(operation.key, answers)
-        for operation, answers in zip(model.operations, parts, strict=True)
-    ]
+    return joined(model, flat, map(_support, classify(flat.model)))
+
+
+def _support(known: Classes | str) -> Support:
+    if isinstance(known, str):
+        return Support(False, known)
+    return Support(True, "", known.best)
 
 
 def classify(model: Model) -> Sequence[Classes | str]:
@@ -54,18 +47,6 @@ def classify(model: Model) -> Sequence[Classes | str]:
     that is `flattened`.
     """
     return [answer(site) for site in make_sites(model)]
-
-
-def _joined(kind: str, answers: Sequence[tuple[str, Classes | str]]) -> Support:
-    """The answer for an operation of type *kind* by those for what it is written as."""
-    classes = []
-    for part, known in answers:
-        if isinstance(known, str):
-            return Support(False, known if part == kind else f"its {part}: {known}")
-        classes.append(known.best)
-    if not classes:
-        return Support(False, f"a {kind} whose results nothing reads")
-    return Support(True, "", min(classes, key=ACCURACY_RANK.__getitem__))
 
 
 def answer(site: Site) -> Classes | str:
@@ -87,7 +68,7 @@ def answer(site: Site) -> Classes | str:
         return _beside_others(site, check(site))
     except Refused as refusal:
         return str(refusal)
-    except (PenstockError, ValueError, LookupError, ArithmeticError) as error:
+    except STUMBLES as error:
         return f"not computable as it stands: {error}"
 
 

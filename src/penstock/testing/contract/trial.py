@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.hal import (
     Device,
     ExecutionConfig,
@@ -40,7 +40,7 @@ def kinds(device: Device) -> tuple[Kind, ...]:
     return ("pool", "host", "mixed") if device.capabilities.accepts_host_memory else ("pool",)
 
 
-class Trial:
+class Trial(Closing):
     """The memory of one request for *case*: copies of its inputs, outputs filled with `UNWRITTEN`.
 
     *capacities* are the bytes given to each output (default: what the answer takes), *skew* how far
@@ -164,17 +164,6 @@ class Trial:
     def close(self) -> None:
         """Frees the memory."""
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _in_pool(self, place: int) -> bool:
         return self.kind == "pool" or (self.kind == "mixed" and place % 2 == 0)

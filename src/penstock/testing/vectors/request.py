@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
+from penstock.closing import Closing
 from penstock.errors import PenstockError
 from penstock.hal import ExecutionResult, HostMemory, PoolArgument, Request, RequestArgument
 from penstock.ir import DataLocation, Model, NDArray
@@ -19,7 +19,7 @@ UNWRITTEN: Final = 0x5A
 """What outputs are filled with: a device that writes nothing shall not pass for one that writes zeros."""
 
 
-class Layout:
+class Layout(Closing):
     """The arguments of one execution of *model*, in memory of the caller or in one shared pool.
 
     *room* has the bytes for each output whose shape *model* does not tell; *alignment*, of each argument, asks
@@ -91,17 +91,6 @@ class Layout:
         """Frees the pool."""
         if self._pool is not None:
             self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _nbytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:

@@ -9,9 +9,8 @@ import pytest
 
 import penstock
 from penstock.drivers.onnxruntime import OnnxRuntimeDevice
-from penstock.errors import PlacementError
-from penstock.ir import DType, Model, ModelBuilder
 from tests.support_onnxruntime import cpu, needs_onnxruntime
+from tests.support_open_shapes import check_open_batch
 from tests.unit.drivers.onnxruntime.test_caching import X, answer, network
 
 pytestmark = [needs_onnxruntime, pytest.mark.usefixtures("no_descriptor_leaks")]
@@ -52,25 +51,7 @@ def test_an_altered_file_is_refused_by_name_and_compiled_again(tmp_path: Path) -
     assert compiled(tmp_path, cpu())[0] == "hit"
 
 
-def open_batch() -> Model:
-    """relu(x) of any number of rows."""
-    b = ModelBuilder()
-    x = b.input(DType.FLOAT32, (None, 4), "x")
-    return b.build(b.operation("RELU", [x], [(DType.FLOAT32, (None, 4))]))
-
-
 def test_an_open_batch_is_compiled_by_the_run_or_for_the_shapes_given() -> None:
-    x = np.array([[-1, 2, -3, 4]] * 3, np.float32)
-    with pytest.raises(PlacementError, match="shapes= makes it known"):
-        penstock.compile(open_batch(), devices=[cpu()], cache=None)
-    with penstock.compile(open_batch(), devices=[cpu()], shapes={"x": x.shape}, cache=None) as one:
-        assert one.plan.devices == ("onnxruntime-cpu",)
-        assert np.array_equal(one(x)[0], np.maximum(x, 0))
-    placed = penstock.Policy(placement="nnapi")
-    with penstock.compile(
-        open_batch(), devices=[cpu(), "reference"], cache=None, policy=placed
-    ) as two:
-        assert [o.device for o in two.plan.operations] == ["reference"]
-        outputs = two.run([x])
-        assert [s.device for s in outputs.receipt.steps] == ["onnxruntime-cpu"]
-        assert np.array_equal(outputs[0], np.maximum(x, 0))
+    device = cpu()
+    assert device.name == "onnxruntime-cpu"
+    check_open_batch(device)

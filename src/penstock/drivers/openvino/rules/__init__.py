@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from penstock.drivers.openvino.rules.rule import RULES, Rule
+from penstock.drivers.openvino.rules.rule import RULES
 
 FAMILIES: Final = (
     "choices",
@@ -21,7 +21,7 @@ FAMILIES: Final = (
 )
 """Modules whose functions register themselves."""
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["RULES"]
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

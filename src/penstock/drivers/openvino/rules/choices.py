@@ -8,12 +8,13 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.openvino.graph import Graph, Node
-from penstock.drivers.openvino.rules.elementwise import keeps_channels_first, operand_of
+from penstock.drivers.openvino.rules.elementwise import operand_of
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, carried
+from penstock.drivers.openvino.types import carried
+from penstock.engines.computing import check_logic, keeps_channels_first, require_choice
 from penstock.engines.moving import axis_of
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import one_scale
+from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -58,14 +59,7 @@ LOGIC: Final[dict[str, Callable[..., Node]]] = {
 }
 
 
-def _check_logic(site: Site) -> AccuracyClass:
-    for position in range(len(site.inputs)):
-        site.shape(position)
-        require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
-    return "exact"
-
-
-@rule(*LOGIC, check=_check_logic)
+@rule(*LOGIC, check=check_logic)
 def emit_logic(graph: Graph, site: Site) -> None:
     first = keeps_channels_first(graph, site)
     given = [operand_of(graph, site, p, first=first) for p in range(len(site.inputs))]
@@ -73,11 +67,7 @@ def emit_logic(graph: Graph, site: Site) -> None:
 
 
 def _check_select(site: Site) -> AccuracyClass:
-    shapes = [site.shape(p) for p in range(3)]
-    site.output_shape()
-    if site.operation.type == "SELECT":
-        vector = len(shapes[0]) == 1 and len(shapes[1]) > 1
-        require(vector or shapes[0] == shapes[1] == shapes[2], "a choice that broadcasts")
+    require_choice(site)
     return carried(site, [site.input(1), site.input(2)])
 
 

@@ -9,10 +9,9 @@ import numpy as np
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.rules.windows import Windows, windows
-from penstock.drivers.openvino.types import F32, activations
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import activation, one_scale
+from penstock.engines.types import F32, activation, activations, one_scale
+from penstock.engines.windows import Windows, cut_windows, transposed_windows, windows
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import transpose_conv_bias
@@ -149,15 +148,7 @@ def _check_transpose_conv(site: Site) -> AccuracyClass:
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution over the output: filter [out, height, width, in]."""
-    image, filters, output = site.shape(2), site.shape(1), site.output_shape()
-    w = windows(site, output[1:3], filters[1:3])
-    after, beyond = [], []
-    for axis in (0, 1):
-        spread = (image[axis + 1] - 1) * w.strides[axis] + filters[axis + 1]
-        behind = spread - w.before[axis] - output[axis + 1]
-        after.append(max(0, behind))
-        beyond.append(max(0, -behind))
-    node = _transposed(graph, site, 2, Windows(w.strides, [1, 1], w.before, after), beyond)
+    node = _transposed(graph, site, 2, *transposed_windows(site))
     finish(graph, site, node, bias=3, data=2)
 
 
@@ -191,13 +182,6 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
 @rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
-    image, filters, output = site.shape(), site.shape(1), site.output_shape()
-    options = transpose_conv_bias(site.operation.attributes)
-    strides, before, after = [options.stride_h, options.stride_w], [], []
-    for axis in (0, 1):
-        cut = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1] - output[axis + 1]
-        before.append(cut // 2)
-        after.append(cut - cut // 2)
-    node = _transposed(graph, site, 0, Windows(strides, [1, 1], before, after), [0, 0])
-    node = add_bias(graph, site, node, (1, output[3], 1, 1))
+    node = _transposed(graph, site, 0, cut_windows(site), [0, 0])
+    node = add_bias(graph, site, node, (1, site.output_shape()[3], 1, 1))
     graph.define(site, node, first=True)

@@ -9,9 +9,9 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, activations, numbers
+from penstock.engines.computing import keeps_channels_first
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import F32, activation, activations, numbers
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -91,7 +91,7 @@ def _check_binary(site: Site) -> AccuracyClass:
             fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
         )
     require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
-    return numbers(site)
+    return numbers(site, (DType.INT32,))
 
 
 @rule(*BINARY, check=_check_binary)
@@ -101,15 +101,6 @@ def emit_binary(graph: Graph, site: Site) -> None:
     node = BINARY[site.operation.type](graph.op, a, b)
     fused = site.operation.attributes.get("fused_activation_function", "NONE")
     graph.define(site, graph.activate(node, str(fused)), first=first)
-
-
-def keeps_channels_first(graph: Graph, site: Site) -> bool:
-    """Whether an input is there as NCHW, and all others can be brought to it."""
-    if not any(map(graph.is_first, site.input_indexes)):
-        return False
-    return all(
-        site.input(p).is_constant or len(site.shape(p)) in {0, 4} for p in range(len(site.inputs))
-    )
 
 
 def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Node:

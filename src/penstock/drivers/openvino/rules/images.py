@@ -9,10 +9,11 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.rules.windows import windows
-from penstock.drivers.openvino.types import activations, moves
+from penstock.drivers.openvino.types import moves
+from penstock.engines.resizing import coordinates, nearest, require_resizable
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import activation, activations
+from penstock.engines.windows import pool_extents, windows
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 
@@ -20,32 +21,27 @@ OPSET_OF_MAX_POOL: Final = "openvino.opset1"
 """The operation set whose MaxPool has one output."""
 
 
-def _extents(site: Site) -> tuple[int, int]:
-    attributes = site.operation.attributes
-    return attributes.integer("filter_height"), attributes.integer("filter_width")
-
-
 def _check_pool(site: Site) -> AccuracyClass:
-    windows(site, site.shape()[1:3], _extents(site))
+    windows(site, site.shape()[1:3], pool_extents(site))
     activation(site, ACTIVATIONS)
     return activations(site)
 
 
 @rule("AVERAGE_POOL_2D", check=_check_pool)
 def emit_average_pool(graph: Graph, site: Site) -> None:
-    w = windows(site, site.shape()[1:3], _extents(site))
+    w = windows(site, site.shape()[1:3], pool_extents(site))
     x = graph.get(site.input_indexes[0], first=True)
-    node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(_extents(site)), True)
+    node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(pool_extents(site)), True)
     node = graph.activate(node, activation(site, ACTIVATIONS))
     graph.define(site, node, first=True)
 
 
 @rule("MAX_POOL_2D", check=_check_pool)
 def emit_max_pool(graph: Graph, site: Site) -> None:
-    w = windows(site, site.shape()[1:3], _extents(site))
+    w = windows(site, site.shape()[1:3], pool_extents(site))
     op: Any = importlib.import_module(OPSET_OF_MAX_POOL)
     x = graph.get(site.input_indexes[0], first=True)
-    node = op.max_pool(x, w.strides, w.before, w.after, list(_extents(site)))
+    node = op.max_pool(x, w.strides, w.before, w.after, list(pool_extents(site)))
     fused = activation(site, ACTIVATIONS)
     node = graph.activate(node, fused)
     if fused == "NONE":
@@ -55,11 +51,7 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
 
 
 def _check_resize(site: Site) -> AccuracyClass:
-    attributes = site.operation.attributes
-    site.shape()
-    both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
-    require(not both, "corners aligned and pixel centres halved at once")
-    require(min(site.integers(1, "its size")) >= 1, "a picture of no size")
+    require_resizable(site)
     if site.operation.type == "RESIZE_NEAREST_NEIGHBOR":
         return moves(site)
     return activations(site, [0])
@@ -67,19 +59,13 @@ def _check_resize(site: Site) -> AccuracyClass:
 
 @rule("RESIZE_BILINEAR", check=_check_resize)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
-    attributes = site.operation.attributes
-    mode = "asymmetric"
-    if attributes.flag("align_corners"):
-        mode = "align_corners"
-    elif attributes.flag("half_pixel_centers"):
-        mode = "half_pixel"
     node = graph.op.interpolate(
         graph.get(site.input_indexes[0], first=True),
         graph.whole(site.integers(1, "its size")),
         "linear_onnx",
         "sizes",
         axes=graph.whole([2, 3]),
-        coordinate_transformation_mode=mode,
+        coordinate_transformation_mode=coordinates(site),
         nearest_mode="floor",
     )
     graph.define(site, node, first=True)
@@ -118,18 +104,6 @@ def _is_repeated(positions: NDArray, size: int) -> bool:
     """Whether each of *size* positions stands so many times in a row as all others."""
     times, left = divmod(len(positions), size)
     return not left and np.array_equal(positions, np.repeat(np.arange(size), times))
-
-
-def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
-    """The position in *size* that each of *out* positions falls on: int64."""
-    scale = np.float32(size) / np.float32(out)
-    if align and out > 1:
-        scale = np.float32(size - 1) / np.float32(out - 1)
-    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
-    # TFLite rounds halves away from zero; positions are not negative.
-    whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
-    found: NDArray = np.minimum(whole.astype(np.int64), size - 1)
-    return found
 
 
 def _check_blocks(site: Site) -> AccuracyClass:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.convolution import add_bias, check_layer
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, activations
+from penstock.engines.computing import require_rows
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation, one_scale
+from penstock.engines.types import F32, activation, activations, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
-    attributes = site.operation.attributes
-    require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
-    require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
-    site.shape(), site.output_shape()
-    require(len(site.shape(1)) == 2, "weights of another rank than 2")
+    require_rows(site)
     return check_layer(site)
 
 

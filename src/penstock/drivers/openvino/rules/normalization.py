@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32
+from penstock.engines.computing import LEAST_LENGTH, check_l2, check_local
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
 from penstock.hal import AccuracyClass
 
-LEAST_LENGTH: Final = 1e-6
 
-
-def _check_l2(site: Site) -> AccuracyClass:
-    require(len(site.shape()) >= 1, "a scalar has no axis")
-    activation(site, ["NONE"])
-    require(site.input().dtype is F32, "only float32 values are computed here")
-    return "faithful"
-
-
-@rule("L2_NORMALIZATION", check=_check_l2)
+@rule("L2_NORMALIZATION", check=check_l2)
 def emit_l2(graph: Graph, site: Site) -> None:
     axis = graph.whole([len(site.shape()) - 1])
     x = graph.get(site.input_indexes[0])
@@ -30,12 +18,8 @@ def emit_l2(graph: Graph, site: Site) -> None:
 
 
 def _check_local(site: Site) -> AccuracyClass:
-    require(len(site.shape()) == 4, "an image of another rank")
-    attributes = site.operation.attributes
-    require(attributes.integer("radius") >= 0, "a negative radius")
-    require(attributes.number("bias") > 0, "a bias that is not positive")
-    require(site.input().dtype is F32, "only float32 values are computed here")
-    return "faithful"
+    require(site.operation.attributes.number("bias") > 0, "a bias that is not positive")
+    return check_local(site)
 
 
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local)

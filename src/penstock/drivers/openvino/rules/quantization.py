@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import F32, STEPPED
+from penstock.drivers.openvino.types import STEPPED
 from penstock.engines.site import Site, require
-from penstock.engines.types import one_scale
+from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -10,22 +10,14 @@ import numpy as np
 from penstock.drivers.openvino.graph import FIRST_AXIS, Graph
 from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import activations
-from penstock.engines.site import Site, require
-from penstock.engines.types import one_scale
+from penstock.engines.computing import reduced_axes
+from penstock.engines.site import Site
+from penstock.engines.types import activations, one_scale
 from penstock.hal import AccuracyClass
 
 
-def _axes(site: Site) -> list[int]:
-    """The axes, each once, none negative."""
-    rank = len(site.shape())
-    axes = [a + rank if a < 0 else a for a in site.integers(1, "its axes")]
-    require(all(0 <= a < rank for a in axes), f"axes {axes} of {rank} dimensions")
-    return sorted(set(axes))
-
-
 def _check(site: Site) -> AccuracyClass:
-    _axes(site), site.output_shape()
+    reduced_axes(site), site.output_shape()
     return activations(site, [0])
 
 
@@ -34,7 +26,7 @@ EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
 
 @rule("MEAN", "SUM", *EXTREMES, check=_check)
 def emit_reduction(graph: Graph, site: Site) -> None:
-    index, axes = site.input_indexes[0], _axes(site)
+    index, axes = site.input_indexes[0], reduced_axes(site)
     reduce = {
         "MEAN": graph.op.reduce_mean,
         "SUM": graph.op.reduce_sum,
@@ -49,7 +41,7 @@ def emit_reduction(graph: Graph, site: Site) -> None:
     x = graph.get(index, first=first)
     node = reduce(x, graph.whole(axes), keep) if axes else x
     if site.is_quantized and site.operation.type not in EXTREMES:
-        count = math.prod(site.shape()[a] for a in _axes(site))
+        count = math.prod(site.shape()[a] for a in reduced_axes(site))
         divided = count if site.operation.type == "MEAN" else 1
         ratio = np.array(one_scale(site.input())[0] / one_scale(site.output())[0])
         node = leave_zero(graph, site, node, rounded_twice(site, ratio, divided.bit_length() - 1))

@@ -15,9 +15,9 @@ from penstock.drivers.xnnpack.site import (
     QUANTIZED,
     Classes,
     Site,
-    require,
     scale_of,
 )
+from penstock.engines.site import require
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32

@@ -14,13 +14,12 @@ from penstock.drivers.xnnpack.site import (
     EXACT_BUILTIN,
     FAITHFUL,
     Classes,
-    Refused,
     Site,
-    require,
     same_scale,
     scale_of,
 )
 from penstock.drivers.xnnpack.whole_numbers import can_expand
+from penstock.engines.site import Refused, require
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32

@@ -10,10 +10,10 @@ from penstock.drivers.xnnpack.site import (
     QUANTIZED,
     Classes,
     Site,
-    require,
     same_scale,
     scale_of,
 )
+from penstock.engines.site import require
 from penstock.ir import DType
 
 ALL: Final = types_of("float32 int8 uint8 int16 int32 int64 bool")

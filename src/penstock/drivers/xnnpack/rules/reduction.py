@@ -11,10 +11,10 @@ from penstock.drivers.xnnpack.site import (
     FAITHFUL,
     Classes,
     Site,
-    require,
     same_scale,
     scale_of,
 )
+from penstock.engines.site import require
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
-from penstock.drivers.xnnpack.site import FAITHFUL, Classes, Site, require, scale_of
+from penstock.drivers.xnnpack.site import FAITHFUL, Classes, Site, scale_of
+from penstock.engines.site import require
 from penstock.ir import DType
 from penstock.ir.types import static_shape
 

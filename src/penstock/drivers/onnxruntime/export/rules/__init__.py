@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from penstock.drivers.onnxruntime.export.rules.rule import RULES, Rule, judge
+from penstock.drivers.onnxruntime.export.rules.rule import RULES, judge
 
 FAMILIES: Final = (
     "branches",
@@ -23,7 +23,7 @@ FAMILIES: Final = (
 )
 """Modules whose functions register themselves."""
 
-__all__ = ["RULES", "Rule", "judge"]
+__all__ = ["RULES", "judge"]
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

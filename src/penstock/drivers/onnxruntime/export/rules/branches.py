@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.drivers.onnxruntime.export.graph import Graph
-from penstock.drivers.onnxruntime.export.rules.rule import RULES, UNSTEADY, judge, rule
+from penstock.drivers.onnxruntime.export.rules.rule import RULES, judge, rule
+from penstock.engines.answers import UNSTEADY
 from penstock.engines.control import fits
 from penstock.engines.site import Refused, Site, make_sites, require
 from penstock.hal import ACCURACY_RANK, AccuracyClass

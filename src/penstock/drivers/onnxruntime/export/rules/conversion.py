@@ -8,8 +8,9 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import BIAS, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, WHOLE
+from penstock.drivers.onnxruntime.export.types import WHOLE
 from penstock.engines.site import QUANTIZED, Site, require
+from penstock.engines.types import F32
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -22,12 +22,10 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
     stored_weights,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.rules.windows import Windows, windows
-from penstock.drivers.onnxruntime.export.types import F32
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import F32, activation
+from penstock.engines.windows import Windows, cut_windows, transposed_windows, windows
 from penstock.hal import AccuracyClass
-from penstock.ir.operations.custom_options import transpose_conv_bias
 
 
 def _check_conv(site: Site) -> AccuracyClass:
@@ -96,27 +94,12 @@ def _check_transpose_conv(site: Site) -> AccuracyClass:
     image, filters = site.shape(2), site.shape(1)
     windows(site, site.output_shape()[1:3], filters[1:3])
     require(filters[3] == image[3], "filter and image of different channels")
-    _paddings(site, image, filters)
-    return check_layer(site, data=2, weights=1, bias=3)
-
-
-def _paddings(
-    site: Site, image: Sequence[int], filters: Sequence[int]
-) -> tuple[Windows, list[int]]:
-    """Windows whose end padding is what the output's size leaves, and how much the output goes beyond it."""
-    output = site.output_shape()
-    w = windows(site, output[1:3], filters[1:3])
-    after, beyond = [], []
-    for axis in (0, 1):
-        spread = (image[axis + 1] - 1) * w.strides[axis] + filters[axis + 1]
-        behind = spread - w.before[axis] - output[axis + 1]
-        after.append(max(0, behind))
-        beyond.append(max(0, -behind))
+    w, beyond = transposed_windows(site)
     require(
         all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True)),
         "an output that goes beyond what its input reaches",
     )
-    return Windows(w.strides, [1, 1], w.before, after), beyond
+    return check_layer(site, data=2, weights=1, bias=3)
 
 
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv)
@@ -124,8 +107,7 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution over the output: filter [out, height, width, in]. Quantised data is computed
     real: there is no integer kernel.
     """
-    image, filters = site.shape(2), site.shape(1)
-    w, beyond = _paddings(site, image, filters)
+    w, beyond = transposed_windows(site)
     x = graph.real(site.input_indexes[2], first=True)
     node = _transposed(graph, site, x, w, beyond, real_bias(graph, site, data=2, bias=3))
     node = graph.activate(node, activation(site, ACTIVATIONS))
@@ -154,17 +136,10 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
 @rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
-    image, filters, output = site.shape(), site.shape(1), site.output_shape()
-    options = transpose_conv_bias(site.operation.attributes)
-    strides, before, after = [options.stride_h, options.stride_w], [], []
-    for axis in (0, 1):
-        spread = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1]
-        cut = spread - output[axis + 1]
-        before.append(cut // 2)
-        after.append(cut - cut // 2)
-    w = Windows(strides, [1, 1], before, after)
     x = graph.get(site.input_indexes[0], first=True)
-    node = _transposed(graph, site, x, w, [0, 0], [graph.get(site.input_indexes[2])])
+    node = _transposed(
+        graph, site, x, cut_windows(site), [0, 0], [graph.get(site.input_indexes[2])]
+    )
     graph.define(site, node, first=True)
 
 

@@ -22,9 +22,10 @@ from penstock.drivers.onnxruntime.export.graph import (
 )
 from penstock.drivers.onnxruntime.export.rules.conversion import scaled_bytes
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves, numbers
+from penstock.drivers.onnxruntime.export.types import WHOLE, moves
+from penstock.engines.computing import check_logic, keeps_channels_first, require_choice
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import F32, activation, activations, numbers
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
@@ -130,7 +131,7 @@ def _check_binary(site: Site) -> AccuracyClass:
         # The engine leaves these to the processor, which stops the process.
         divisor = site.constant(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
-    return numbers(site, "faithful" if kind in EXTREMES else "relaxed")
+    return numbers(site, WHOLE, "faithful" if kind in EXTREMES else "relaxed")
 
 
 @rule(*BINARY, check=_check_binary)
@@ -210,15 +211,6 @@ def _spread(graph: Graph, site: Site, position: int) -> Value:
                 np.ascontiguousarray(np.broadcast_to(graph.stored(operand), shape))
             )
     return graph.get(site.input_indexes[position])
-
-
-def keeps_channels_first(graph: Graph, site: Site) -> bool:
-    """Whether an input is there as NCHW, and all others can be brought to it."""
-    if not any(map(graph.is_first, site.input_indexes)):
-        return False
-    return all(
-        site.input(p).is_constant or len(site.shape(p)) in {0, 4} for p in range(len(site.inputs))
-    )
 
 
 def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Value:
@@ -337,14 +329,7 @@ def emit_comparison(graph: Graph, site: Site) -> None:
 LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
 
 
-def _check_logic(site: Site) -> AccuracyClass:
-    for position in range(len(site.inputs)):
-        site.shape(position)
-        require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
-    return "exact"
-
-
-@rule(*LOGIC, check=_check_logic)
+@rule(*LOGIC, check=check_logic)
 def emit_logic(graph: Graph, site: Site) -> None:
     first = keeps_channels_first(graph, site)
     given = [operand_of(graph, site, p, first=first) for p in range(len(site.inputs))]
@@ -352,11 +337,7 @@ def emit_logic(graph: Graph, site: Site) -> None:
 
 
 def _check_select(site: Site) -> AccuracyClass:
-    shapes = [site.shape(p) for p in range(3)]
-    site.output_shape()
-    if site.operation.type == "SELECT":
-        vector = len(shapes[0]) == 1 and len(shapes[1]) > 1
-        require(vector or shapes[0] == shapes[1] == shapes[2], "a choice that broadcasts")
+    require_choice(site)
     quantized = site.output().dtype in QUANTIZED
     same = all(site.input(p).quantization == site.output().quantization for p in (1, 2))
     require(same or not quantized, "a choice between values of another scale")

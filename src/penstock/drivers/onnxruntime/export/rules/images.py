@@ -15,25 +15,20 @@ from penstock.drivers.onnxruntime.export.graph import (
     stored_grid,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.rules.windows import Windows, windows
-from penstock.drivers.onnxruntime.export.types import F32, activations, moves
+from penstock.drivers.onnxruntime.export.types import moves
+from penstock.engines.resizing import coordinates, nearest, require_resizable
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import F32, activation, activations
+from penstock.engines.windows import Windows, pool_extents, windows
 from penstock.hal import AccuracyClass
-from penstock.ir import NDArray
 
 FLOAT: Final = 1
 UINT8: Final = 2
 """ONNX's numbers of element types."""
 
 
-def _extents(site: Site) -> tuple[int, int]:
-    attributes = site.operation.attributes
-    return attributes.integer("filter_height"), attributes.integer("filter_width")
-
-
 def _check_pool(site: Site) -> AccuracyClass:
-    windows(site, site.shape()[1:3], _extents(site))
+    windows(site, site.shape()[1:3], pool_extents(site))
     activation(site, ACTIVATIONS)
     if site.operation.type == "L2_POOL_2D":
         require(site.input().dtype is F32, "only float32 values are computed here")
@@ -45,7 +40,7 @@ def _check_pool(site: Site) -> AccuracyClass:
 
 def _attributes(site: Site, w: Windows) -> dict[str, Any]:
     return {
-        "kernel_shape": list(_extents(site)),
+        "kernel_shape": list(pool_extents(site)),
         "strides": w.strides,
         "pads": [*w.before, *w.after],
     }
@@ -53,7 +48,7 @@ def _attributes(site: Site, w: Windows) -> dict[str, Any]:
 
 @rule("AVERAGE_POOL_2D", check=_check_pool)
 def emit_average_pool(graph: Graph, site: Site) -> None:
-    w, fused = windows(site, site.shape()[1:3], _extents(site)), activation(site, ACTIVATIONS)
+    w, fused = windows(site, site.shape()[1:3], pool_extents(site)), activation(site, ACTIVATIONS)
     named = _attributes(site, w)
     if not site.is_quantized:
         x = graph.get(site.input_indexes[0], first=True)
@@ -84,7 +79,7 @@ def rounded(graph: Graph, mean: Value, site: Site) -> Value:
 
 @rule("MAX_POOL_2D", check=_check_pool)
 def emit_max_pool(graph: Graph, site: Site) -> None:
-    w, fused = windows(site, site.shape()[1:3], _extents(site)), activation(site, ACTIVATIONS)
+    w, fused = windows(site, site.shape()[1:3], pool_extents(site)), activation(site, ACTIVATIONS)
     named = _attributes(site, w)
     if graph.portable or not site.is_quantized:
         x = graph.real(site.input_indexes[0], first=True)
@@ -99,7 +94,7 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
 @rule("L2_POOL_2D", check=_check_pool)
 def emit_l2_pool(graph: Graph, site: Site) -> None:
     w, x = (
-        windows(site, site.shape()[1:3], _extents(site)),
+        windows(site, site.shape()[1:3], pool_extents(site)),
         graph.get(site.input_indexes[0], first=True),
     )
     squares = graph.node("Mul", x, x)
@@ -109,11 +104,7 @@ def emit_l2_pool(graph: Graph, site: Site) -> None:
 
 
 def _check_resize(site: Site) -> AccuracyClass:
-    attributes = site.operation.attributes
-    site.shape()
-    both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
-    require(not both, "corners aligned and pixel centres halved at once")
-    require(min(site.integers(1, "its size")) >= 1, "a picture of no size")
+    require_resizable(site)
     if site.operation.type == "RESIZE_NEAREST_NEIGHBOR":
         return moves(site)
     return activations(site, [0])
@@ -122,17 +113,11 @@ def _check_resize(site: Site) -> AccuracyClass:
 @rule("RESIZE_BILINEAR", check=_check_resize)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     """Channels last, which ONNX Runtime does several times faster than first."""
-    attributes = site.operation.attributes
-    mode = "asymmetric"
-    if attributes.flag("align_corners"):
-        mode = "align_corners"
-    elif attributes.flag("half_pixel_centers"):
-        mode = "half_pixel"
     image, (height, width) = site.shape(), site.integers(1, "its size")
     sizes = graph.whole([image[0], height, width, image[3]])
     x = graph.real(site.input_indexes[0])
     node = graph.node(
-        "Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=mode
+        "Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=coordinates(site)
     )
     graph.round(site, node)
 
@@ -151,18 +136,6 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
         if not np.array_equal(positions, np.arange(size)):
             node = graph.node("Gather", node, graph.constant(positions), axis=axis)
     graph.define(site, node, first=first)
-
-
-def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
-    """The position in *size* that each of *out* positions falls on: int64."""
-    scale = np.float32(size) / np.float32(out)
-    if align and out > 1:
-        scale = np.float32(size - 1) / np.float32(out - 1)
-    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
-    # TFLite rounds halves away from zero; positions are not negative.
-    whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
-    found: NDArray = np.minimum(whole.astype(np.int64), size - 1)
-    return found
 
 
 def _check_blocks(site: Site) -> AccuracyClass:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import ACTIVATIONS, Graph, Value, raised
-from penstock.drivers.onnxruntime.export.types import F32, activations
 from penstock.engines.site import QUANTIZED, Refused, Site, require
-from penstock.engines.types import activation, one_scale
+from penstock.engines.types import F32, activation, activations, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 

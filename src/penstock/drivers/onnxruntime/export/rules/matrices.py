@@ -13,18 +13,14 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
     stored_weights,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import activations
+from penstock.engines.computing import require_rows
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import activation, activations
 from penstock.hal import AccuracyClass
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
-    attributes = site.operation.attributes
-    require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
-    require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
-    site.shape(), site.output_shape()
-    require(len(site.shape(1)) == 2, "weights of another rank than 2")
+    require_rows(site)
     return check_layer(site)
 
 

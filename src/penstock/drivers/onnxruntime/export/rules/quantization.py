@@ -7,9 +7,8 @@ import numpy as np
 from penstock.drivers.onnxruntime.export.graph import AWAY_ONCE, Graph
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import one_scale
+from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

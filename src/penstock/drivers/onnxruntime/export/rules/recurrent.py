@@ -8,9 +8,8 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import Graph, Value
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import activations
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import activation, activations
 from penstock.hal import AccuracyClass
 
 GATES: Final = (0, 3, 1, 2)

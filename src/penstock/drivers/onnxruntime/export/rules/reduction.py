@@ -7,9 +7,10 @@ from typing import Final
 from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, Graph
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, WHOLE, activations, moves
+from penstock.drivers.onnxruntime.export.types import WHOLE, moves
+from penstock.engines.computing import reduced_axes
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import one_scale
+from penstock.engines.types import F32, activations, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -26,16 +27,8 @@ LOGICAL: Final = frozenset({"REDUCE_ANY", "REDUCE_ALL"})
 EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
 
 
-def _axes(site: Site) -> list[int]:
-    """The axes, each once, none negative."""
-    rank = len(site.shape())
-    axes = [a + rank if a < 0 else a for a in site.integers(1, "its axes")]
-    require(all(0 <= a < rank for a in axes), f"axes {axes} of {rank} dimensions")
-    return sorted(set(axes))
-
-
 def _check(site: Site) -> AccuracyClass:
-    _axes(site), site.output_shape()
+    reduced_axes(site), site.output_shape()
     kind, dtype = site.operation.type, site.input().dtype
     if kind in LOGICAL:
         require(dtype is DType.BOOL, "only truth values are combined here")
@@ -51,7 +44,7 @@ def _check(site: Site) -> AccuracyClass:
 
 @rule(*REDUCTIONS, check=_check)
 def emit_reduction(graph: Graph, site: Site) -> None:
-    index, axes, kind = site.input_indexes[0], _axes(site), site.operation.type
+    index, axes, kind = site.input_indexes[0], reduced_axes(site), site.operation.type
     keep = site.operation.attributes.flag("keep_dims")
     if kind == "MEAN" and axes == [1, 2] and graph.is_first(index):
         _emit_image_mean(graph, site, keep=keep)

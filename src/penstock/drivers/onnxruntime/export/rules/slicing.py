@@ -7,9 +7,10 @@ import numpy as np
 from penstock.drivers.onnxruntime.export.graph import TURNED, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, WHOLE, moved, moves
+from penstock.drivers.onnxruntime.export.types import WHOLE, moved, moves
 from penstock.engines.moving import bounds_of, gather_axis
 from penstock.engines.site import Site, require
+from penstock.engines.types import F32
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

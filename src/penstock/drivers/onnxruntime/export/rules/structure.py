@@ -14,7 +14,7 @@ from penstock.drivers.onnxruntime.export.graph import (
 )
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import F32, moved, moves
+from penstock.drivers.onnxruntime.export.types import moved, moves
 from penstock.engines.moving import (
     MAX_PIECES,
     axis_of,
@@ -25,7 +25,7 @@ from penstock.engines.moving import (
     split_axis,
 )
 from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import F32, activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
