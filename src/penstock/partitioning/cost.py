@@ -9,6 +9,7 @@ from penstock.hal import Capabilities, PerformanceInfo, Preference
 from penstock.ir import Model, Operation
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning.support import SupportTable
+from penstock.partitioning.work import callees_first
 
 Costs: TypeAlias = "tuple[tuple[float, ...], ...]"
 """Cost of each operation on each candidate, relative to the reference; `inf` where none is declared."""
@@ -34,7 +35,7 @@ class _Pricing:
         self._sums: dict[int, float] = {}
 
     def entry(self) -> list[float]:
-        for index in _callees_first(self._model):
+        for index in callees_first(self._model):
             if index != self._model.main:
                 self._sums[index] = math.fsum(self._operations(index))
         return self._operations(self._model.main)
@@ -62,20 +63,3 @@ class _Pricing:
             return math.inf
         value = performance.power_usage if self._power else performance.execution_time
         return value if value > 0 else math.inf  # also where it is not a number
-
-
-def _callees_first(model: Model) -> list[int]:
-    """The subgraphs reachable from the entry, each after everything it refers to."""
-    order: list[int] = []
-    pending = [(model.main, False)]
-    seen = set()
-    while pending:
-        index, finished = pending.pop()
-        if finished:
-            order.append(index)
-        elif index not in seen:
-            seen.add(index)
-            pending.append((index, True))
-            operations = model.subgraphs[index].operations
-            pending += [(target, False) for o in operations for target in subgraph_references(o)]
-    return order
