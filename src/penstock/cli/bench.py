@@ -61,6 +61,7 @@ def bench(
     wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
     shapes = parse_shapes(shape)
     loaded = opening.load(model)
+    opening.warn_of_settings(output)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
     operands = shaped(interface_of(entered, signature).inputs, shapes)
     given = inputs or (["random"] if operands else [])

@@ -121,6 +121,7 @@ def _brought_about(
     if device == "reference":
         raise UsageError("--device reference: it is what the others are compared with")
     loaded = opening.load(model).model
+    opening.warn_of_settings(output)
     interface = interface_of(loaded, None)
     given = list(inputs) or (["random"] if interface.inputs else [])
     fed = feed(given, interface.inputs, loaded.metadata.inputs, Wishes(None, seed))

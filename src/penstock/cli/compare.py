@@ -71,6 +71,7 @@ def compare(
     opening.check_devices([*(device or ()), against])
     names = _chosen(device, against)
     loaded = opening.load(model)
+    opening.warn_of_settings(output)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
     interface = interface_of(entered, signature)
     given = inputs or (["random"] if interface.inputs else [])

@@ -33,6 +33,7 @@ def dump(
     if after is Stage.LOAD:
         text, data = loaded.model.show(), {"text": loaded.model.show()}
     else:
+        opening.warn_of_settings(output)
         compiled, _ = opening.compile_model(
             loaded.model, loaded.path, devices=device, signature=signature
         )

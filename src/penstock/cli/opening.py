@@ -23,6 +23,7 @@ from penstock.partitioning.policy import Policy
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
+    from penstock.cli.output import Output
     from penstock.hal import ProgressCallback
     from penstock.ir import NDArray, Operand
 
@@ -98,6 +99,14 @@ def compile_model(
     except ModelError as error:
         raise FileError(path, with_remedy(error, assumed or {})) from error
     return compiled, time.perf_counter_ns() - began
+
+
+def warn_of_settings(output: Output) -> None:
+    """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing by those names."""
+    from penstock.cli.knobs import unknown_drivers
+    from penstock.runtime.discovery import manager
+
+    output.warnings(unknown_drivers(manager.drivers()))
 
 
 def check_devices(names: Iterable[str]) -> None:

@@ -48,6 +48,11 @@ class Output:
         for note in notes:
             self.line(f"note: {note}", "yellow")
 
+    def warnings(self, warnings: Iterable[str]) -> None:
+        """What the user should know whatever the answer is: on stderr, also with `--json`."""
+        for warning in warnings:
+            typer.echo(f"penstock: warning: {warning}", err=True)
+
     def problems(self, problems: Iterable[str]) -> None:
         """What is wrong here."""
         for problem in problems:

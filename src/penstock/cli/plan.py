@@ -61,6 +61,7 @@ def plan(
         for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
     loaded = opening.load(model)
+    opening.warn_of_settings(output)
     try:
         entered = loaded.model.signature_model(signature) if signature else loaded.model
         shaped(interface_of(entered, signature).inputs, given)

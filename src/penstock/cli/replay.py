@@ -39,6 +39,7 @@ def replay(
     """
     import msgspec
 
+    from penstock.cli import opening
     from penstock.cli.capsules import describe
     from penstock.runtime.departures import distance_to_builtins
     from penstock.runtime.replaying import replay as run_again
@@ -47,6 +48,7 @@ def replay(
     capsule = read(file)
     failed = capsule.manifest.failure.device.name
     check_device(failed if device is None else device, named=device is not None)
+    opening.warn_of_settings(output)
     output.line(capsule.show())
     try:
         found = run_again(capsule, device, tries=runs, timeout=timeout)

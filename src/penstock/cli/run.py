@@ -93,6 +93,7 @@ def run(
     given_labels = read_labels(Path(labels)) if labels is not None else None
     shapes = parse_shapes(shape)
     loaded = opening.load(model)
+    opening.warn_of_settings(output)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
     operands = shaped(interface_of(entered, signature).inputs, shapes)
     fed = feed(inputs or (), operands, entered.metadata.inputs, wishes)

@@ -89,16 +89,22 @@ def parsed(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_failure_is_brought_about_and_repeats(run: Run, written: Path) -> None:
+def test_a_failure_is_brought_about_and_repeats(
+    run: Run, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = capsules.read(written)
     assert [o.type for o in found.manifest.failure.operations] == ["ADD"]
     result = run("replay", written)
     assert result.exit_code == 1
     assert "repeats on liar, version " in result.stdout
     assert result.stderr == "penstock: error: the failure repeats on liar\n"
+    monkeypatch.setenv("PENSTOCK_ISOLATE", "lair")
     other = run("replay", written, "--device", "sample")
     assert other.exit_code == 0, other.output
     assert "does not repeat in 3 runs on sample" in other.stdout
+    assert other.stderr.startswith("penstock: warning: knob isolate (")
+    assert other.stderr.endswith("is 'liar' meant?\n")
+    assert other.stderr.count("\n") == 1
 
 
 def test_json_is_one_object(run: Run, model: Path, tmp_path: Path) -> None:

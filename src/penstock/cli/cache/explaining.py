@@ -50,6 +50,7 @@ def explain(
         shapes=shape,
     )
     loaded = opening.load(model)
+    opening.warn_of_settings(output)
     given = arguments["shapes"]
     likely = assumed_shapes(loaded.model, signature, given)
     arguments["shapes"] = {**likely, **(given or {})}
