@@ -263,7 +263,7 @@ OUTCOMES: list[type[DriverError] | None] = [
 ]
 
 
-@pytest.mark.parametrize("way", ["run", "submit", "run_async"])
+@pytest.mark.parametrize("way", ["run", "submit", "run_async", "burst"])
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("allowed", [True, False])
 def test_timing(way: str, outcome: type[DriverError] | None, allowed: bool) -> None:
@@ -287,6 +287,9 @@ def test_timing(way: str, outcome: type[DriverError] | None, allowed: bool) -> N
                 return compiled.run([X])
             if way == "submit":
                 return compiled.submit(X).result()
+            if way == "burst":
+                with compiled.burst() as burst:
+                    return burst.run(X)
             return asyncio.run(compiled.run_async(X))
 
         if outcome is not None and not allowed:
