@@ -4,8 +4,8 @@ A program of its own, so that each race has a process, and its threads, to itsel
 
     python -m benchmarks.engine_race MODEL THREADS ACCURACY ROUNDS [DEVICE,...]
 
-It prints one line of JSON: seconds of a run by subject, how far each competitor is from what the class allows, and
-what the plan was.
+It prints one line of JSON: seconds of a run by subject, why an engine does not compete or not as it runs by default,
+and what the plan was.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-Array: TypeAlias = Any
-Call: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-"""Outputs of inputs, both in the network's order."""
+from benchmarks.competitors import Array, Call, competitors
 
 TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
@@ -38,36 +36,10 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
     path = Path(model)
     inputs = recorded(path) or draw(path)
     call, told = ours(path, int(threads), accuracy, inputs, devices)
-    subjects = {OURS: call}
-    refused: dict[str, str] = {}
-    for name, make in COMPETITORS.items():
-        try:
-            made = make(path, int(threads), inputs)
-            if made is None:
-                continue
-            if accuracy == "faithful" and name != DEFAULT[path.suffix]:
-                hold_to_bound(path, make, int(threads))
-        except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not compete
-            refused[name] = f"{type(error).__name__}: {str(error)[:160]}"
-            continue
-        subjects[name] = made
+    others, refused = competitors(path, int(threads), accuracy, inputs)
+    subjects = {OURS: call, **others}
     times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
     print(json.dumps({"times": times, "refused": refused, **told}))
-
-
-def hold_to_bound(path: Path, make: Make, threads: int) -> None:
-    """Raises `AssertionError` where an engine's recorded cases lie farther off than `faithful` allows."""
-    from tests.golden.cases import entries
-    from tests.golden.engine_rules import judge
-    from tests.golden.recorded import judged_cases
-
-    for entry in entries("network", "onnx" if path.suffix == ".onnx" else "tflite"):
-        if Path(entry["file"]).name != path.name:
-            continue
-        for inputs, judged in judged_cases(entry):
-            call = make(path, threads, inputs)
-            if call is not None:
-                judge([*call(inputs)], judged, "faithful")
 
 
 def recorded(path: Path) -> list[Array]:
@@ -171,70 +143,6 @@ def ours(
     )
     plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
     return compiled.run, {"plan": plan}
-
-
-def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call | None:
-    """LiteRT's interpreter as it runs by default."""
-    if path.suffix != ".tflite":
-        return None
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(str(path), num_threads=threads)
-    places = interpreter.get_input_details()
-    for place, array in zip(places, inputs, strict=True):
-        if tuple(place["shape"]) != array.shape:
-            interpreter.resize_tensor_input(place["index"], array.shape)
-    interpreter.allocate_tensors()
-    outputs = [place["index"] for place in interpreter.get_output_details()]
-    indexes = [place["index"] for place in places]
-
-    def run(given: Sequence[Array]) -> list[Array]:
-        for index, array in zip(indexes, given, strict=True):
-            interpreter.set_tensor(index, array)
-        interpreter.invoke()
-        return [interpreter.get_tensor(index) for index in outputs]
-
-    return run
-
-
-def onnxruntime(path: Path, threads: int, _: Sequence[Array]) -> Call | None:
-    """ONNX Runtime's session on its CPU provider."""
-    if path.suffix != ".onnx":
-        return None
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    import onnxruntime as ort  # type: ignore[import-untyped]  # it is published without types
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
-    names = [place.name for place in session.get_inputs()]
-    return lambda given: session.run(None, dict(zip(names, given, strict=True)))
-
-
-def openvino(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
-    """OpenVINO's compiled model, in the order of its own inputs."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
-    import openvino as ov  # type: ignore[import-untyped]  # as onnxruntime
-
-    core = ov.Core()
-    model = core.read_model(str(path))
-    if any(port.partial_shape.is_dynamic for port in model.inputs):
-        model.reshape({port: list(a.shape) for port, a in zip(model.inputs, inputs, strict=True)})
-    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return lambda given: list(request.infer([*given]).values())
-
-
-Make: TypeAlias = Callable[[Path, int, Sequence[Array]], Call | None]
-
-DEFAULT: Final = {".tflite": "litert", ".onnx": "onnxruntime"}
-"""Whose format it is, and who therefore always competes."""
-
-COMPETITORS: Final[Mapping[str, Make]] = {
-    "litert": litert,
-    "onnxruntime": onnxruntime,
-    "openvino": openvino,
-}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Penstock's tuned plan against LiteRT, ONNX Runtime and OpenVINO used directly, network by network.
 
 Each race is a process of its own (`benchmarks.engine_race`), on as many cores as threads. `faithful`: LiteRT as it
-runs by default competes on every .tflite network and ONNX Runtime on every .onnx one; another engine where its recorded
-cases stay within that class's bound. `relaxed`: all compete.
+runs by default competes on every .tflite network and ONNX Runtime on every .onnx one; another engine as far as it stays
+within the class, with its operations and its outputs: as it runs by default, else as its settings make it keep to the
+model's types (`benchmarks.competitors`). `relaxed`: all compete.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def judged(
     best = min(medians, key=lambda name: medians[name])
     if (entry.get("macs") or 0) > COUNTED_MACS:
         for name, took in medians.items():
-            means.setdefault(name, []).append(took / mine)
+            means.setdefault(name.split(" (")[0], []).append(took / mine)
     devices = "+".join(dict.fromkeys(device for device, _ in result["plan"]))
     note = f"{mine * 1e3:.3f} ms on {devices} in {len(result['plan'])} steps; " + ", ".join(
         f"{name} {took * 1e3:.3f}" for name, took in medians.items()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import operations
+from benchmarks import competitors, engine_race, operations
 from benchmarks.measuring import Row, interleaved, medians
 from benchmarks.models.making import Case
+from penstock.ir import NDArray
 from tests.conftest import ROOT
 
 
@@ -84,3 +87,51 @@ def test_a_name_that_is_no_benchmark_is_refused() -> None:
     )
     assert result.returncode == 2
     assert "flying" in result.stderr
+
+
+def test_an_engine_competes_within_a_class_as_far_as_each_operation_meets_it(corpus: Path) -> None:
+    pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+    path = corpus / "models" / "networks" / "resnet8_cifar10_float.tflite"
+    by_litert = competitors.COMPETITORS["litert"][""]
+    competitors.hold_operations(path, by_litert, 1)
+
+    def coarse(
+        file: Path, threads: int, inputs: Sequence[NDArray]
+    ) -> Callable[[Sequence[NDArray]], Sequence[NDArray]] | None:
+        call = by_litert(file, threads, inputs)
+        rounded = partial(np.multiply, 1.001, dtype=np.float32)
+        return call and (lambda given: [rounded(array) for array in call(given)])
+
+    with pytest.raises(AssertionError, match=r"operation 0 \(CONV_2D, .*off by 0.001"):
+        competitors.hold_operations(path, coarse, 1)
+
+
+def test_an_engine_beyond_the_class_competes_in_the_first_of_its_ways_within_it(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+    path = corpus / "models" / "networks" / "resnet8_cifar10_float.tflite"
+    by_litert = competitors.COMPETITORS["litert"][""]
+    coarse = partial(by_litert)
+    bold = partial(by_litert)
+    careful = partial(by_litert)
+
+    def hold(file: Path, make: competitors.Make, threads: int) -> None:
+        if make is coarse or make is bold:
+            raise AssertionError("operation 3 is off")
+
+    ways = {
+        "litert": {"": by_litert},
+        "slow": {"": coarse, "careful": careful, "late": bold},
+        "wrong": {"": coarse},
+    }
+    monkeypatch.setattr(competitors, "COMPETITORS", ways)
+    monkeypatch.setattr(competitors, "hold_operations", hold)
+    inputs = engine_race.draw(path)
+    subjects, refused = competitors.competitors(path, 1, "faithful", inputs)
+    assert list(subjects) == ["litert", "slow (careful)"]
+    off = "AssertionError: operation 3 is off"
+    assert refused == {"slow": off, "wrong": off}
+    subjects, refused = competitors.competitors(path, 1, "relaxed", inputs)
+    assert list(subjects) == ["litert", "slow", "wrong"]
+    assert not refused

@@ -107,10 +107,10 @@ def _exported(
     case: Case, *, names: bool
 ) -> tuple[bytes, Sequence[NDArray], Sequence[NDArray], Sequence[NDArray]]:
     from penstock.export.tflite import write
-    from penstock.export.tflite.alone import positions_in_file, with_state
+    from penstock.export.tflite.alone import named, positions_in_file, with_state
 
     model = with_state(case.model, case.inputs)
-    content = write(model if names else nameless(model))
+    content = write(named(model if names else nameless(model)))
     inputs, outputs = positions_in_file(case.model)
     return (
         content,

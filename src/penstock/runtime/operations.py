@@ -17,7 +17,7 @@ from penstock import knobs
 from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
-from penstock.export.tflite.alone import positions_in_file, with_state
+from penstock.export.tflite.alone import named, positions_in_file, with_state
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Lifetime, Model, NDArray, Subgraph, infer_shapes
 from penstock.partitioning.policy import Policy
@@ -52,11 +52,11 @@ class OperationCase(Struct, frozen=True, eq=False):
 
         A recurrent operation keeps its state to itself in TFLite, from zeros on: such state is no input and no
         output of the file. Raises `NotExportable` where the case's state is anything else, or the operation has
-        no form in TFLite.
+        no form in TFLite. Tensors without a name, or with one that another has, are given one.
         """
         from penstock.export.tflite import write
 
-        return write(with_state(self.model, self.inputs))
+        return write(named(with_state(self.model, self.inputs)))
 
     @property
     def tflite_inputs(self) -> tuple[NDArray, ...]:

@@ -250,3 +250,15 @@ def test_what_cannot_be_compared_departs(outputs: list[NDArray], problem: str) -
     case = alone("NEG", Operand(F32, (2,)), np.ones(2, np.float32))
     found = distance(case, outputs)
     assert (found.departs, found.problem) == (True, problem)
+
+
+def test_a_case_as_a_file_has_a_name_for_each_tensor_and_none_twice() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (2, 3), "x")
+    k = b.constant(np.ones(3, np.float32))
+    model = b.build(b.operation("ADD", [x, k], [Operand(F32, (2, 3), name="x")]))
+    (case,) = cases_of(model, [np.zeros((2, 3), np.float32)])
+    names = [o.name for o in penstock.load(case.tflite()).entry.operands]
+    assert len(set(names)) == len(names) == 3
+    assert all(names)
+    assert names[0] == "x"

@@ -1,4 +1,4 @@
-"""Operations cut out of a network, with the state that TFLite's operators keep to themselves."""
+"""Operations cut out of a network as files of their own: their state, which TFLite's operators keep, and their names."""
 
 from __future__ import annotations
 
@@ -73,3 +73,20 @@ def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
     return replace(
         model, subgraphs=tuple(subgraphs), pools=tuple(pools), variables=tuple(variables)
     )
+
+
+def named(model: Model) -> Model:
+    """*model* with a name for each operand of its entry subgraph, and none twice: TFLite reads files without names, or
+    where an input and an output share one, but not every reader of its files does.
+    """
+    entry, taken = model.entry, set[str]()
+    operands = []
+    for index, operand in enumerate(entry.operands):
+        name = operand.name or f"tensor_{index}"
+        while name in taken:
+            name += f"_{index}"
+        taken.add(name)
+        operands.append(operand if name == operand.name else replace(operand, name=name))
+    subgraphs = list(model.subgraphs)
+    subgraphs[model.main] = replace(entry, operands=tuple(operands))
+    return replace(model, subgraphs=tuple(subgraphs))
