@@ -28,6 +28,7 @@ from penstock.errors import (
 )
 from penstock.hal import CancelToken, ExecutionConfig, HostMemory, PrepareConfig, Request
 from penstock.ir import DType, Model, ModelBuilder
+from penstock.threads import allowed_processors
 from tests.support_openvino import cpu, needs_openvino
 from tests.support_operations import F32
 
@@ -237,6 +238,35 @@ def test_a_run_that_is_cancelled_or_late_ends_and_the_next_is_right() -> None:
     out.fill(1)
     time.sleep(0.01)
     assert out.all()
+
+
+@needs_openvino
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_is_told_how_many_threads_to_take(threads: int) -> None:
+    prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
+    found = prepared._executable.compiled  # type: ignore[attr-defined]  # its own
+    told = [found.get_property(name) for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS")]
+    assert told == [min(threads, allowed_processors()), 1]
+
+
+@needs_openvino
+def test_python_goes_on_while_it_computes() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (600, 600), "x")
+    y = x
+    for _ in range(2):
+        (y,) = b.operation("BATCH_MATMUL", [y, x], [(F32, (600, 600))])
+    prepared = cpu().prepare_model(b.build([y]), PrepareConfig(num_threads=1))
+    given, out = np.zeros((600, 600), np.float32), np.empty((600, 600), np.float32)
+    request = Request((HostMemory(given),), (HostMemory(out),))
+    thread = threading.Thread(target=prepared.execute, args=(request, ExecutionConfig()))
+    thread.start()
+    counted = 0
+    while thread.is_alive():
+        counted += 1
+    thread.join()
+    # Had it held the interpreter's lock, this thread would have had a few turns before and after the run.
+    assert counted > 1000
 
 
 def test_what_the_position_of_a_maximum_depends_on_is_relaxed() -> None:

@@ -8,12 +8,14 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 import penstock
+from penstock.drivers.xnnpack import engine
 from penstock.errors import (
     Cancelled,
     GeneralFailure,
@@ -104,13 +106,23 @@ def test_python_goes_on_while_it_computes() -> None:
     assert max(np.diff([began, *inside, ended])) < 0.9 * (ended - began)
 
 
-def test_threads_are_as_many_as_asked_for() -> None:
+def test_litert_is_told_how_many_threads_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are those of one thread."""
+    litert = engine._engine.module()
+    real, told = litert.Interpreter, list[int]()
+
+    def watched(**options: Any) -> Any:
+        told.append(options["num_threads"])
+        return real(**options)
+
+    monkeypatch.setattr(litert, "Interpreter", watched)
     model = deep(64, 2)
-    given = drawn(model)
-    results = []
+    given, results = drawn(model), list[NDArray]()
     for threads in (1, 3):
         out = np.empty((64, 64), np.float32)
         execute(prepared(model, threads=threads), given, [out])
+        assert set(told) == {threads}
+        told.clear()
         results.append(out)
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
 
