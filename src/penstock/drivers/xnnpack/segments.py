@@ -12,6 +12,12 @@ from typing import Final
 import msgspec
 
 from penstock.drivers.xnnpack.engine import Kernels
+from penstock.drivers.xnnpack.pictures import (
+    can_split,
+    is_quantised_alike,
+    split,
+    summed_operands,
+)
 from penstock.drivers.xnnpack.site import Classes
 from penstock.drivers.xnnpack.whole_numbers import expand, positive_operands
 from penstock.errors import GeneralFailure
@@ -129,20 +135,24 @@ def _segment(
     fixed: dict[int, None],
     expanded: frozenset[int],
 ) -> Segment:
-    """The segment of *members*, of which those in *expanded* are written as several operations."""
+    """The segment of *members*, of which those in *expanded* are written as several operations, where they need be."""
     entry = model.entry
     chosen = sorted({*members, *_needed(entry, members, fixed)})
     operands = list(entry.operands)
     positive = positive_operands(entry.operations) if expanded else frozenset()
+    summed = summed_operands(entry.operations, entry.operands) if expanded else frozenset()
     operations: list[Operation] = []
     for at in chosen:
         operation = entry.operations[at]
-        if at in expanded:
+        if at in expanded and not is_quantised_alike(operation, operands, summed):
             weights = model.constant(entry.operands[operation.inputs[1]])
             is_positive = operation.inputs[0] in positive
             operations += expand(operands, operation, weights, positive=is_positive)
-        else:
-            operations.append(_written(operands, operation))
+            continue
+        if kernels == "xnnpack" and can_split(operation, operands):
+            halving, operation = split(operands, operation)
+            operations.append(halving)
+        operations.append(_written(operands, operation))
     inside = frozenset(members)
     written = {i for o in operations for i in o.outputs}
     read = {i for o in operations for i in o.inputs}

@@ -135,6 +135,12 @@ def test_only_where_the_class_asks_for_it() -> None:
     assert {"FLOOR", "SIGN", "REDUCE_MAX"} <= set(operations_of(model, "faithful"))
 
 
+def test_everywhere_where_xnnpack_leaves_the_layer_to_slower_kernels() -> None:
+    found = operations_of(CASES["depthwise"], "faithful")
+    assert "FLOOR" in found
+    assert found == operations_of(CASES["depthwise"], "relaxed")
+
+
 def test_what_is_never_below_zero_needs_no_signs() -> None:
     for name in ("matrix behind RELU", "convolution behind RELU"):
         found = operations_of(CASES[name], "faithful")
