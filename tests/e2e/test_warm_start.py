@@ -61,7 +61,10 @@ UNWANTED: Final = (
         f"penstock.compilation.{name}"
         for name in ["background", "filling", "given_files", "misses"]
     ),
-    *(f"penstock.sealed.{name}" for name in ["blob_registry", "keyring_store", "late", "writing"]),
+    *(
+        f"penstock.sealed.{name}"
+        for name in ["blob_registry", "keyring_store", "late", "registry_changes", "writing"]
+    ),
     # What other files, or other devices, need.
     *(
         f"penstock.loaders.tflite.{name}"

@@ -24,6 +24,7 @@ from penstock.sealed import (
     Row,
     SqliteRegistry,
     blob_registry,
+    registry_changes,
     sqlite_registry,
 )
 from penstock.sealed.locks import lock
@@ -300,7 +301,7 @@ def test_digests_that_fit_tampered_rows_are_not_believed_without_the_key(
     path = tmp_path / "registry"
     registry = tampered(path, TAMPERING[name])
     database = sqlite3.connect(path)
-    digests = [sqlite_registry._bucket(database, bucket)[0] for bucket in range(64)]
+    digests = [sqlite_registry.read_bucket(database, bucket)[0] for bucket in range(64)]
     database.execute("UPDATE registry SET buckets = ?", (b"".join(digests),))
     database.commit()
     database.close()
@@ -362,7 +363,7 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_oldest_rows_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_registry, "MOST_ROWS", 3)
+    monkeypatch.setattr(registry_changes, "MOST_ROWS", 3)
     registry = sqlite(tmp_path / "registry")
     for number in range(6):
         registry.begin(row(number))
