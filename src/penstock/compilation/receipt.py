@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from penstock.errors import NotYetWritten
+from penstock.hal.request import CopyReceipt as CopyReceipt  # noqa: PLC0414  # a part of receipts
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
@@ -92,31 +92,6 @@ class StepReceipt(msgspec.Struct, frozen=True):
     """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a simulator computed this."""
     device_ns: int | None = None
     """What the hardware took of *driver_ns*; None where the driver did not say."""
-
-
-copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []
-"""Told of every copy as it is made, in the thread that makes it (`penstock.testing.assert_no_copies`)."""
-
-
-class CopyReceipt(msgspec.Struct, frozen=True):
-    """One copy of tensor data made by the runtime.
-
-    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's entry
-    subgraph; None where the copy belongs to no step.
-    """
-
-    nbytes: int
-    source: str
-    destination: str
-    reason: str
-    step: int | None = None
-    operand: int | None = None
-    start_ns: int = 0
-    wall_ns: int = 0
-
-    def __post_init__(self) -> None:
-        for watch in copy_watchers:
-            watch(self)
 
 
 class Span(msgspec.Struct, frozen=True):

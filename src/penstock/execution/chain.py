@@ -18,6 +18,7 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlineTransient,
 )
+from penstock.execution.carried import note_carried
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.variant import Variant
@@ -137,10 +138,12 @@ class Chain:
         """Raises the error of the first step that failed; the others have their place in the trace."""
         ended = perf_counter_ns()
         for one in launched:
+            prepared = one.runner.prepared
+            note_carried(prepared, getattr(one.fence, "result", DONE), self._trace)
             if (error := one.fence.error()) is not None:
                 self._note(one.runner, error)
                 raise error
-            step = StepTrace(one.runner.prepared, one.began_ns, ended, DONE, ())
+            step = StepTrace(prepared, one.began_ns, ended, DONE, ())
             self._trace.steps.append(step)
 
     def _note(self, runner: StepRunner, error: DriverError) -> None:

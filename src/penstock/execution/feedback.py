@@ -20,9 +20,9 @@ from penstock.errors import InputError, InvalidArgument, StateError
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.execution.roles import step_uses
-from penstock.execution.transfer import STAGED
 from penstock.execution.turns import TurningPort, turning_ports
 from penstock.execution.variant import Variant
+from penstock.hal.request import STAGED
 from penstock.hal.roles import merged
 from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
@@ -202,11 +202,13 @@ class Cells:
 
 class BoundState:
     """What `CompiledModel.bind_state` gives: the values that go round, by the names of the inputs, or variables, that
-    they are. *state* is the `State` they belong to, None the model's default one.
+    they are. *state* is the `State` they belong to, None the model's default one. `copies` are those that the last `read`
+    or `write` made, whichever thread called it.
     """
 
     def __init__(self, compiled: CompiledModel, feedback: Feedback) -> None:
         self._compiled, self._feedback = compiled, feedback
+        self.copies: tuple[CopyReceipt, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -224,12 +226,15 @@ class BoundState:
     def read(self, name: str, state: State | None = None) -> NDArray:
         """The present value, copied to the host. Raises `StateError` where there is none."""
         with self._held(name, state) as (buffer, _):
-            return buffer.numpy()
+            value = buffer.numpy()
+            self.copies = buffer.copies
+            return value
 
     def write(self, name: str, value: Any, state: State | None = None) -> None:
         """Another present value: an array, a pool or a device buffer. Raises what `DeviceBuffer.copy_from` does."""
         with self._held(name, state) as (buffer, own):
             buffer.copy_from(value)
+            self.copies = buffer.copies
             own.written_on_device()
 
     @contextmanager

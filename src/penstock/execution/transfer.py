@@ -22,6 +22,7 @@ from penstock.hal import (
     Request,
     RequestArgument,
 )
+from penstock.hal.request import STAGED
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.partitioning.plan import ExecutionStep
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS: Final = 8
 """How often a step may answer "too small" before the runtime stops believing it."""
-
-STAGED: Final = "it does not lie in memory that the device maps"
 
 FIRST_GUESS: Final = 4096
 """Bytes given to an output of unknown shape at the first attempt."""

@@ -9,14 +9,25 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.closing import Closing
 from penstock.errors import DriverError, GeneralFailure
-from penstock.hal import ArgumentCopy, Fence, Memory, PoolArgument, Request, RequestArgument
+from penstock.hal import (
+    ArgumentCopy,
+    CarriedResult,
+    Fence,
+    HostMemory,
+    Memory,
+    PoolArgument,
+    Request,
+    RequestArgument,
+)
 from penstock.ipc.linux import LINUX_ONLY
 from penstock.ipc.steady import descriptor_in, is_steady, may_shrink
 from penstock.ir import NDArray
@@ -178,11 +189,14 @@ class Carried(Closing):
 
 
 class CarriedFence:
-    """*fence*, with what was written copied home before anybody learns that it has signalled."""
+    """*fence*, with what was written copied home before anybody learns that it has signalled. What it tells of copies of
+    arrays is of those of *request*; `incidents` are what else happened, in words.
+    """
 
-    def __init__(self, fence: Fence, carried: Carried) -> None:
-        self._fence = fence
-        self._carried: Carried | None = carried
+    def __init__(self, fence: Fence, request: Request, carried: Carried | None = None) -> None:
+        self._fence, self._request = fence, request
+        self.incidents: tuple[str, ...] = ()
+        self._carried = self._kept = carried
         self._error: DriverError | None = None
         self._lock = threading.Lock()
 
@@ -202,7 +216,35 @@ class CarriedFence:
         return True
 
     def error(self) -> DriverError | None:
-        return self._error if self.wait(0) else None
+        if not self.wait(0):
+            return None
+        return self._fence.error() if self._kept is None else self._error
+
+    @property
+    def result(self) -> CarriedResult:
+        """What was copied for the run, all of it once the fence has signalled, and what happened."""
+        copies = of_arguments(getattr(self._fence, "copies", ()), self._request)
+        if self._kept is not None:
+            copies = (*self._kept.copies, *copies)
+        return CarriedResult(copies=copies, incidents=self.incidents)
+
+
+def carried_fence(fence: Fence, carried: Carried, request: Request) -> Fence:
+    """*fence*, which tells what was copied for the run of *request*, where anything was."""
+    if carried.is_plain and not hasattr(fence, "copies"):
+        return fence
+    return CarriedFence(fence, request, None if carried.is_plain else carried)
+
+
+def of_arguments(copies: Iterable[ArgumentCopy], request: Request) -> tuple[ArgumentCopy, ...]:
+    """*copies* of the arrays of *request*, by their numbers, as copies of its arguments."""
+    arguments = [
+        place
+        for given in (request.inputs, request.outputs)
+        for place, argument in enumerate(given)
+        if isinstance(argument, HostMemory)
+    ]
+    return tuple(replace(copy, argument=arguments[copy.argument]) for copy in copies)
 
 
 def twin_of(memory: Memory) -> Twin | None:

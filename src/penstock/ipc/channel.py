@@ -22,7 +22,14 @@ from penstock.errors import (
     StateError,
     WireError,
 )
-from penstock.hal import CancelToken, DescriptorFence, Fence, ProgressEvent, as_descriptor
+from penstock.hal import (
+    ArgumentCopy,
+    CancelToken,
+    DescriptorFence,
+    Fence,
+    ProgressEvent,
+    as_descriptor,
+)
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
 from penstock.ipc.constants import descriptor_of
@@ -519,7 +526,13 @@ class _CopyingFence:
     def __init__(self, fence: DescriptorFence, staged: Staged) -> None:
         self._fence: Fence = fence
         self._staged: Staged | None = staged
+        self._copied = staged.copies
         self._lock = threading.Lock()
+
+    @property
+    def copies(self) -> tuple[ArgumentCopy, ...]:
+        """What was copied for the call so far, of each array among its handles by its number."""
+        return tuple(self._copied)
 
     def wait(self, timeout_ns: int | None = None) -> bool:
         if not self._fence.wait(timeout_ns):

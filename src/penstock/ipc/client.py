@@ -39,7 +39,7 @@ from penstock.hal import (
     Support,
 )
 from penstock.ipc import wire
-from penstock.ipc.carrying import Carried, CarriedFence, Twin, twin_of
+from penstock.ipc.carrying import Carried, Twin, carried_fence, of_arguments, twin_of
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
 from penstock.ipc.steady import may_shrink
 from penstock.ir import Model
@@ -239,7 +239,7 @@ class RemotePreparedModel(RemoteObject):
             except WireError as error:
                 raise _senseless(error) from error
             undone.pop_all()
-        return fence if carried.is_plain else CarriedFence(fence, carried)
+        return carried_fence(fence, carried, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> Burst:
         """One that goes through shared memory where the channel tells of the other process's life, and neither side is short
@@ -361,6 +361,10 @@ class RemoteBuffer(RemoteObject):
         gone: str = getattr(self.channel, "gone", "")
         return gone
 
+    def carries(self, memory: Memory) -> bool:
+        """Whether copying to *memory*, or from it, takes one copy more: another process would not map it."""
+        return self.channel.copies_arrays and may_shrink(memory)
+
     def copy_to(self, destination: Memory) -> None:
         with self._twin(destination) as twin:
             given = destination if twin is None else twin.given
@@ -370,7 +374,10 @@ class RemoteBuffer(RemoteObject):
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
         with self._twin(source) as twin:
-            given = source if twin is None else twin.given
+            given = source
+            if twin is not None:
+                twin.fill()
+                given = twin.given
 
             def call(pack: Packer) -> wire.Call:
                 return wire.CopyFrom(self.number, pack.memory(given), dimensions)
@@ -385,7 +392,6 @@ class RemoteBuffer(RemoteObject):
             yield None
             return
         with closing(twin):
-            twin.fill()
             yield twin
 
 
@@ -413,14 +419,8 @@ def _execute(
         carried.finish()
     if not answer.copies and not carried.copies:
         return result
-    arguments = [
-        place
-        for given in (request.inputs, request.outputs)
-        for place, argument in enumerate(given)
-        if isinstance(argument, HostMemory)
-    ]
-    copies = tuple(replace(copy, argument=arguments[copy.argument]) for copy in answer.copies)
-    return CarriedResult(result.output_shapes, result.timing, (*carried.copies, *copies))
+    copies = (*carried.copies, *of_arguments(answer.copies, request))
+    return CarriedResult(result.output_shapes, result.timing, copies)
 
 
 def _carried(channel: Channel, request: Request) -> Carried:

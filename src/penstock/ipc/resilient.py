@@ -34,6 +34,7 @@ from penstock.hal import (
 )
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.burst import RingBurst
+from penstock.ipc.carrying import CarriedFence
 from penstock.ipc.channel import DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
@@ -282,7 +283,12 @@ class IsolatedPreparedModel:
         def call(remote: RemotePreparedModel) -> Fence:
             return remote.execute_fenced(request, wait_for, config, timeout_after_fence_ns)
 
-        return self.twice("execute_fenced", call, request, config)[0]
+        fence, incident = self.twice("execute_fenced", call, request, config)
+        if not incident:
+            return fence
+        told = fence if isinstance(fence, CarriedFence) else CarriedFence(fence, request)
+        told.incidents = (incident,)
+        return told
 
     def configure_burst(self) -> Burst:
         return _Series(self, lambda remote, deadline_ns: remote.configure_burst(deadline_ns))

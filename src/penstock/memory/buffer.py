@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +16,7 @@ import numpy as np
 from penstock.closing import Closing
 from penstock.errors import ClosedError, DeadObject, InputError, InvalidArgument, StateError
 from penstock.hal import Memory
+from penstock.hal.request import STAGED, CopyReceipt
 from penstock.hal.roles import Allocation, merged
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_static, static_shape
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.hal import Device, PreparedModel, RequestArgument
 
 T = TypeVar("T")
+
+ASKED: Final = "the caller copies the value of a device buffer"
 
 OFTEN: Final = 3
 """After so many runs that all were followed, or preceded, by a copy of the host's, a receipt remarks on it."""
@@ -39,7 +43,8 @@ class DeviceBuffer(Closing):
     whose shape was not known take that of what is written. Any number of runs may read it at the same time; what
     others read while one writes is one of the values, whole, on a device; of a pool it may be parts of both.
 
-    *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it is one.
+    *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it is one. `copies` are
+    those that the last `copy_to`, `copy_from` or `numpy` of it made, whichever thread called it.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class DeviceBuffer(Closing):
         self._closed = False
         self._runs = self._reads = self._writes = 0
         self._fresh = self._filled = False
+        self.copies: tuple[CopyReceipt, ...] = ()
         self._release = weakref.finalize(self, _release, storage, self._process)
         self._release.atexit = False
 
@@ -96,12 +102,15 @@ class DeviceBuffer(Closing):
             return
         shape = self._initialized()
         self._touched(read=True)
+        began = time.perf_counter_ns()
         if isinstance(destination, np.ndarray):
-            self._copy_to_array(destination, shape)
+            count = self._copy_to_array(destination, shape)
+            self._tell(destination.nbytes, count, began, out=True)
             return
         memory = memory_of(destination, "copy to")
         self._check_size(memory.size, shape)
-        self._asked(lambda: self._storage.copy_to(memory))
+        count = self._asked(lambda: self._storage.copy_to(memory))
+        self._tell(memory.size, count, began, out=True)
 
     def copy_from(
         self,
@@ -117,21 +126,27 @@ class DeviceBuffer(Closing):
         self._check_usable()
         if source is self:
             return
+        began = time.perf_counter_ns()
         if isinstance(source, DeviceBuffer):
             self._copy_from_buffer(source)
             return
         if isinstance(source, np.ndarray):
-            self._copy_from_array(source, dimensions)
+            count = self._copy_from_array(source, dimensions)
+            self._tell(source.nbytes, count, began)
             return
         shape = self._full(dimensions)
         memory = memory_of(source, "copy from")
         self._check_size(memory.size, shape)
         self._touched(written=True)
-        self._take(memory, shape)
+        count = self._take(memory, shape)
+        self._tell(memory.size, count, began)
 
     def numpy(self) -> NDArray:
         """The value, copied to the host."""
-        return fetch_value(self)[0]
+        began = time.perf_counter_ns()
+        value, count = fetch_value(self)
+        self._tell(value.nbytes, count, began, out=True)
+        return value
 
     def value_shape(self) -> tuple[int, ...]:
         """The shape of its value. Raises `StateError` without one."""
@@ -195,7 +210,17 @@ class DeviceBuffer(Closing):
                 self._writes += 1
                 self._filled = False
 
-    def _copy_to_array(self, destination: NDArray, shape: tuple[int, ...]) -> None:
+    def _tell(self, nbytes: int, count: int, began: int, *, out: bool = False) -> None:
+        """Keeps receipts of *count* copies, the first of which has the time of all."""
+        here = self.device or "pool"
+        route = (here, "host") if out else ("host", here)
+        spent = time.perf_counter_ns() - began
+        self.copies = (
+            CopyReceipt(nbytes, *route, ASKED, None, None, began, spent),
+            *(CopyReceipt(nbytes, "host", "host", STAGED) for _ in range(count - 1)),
+        )
+
+    def _copy_to_array(self, destination: NDArray, shape: tuple[int, ...]) -> int:
         if destination.dtype != self.dtype or destination.shape != shape:
             raise InputError(
                 f"{self._name} holds {self.dtype} of shape {shape}; an array of {destination.dtype} "
@@ -204,9 +229,10 @@ class DeviceBuffer(Closing):
         if not destination.flags.writeable:
             raise InputError("an array to copy to must be writable")
         if (memory := place_of(destination)) is not None:
-            self._asked(lambda: self._storage.copy_to(memory))
-        else:
-            destination[...] = self._fetched(shape)[0]
+            return self._asked(lambda: self._storage.copy_to(memory))
+        value, count = self._fetched(shape)
+        destination[...] = value
+        return count + 1
 
     def _copy_from_array(self, source: NDArray, dimensions: Sequence[int] | None) -> int:
         shape = tuple(source.shape) if dimensions is None else tuple(dimensions)
@@ -231,8 +257,12 @@ class DeviceBuffer(Closing):
         self._full(shape)
         # Through memory of the host, as devices do not reach each other's.
         with staging(shape, mine.dtype.numpy) as (pool, _):
-            source._asked(lambda: source._storage.copy_to(pool.memory))
-            self._take(pool.memory, shape)
+            began = time.perf_counter_ns()
+            count = source._asked(lambda: source._storage.copy_to(pool.memory))
+            source._tell(pool.nbytes, count, began, out=True)
+            began = time.perf_counter_ns()
+            self._tell(pool.nbytes, self._take(pool.memory, shape), began)
+            self.copies = source.copies + self.copies
 
     def _fetched(self, shape: tuple[int, ...]) -> tuple[NDArray, int]:
         """The value in memory of its own, and how many copies that took."""

@@ -112,7 +112,7 @@ class OnDevice:
     def copy_to(self, memory: Memory) -> int:
         if self._maps(memory):
             self._buffer.copy_to(memory)
-            return 1
+            return 1 + self._carries(memory)
         with (
             map_memory(memory) as mapping,
             staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
@@ -124,7 +124,7 @@ class OnDevice:
     def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
         if self._maps(memory):
             self._buffer.copy_from(memory, shape)
-            return 1
+            return 1 + self._carries(memory)
         with (
             map_memory(memory) as mapping,
             staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
@@ -138,6 +138,11 @@ class OnDevice:
 
     def _maps(self, memory: Memory) -> bool:
         return memory.name in mappable_kinds(self._owner)
+
+    def _carries(self, memory: Memory) -> bool:
+        # A driver's own object has no such thing.
+        told = getattr(self._buffer, "carries", None)
+        return told is not None and bool(told(memory))
 
 
 class InPool:

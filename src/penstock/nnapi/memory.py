@@ -13,6 +13,7 @@ from penstock.nnapi.rules import ImageRules, Rules, SizedRules
 from penstock.nnapi.stores import DeviceStore, ImageStore, PoolStore, Store, copy_bytes
 
 if TYPE_CHECKING:
+    from penstock.compilation.receipt import CopyReceipt
     from penstock.nnapi.memory_desc import MemoryDesc
 
 BOTH: Final = PROT_READ | PROT_WRITE
@@ -29,6 +30,8 @@ class Memory(Closing):
     def __init__(self, store: Store, rules: Rules) -> None:
         self._store, self._rules = store, rules
         self._closed = False
+        self.copies: tuple[CopyReceipt, ...] = ()
+        """What the last `copy` of this memory copied, and why."""
 
     @classmethod
     def create_from_fd(cls, size: int, protect: int, fd: int, offset: int = 0) -> Self:
@@ -115,7 +118,7 @@ class Memory(Closing):
                     raise bad_data("the memory to copy from holds no value")
                 target.rules.take(source.rules.metadata)
                 shape = static_shape(target.rules.metadata.shape)
-                copy_bytes(source.store, target.store, shape)
+                source.copies = copy_bytes(source.store, target.store, shape)
                 done = True
         finally:
             if target.is_managed:

@@ -15,10 +15,10 @@ from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.copying import copied
 from penstock.execution.outputs import Outputs
-from penstock.execution.transfer import STAGED
 from penstock.execution.variant import deadline_of
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
+from penstock.hal.request import STAGED
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
+from penstock.execution.copying import copy_over
 from penstock.ir import NDArray
 from penstock.memory import HardwareBuffer, MemoryPool, dmabuf
 from penstock.memory.mapping import HARDWARE_BUFFER_BLOB
@@ -17,6 +19,9 @@ from penstock.nnapi.failures import NnapiError, bad_data, translated
 
 if TYPE_CHECKING:
     from penstock.memory import DeviceBuffer
+
+
+ASKED: Final = "the caller copies one memory to another"
 
 
 class PoolStore:
@@ -118,8 +123,10 @@ class DeviceStore:
 Store: TypeAlias = PoolStore | ImageStore | DeviceStore
 
 
-def copy_bytes(source: Store, destination: Store, shape: tuple[int, ...] | None) -> None:
-    """Copies what *source* holds over *destination*, which is of *shape* then (NNAPI section 6.6).
+def copy_bytes(
+    source: Store, destination: Store, shape: tuple[int, ...] | None
+) -> tuple[CopyReceipt, ...]:
+    """Copies what *source* holds over *destination*, which is of *shape* then (NNAPI section 6.6); gives what was copied.
 
     Raises BAD_DATA where they differ in size, UNMAPPABLE where the host has no view that it takes, OP_FAILED for images,
     or what the device answers.
@@ -130,15 +137,18 @@ def copy_bytes(source: Store, destination: Store, shape: tuple[int, ...] | None)
         if isinstance(source, DeviceStore):
             if isinstance(destination, DeviceStore):
                 destination.buffer.copy_from(source.buffer)
-            else:
-                destination.writable()
-                source.buffer.copy_to(destination.pool)
-        elif isinstance(destination, DeviceStore):
+                return destination.buffer.copies
+            destination.writable()
+            source.buffer.copy_to(destination.pool)
+            return source.buffer.copies
+        if isinstance(destination, DeviceStore):
             source.content()
             destination.buffer.copy_from(source.pool, shape)
-        else:
-            given, room = source.content(), destination.writable()
-            if given.nbytes != room.nbytes:
-                raise bad_data(f"{given.nbytes} bytes for a memory of {room.nbytes}")
-            with source.used(write=False), destination.used(write=True):
-                np.copyto(room, given)
+            return destination.buffer.copies
+        given, room = source.content(), destination.writable()
+        if given.nbytes != room.nbytes:
+            raise bad_data(f"{given.nbytes} bytes for a memory of {room.nbytes}")
+        copies: list[CopyReceipt] = []
+        with source.used(write=False), destination.used(write=True):
+            copy_over(room, given, copies, ("host", "host"), ASKED)
+        return tuple(copies)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.compilation.receipt import CopyReceipt, copy_watchers
+from penstock.hal.request import CopyReceipt, copy_watchers
 
 
 @contextmanager

@@ -13,15 +13,10 @@ from penstock.ir import DType, Lifetime, ModelBuilder, Operand, Signature
 from penstock.memory import MemoryPool
 from penstock.testing import assert_no_copies
 from tests.conftest import ROOT
+from tests.support_copies import copying
 
 F32 = DType.FLOAT32
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-COPIES: Final = ("copyto", "array", "ascontiguousarray", "copy", "concatenate", "tobytes")
-"""NumPy's functions and methods that copy."""
-
-BUFFERS: Final = ("copy_from", "copy_to", "numpy", "fetch_value", "put_value")
-"""What copies to and from device buffers."""
 
 ELSEWHERE: Final = {
     ("execution/copying.py", "copied"): "writes the receipt",
@@ -187,49 +182,6 @@ def test_no_code_of_a_run_copies_arrays_without_a_receipt() -> None:
                 found[name, function] = True
     assert sorted(set(found) - set(ELSEWHERE)) == []
     assert sorted(set(ELSEWHERE) - set(found)) == []
-
-
-def copying(tree: ast.AST) -> list[str]:
-    """The functions, by qualified name, in which an array is copied."""
-    found: list[str] = []
-
-    def visit(node: ast.AST, place: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            inner = place
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                inner = f"{place}.{child.name}" if place else child.name
-            if copies(child):
-                found.append(place)
-            visit(child, inner)
-
-    visit(tree, "")
-    return list(dict.fromkeys(found))
-
-
-def copies(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assign):
-        return any(isinstance(t, ast.Subscript) and is_whole(t.slice) for t in node.targets)
-    if not isinstance(node, ast.Call):
-        return False
-    function = node.func
-    if isinstance(function, ast.Name):
-        return function.id in BUFFERS
-    if not isinstance(function, ast.Attribute) or function.attr not in (
-        *COPIES,
-        *BUFFERS,
-    ):
-        return False
-    of_numpy = isinstance(function.value, ast.Name) and function.value.id == "np"
-    if function.attr in BUFFERS:
-        return True
-    return of_numpy or function.attr == "tobytes" or (function.attr == "copy" and not node.args)
-
-
-def is_whole(index: ast.AST) -> bool:
-    """Whether all of an array is written over: `[...]` or `[:]`."""
-    if isinstance(index, ast.Slice):
-        return index.lower is index.upper is index.step is None
-    return isinstance(index, ast.Constant) and index.value is ...
 
 
 def test_what_lies_between_steps_is_not_copied_to_a_device_that_takes_pools_only() -> None:

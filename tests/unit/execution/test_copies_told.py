@@ -1,0 +1,254 @@
+"""Every public way to run tells of as many copies as the code makes, counted beside the runtime's own books."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import nnapi
+from penstock.compilation.receipt import CopyReceipt, Receipt
+from penstock.hal import Capabilities, Device, EventFence
+from penstock.ipc.client import RemoteBuffer
+from penstock.ipc.resilient import IsolatedDevice
+from penstock.ipc.starting import Place, unavailable
+from penstock.ipc.supervision import Supervisor
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
+from penstock.memory import MemoryPool
+from penstock.memory.domain import ManagedBuffer
+from penstock.testing import assert_no_copies
+from penstock.testing.lab import LabDevice
+from tests.conftest import ROOT
+from tests.support_copies import Counted, counted
+from tests.unit.execution.fakes import NumpyDevice
+from tests.unit.nnapi import building
+from tests.unit.nnapi.building import MODES
+
+SOURCE: Final = ROOT / "src" / "penstock"
+F32: Final = DType.FLOAT32
+SHAPE: Final = (2, 3)
+X: Final = np.arange(6, dtype=np.float32).reshape(SHAPE)
+
+OTHERS: Final = {
+    ("execution/inputs.py", "_same"),
+    ("execution/inputs.py", "_parameters"),
+    ("execution/inputs.py", "_import"),
+    ("execution/state.py", "_initial_values"),
+    ("ipc/wakeup.py", "pipes_take_no_wait"),
+    ("ipc/wakeup.py", "Doorbell.ring"),
+    ("ipc/wakeup.py", "Doorbell.silence"),
+    ("memory/domain.py", "ManagedBuffer.copy_to"),
+    ("memory/domain.py", "MemoryDomain.encode"),
+}
+"""What copies no value of a run: comparisons, scales, doorbells; and devices, which are counted by their calls."""
+
+
+RUNTIME: Final = ("execution/*.py", "memory/*.py", "ipc/*.py", "nnapi/[brs]*.py")
+
+
+@pytest.fixture
+def copies() -> Iterator[Counted]:
+    with counted(SOURCE, RUNTIME, OTHERS) as found:
+        yield found
+
+
+def relu() -> Model:
+    b = ModelBuilder()
+    x = b.input(F32, SHAPE, "x")
+    return b.build(b.operation("RELU", [x], [Operand(F32, SHAPE, name="y")]))
+
+
+def private() -> NumpyDevice:
+    """A device that has the copying of arrays done for it."""
+    return NumpyDevice("private", capabilities=Capabilities(shares_host_memory=False))
+
+
+@pytest.fixture(scope="module", params=["private", "isolated", "lab"])
+def device(request: pytest.FixtureRequest, isolated: Device) -> Device:
+    made: dict[str, Any] = {"private": private(), "lab": LabDevice(), "isolated": isolated}
+    return cast("Device", made[request.param])
+
+
+@pytest.fixture(scope="module")
+def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    """A device with memory domains in a process of its own."""
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        supervisor = Supervisor(Place("domains", "tests.support_isolated:domains"))
+        yield cast("Device", IsolatedDevice(supervisor, 0))
+        supervisor.close()
+
+
+def fenced(compiled: penstock.CompiledModel, x: Any, **more: Any) -> list[Receipt]:
+    fence = EventFence()
+    run = compiled.start_fenced([x], [fence], **more)
+    fence.signal()
+    return [run.result(30).receipt]
+
+
+def bursts(compiled: penstock.CompiledModel, x: Any, **more: Any) -> list[Receipt]:
+    with compiled.burst() as one:
+        return [one.run([x], **more).receipt for _ in range(3)]
+
+
+def room() -> list[NDArray]:
+    return [np.empty_like(X)]
+
+
+WAYS: Final[dict[str, Callable[[penstock.CompiledModel, Any], list[Receipt]]]] = {
+    "call": lambda c, x: [c(x).receipt],
+    "run": lambda c, x: [c.run([x]).receipt],
+    "run with out": lambda c, x: [c.run([x], out=room()).receipt],
+    "submit": lambda c, x: [c.submit(x).result().receipt],
+    "async": lambda c, x: [asyncio.run(c.run_async(x)).receipt],
+    "burst": bursts,
+    "burst with out": lambda c, x: bursts(c, x, out=room()),
+    "fenced": fenced,
+    "fenced with out": lambda c, x: fenced(c, x, out=room()),
+    "fenced with a timeout": lambda c, x: fenced(c, x, out=room(), timeout=30),
+}
+
+
+def check(copies: Counted, told: Sequence[CopyReceipt]) -> None:
+    """Starts counting anew."""
+    places, copies.places = copies.places, []
+    assert len(told) == len(places), (places, told)
+    assert all(copy.nbytes == X.nbytes and copy.reason for copy in told)
+
+
+@pytest.mark.parametrize("given", ["plain", "strided", "file"])
+def test_a_run_tells_of_every_copy(
+    device: Device, copies: Counted, given: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_bytes(X.tobytes())
+    wide = np.zeros((2, 6), np.float32)
+    x: Any = {"plain": X, "strided": wide[:, ::2], "file": MemoryPool.from_file(tmp_path / "x")}[
+        given
+    ]
+    with penstock.compile(relu(), devices=[device], cache=None) as compiled:
+        copies.places.clear()
+        for run in WAYS.values():
+            with assert_no_copies(allowed_bytes=1 << 20) as watched:
+                told = [copy for receipt in run(compiled, x) for copy in receipt.copies]
+            assert watched == told
+            check(copies, told)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_execution_of_nnapi_tells_of_every_copy(
+    device: Device, copies: Counted, mode: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "both"
+    path.write_bytes(bytes(4) + X.tobytes() + bytes(4 + X.nbytes))
+    with building.compiled(building.unary(), [device]) as compilation, path.open("r+b") as file:
+        size = path.stat().st_size
+        for offset in (None, 4, 1):
+            execution = nnapi.Execution(compilation)
+            execution.set_reusable(True)
+            if offset is None:
+                execution.set_input(0, X)
+                execution.set_output(0, np.empty_like(X))
+            else:
+                memory = nnapi.Memory.create_from_fd(size, 3, file.fileno())
+                execution.set_input_from_memory(0, memory, offset, X.nbytes)
+                execution.set_output_from_memory(0, memory, offset + 28, X.nbytes)
+            copies.places.clear()
+            for _ in range(2):
+                MODES[mode](execution)
+                check(copies, execution.receipt.copies)
+            execution.close()
+
+
+class Buffers:
+    """Two buffers of *device*, and what a driver copies to and from its own."""
+
+    def __init__(self, device: Device, copies: Counted, patch: pytest.MonkeyPatch) -> None:
+        self.compiled = penstock.compile(relu(), devices=[device], cache=None)
+        self.one = self.compiled.allocate(inputs=["x"], outputs=["y"])
+        self.other = self.compiled.allocate(inputs=["x"])
+        for kind in (ManagedBuffer, RemoteBuffer):
+            for name in ("copy_to", "copy_from"):
+                patch.setattr(kind, name, self._counting(getattr(kind, name), copies))
+
+    @staticmethod
+    def _counting(real: Callable[..., Any], copies: Counted) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            copies.add(real.__qualname__)
+            return real(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("where", ["isolated", "lab", "pool"])
+def test_copying_a_buffer_tells_of_every_copy(
+    where: str, isolated: Device, copies: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = {"isolated": isolated, "lab": LabDevice(), "pool": private()}[where]
+    buffers = Buffers(device, copies, monkeypatch)
+    assert (buffers.one.device is None) == (where == "pool")
+    (tmp_path / "x").write_bytes(X.tobytes())
+    with MemoryPool.from_file(tmp_path / "x") as file, MemoryPool.anonymous(X.nbytes) as pool:
+        copies.places.clear()
+        for source in (
+            X,
+            X[:, ::1].copy(),
+            np.zeros((2, 6), np.float32)[:, ::2],
+            pool,
+            file,
+            pool.view(np.float32, SHAPE),
+        ):
+            with assert_no_copies(allowed_bytes=1 << 20) as watched:
+                buffers.one.copy_from(source)
+            check(copies, buffers.one.copies)
+            assert tuple(watched) == buffers.one.copies
+        for target in (np.empty_like(X), pool, file, pool.view(np.float32, SHAPE)):
+            buffers.one.copy_to(target)
+            check(copies, buffers.one.copies)
+        buffers.one.numpy()
+        check(copies, buffers.one.copies)
+        buffers.other.copy_from(buffers.one)
+        check(copies, buffers.other.copies)
+        assert len(buffers.other.copies) >= 2
+        for x, out in ((buffers.other, None), (X, [buffers.one])):
+            check(copies, buffers.compiled.run([x], out=out).receipt.copies)
+    buffers.compiled.close()
+
+
+@pytest.mark.parametrize("where", ["lab", "pool"])
+def test_a_bound_state_tells_of_every_copy(
+    where: str, copies: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device: Any = LabDevice() if where == "lab" else private()
+    Buffers(device, copies, monkeypatch).compiled.close()
+    b = ModelBuilder()
+    x, before = b.input(F32, SHAPE, "x"), b.input(F32, SHAPE, "before")
+    model = b.build(b.operation("ADD", [x, before], [Operand(F32, SHAPE, name="after")]))
+    with penstock.compile(model, devices=[device], cache=None) as compiled:
+        state = compiled.bind_state({"after": "before"})
+        copies.places.clear()
+        for _ in range(3):
+            check(copies, compiled.run([X]).receipt.copies)
+        state.write("before", X)
+        check(copies, state.copies)
+        np.testing.assert_array_equal(state.read("before"), X)
+        check(copies, state.copies)
+        check(copies, compiled.run([X]).receipt.copies)
+
+
+def test_copying_memories_of_nnapi_tells_of_every_copy(copies: Counted, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(X.tobytes() * 2)
+    with (tmp_path / "x").open("r+b") as file, MemoryPool.anonymous(X.nbytes) as pool:
+        one = nnapi.Memory.create_from_fd(X.nbytes, 3, file.fileno())
+        other = nnapi.Memory.create_from_fd(X.nbytes, 3, pool.memory.handle)
+        copies.places.clear()
+        one.copy(other)
+        check(copies, one.copies)
+        assert [c.reason for c in one.copies] == ["the caller copies one memory to another"]
+        assert not other.copies
