@@ -107,7 +107,7 @@ def counted(
         yield found
     finally:
         sys.settrace(before)
-        threading.settrace(inherited)  # type: ignore[arg-type]  # None, too
+        threading.settrace(inherited)
 
 
 @cache
@@ -121,7 +121,7 @@ def _lines(path: Path) -> dict[int, str]:
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 inner = f"{place}.{child.name}" if place else child.name
             if moves(child):
-                found[child.lineno] = place
+                found[child.lineno] = place  # type: ignore[attr-defined]  # has one
             visit(child, inner)
 
     visit(ast.parse(path.read_text("utf-8")), "")

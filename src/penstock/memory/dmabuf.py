@@ -107,7 +107,7 @@ def _of_heap(kernel: Kernel, path: str, nbytes: int) -> int:
     try:
         flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
         wanted = bytearray(struct.pack("=QIIQ", nbytes, 0, flags, 0))
-        kernel.ioctl(heap, HEAP_ALLOC, wanted)
+        _ask(kernel, heap, HEAP_ALLOC, wanted)
     finally:
         kernel.close(heap)
     fd: int = struct.unpack("=QIIQ", wanted)[1]
@@ -118,18 +118,24 @@ def _of_memfd(kernel: Kernel, memfd: int, nbytes: int) -> int:
     device = kernel.open(UDMABUF)
     try:
         wanted = bytearray(struct.pack("=IIQQ", memfd, UDMABUF_CLOEXEC, 0, nbytes))
-        return kernel.ioctl(device, UDMABUF_CREATE, wanted)
+        return _ask(kernel, device, UDMABUF_CREATE, wanted)
     finally:
         kernel.close(device)
 
 
 def _sync(kernel: Kernel, fd: int, flags: int) -> bool:
-    for _ in range(INTERRUPTIONS):
+    try:
+        _ask(kernel, fd, DMA_BUF_SYNC, bytearray(struct.pack("=Q", flags)))
+    except OSError:
+        return False
+    return True
+
+
+def _ask(kernel: Kernel, fd: int, request: int, argument: bytearray) -> int:
+    """The answer to a request, which is made again where a signal interrupts it."""
+    for _ in range(INTERRUPTIONS - 1):
         try:
-            kernel.ioctl(fd, DMA_BUF_SYNC, bytearray(struct.pack("=Q", flags)))
+            return kernel.ioctl(fd, request, argument)
         except (InterruptedError, BlockingIOError):
             continue
-        except OSError:
-            return False
-        return True
-    return False
+    return kernel.ioctl(fd, request, argument)

@@ -119,13 +119,20 @@ def mapped_once(fd: int, nbytes: int, *, write: bool) -> Mapping:
 
 def announce(owner: object, fd: int, *, write: bool = True) -> Callable[[], object] | None:
     """Says that the CPU uses the dma-buf *fd*, until what is returned is called, or *owner* dies. None where *fd* is
-    none, of which nothing need be said.
+    none, of which nothing need be said. Raises `ResourceExhaustedTransient` where no descriptor is left.
     """
     from penstock.memory import dmabuf
 
     if not dmabuf.begin(fd, write=write):
         return None
-    return weakref.finalize(owner, _end, os.dup(fd), write)
+    try:
+        kept = os.dup(fd)
+    except OSError as error:
+        dmabuf.end(fd, write=write)
+        raise ResourceExhaustedTransient(
+            f"no descriptor for the use of a dma-buf: {error}"
+        ) from None
+    return weakref.finalize(owner, _end, kept, write)
 
 
 def _end(fd: int, write: bool) -> None:
