@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.engines.site import Refused, Site
+from penstock.engines.site import QUANTIZED, Refused, Site
+from penstock.engines.types import F32
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
-from penstock.ir import Model
+from penstock.ir import DType, Model
 
 if TYPE_CHECKING:
     from penstock.engines.unrolling import Unrolled
@@ -21,6 +22,15 @@ LEFT_OUT: Final = {
 }
 """Why operations are not taken as they stand by engines that take what they are `flattened` to."""
 
+NEVER_MEASURED: Final = "how far off was never measured on such hardware"
+POSITIONS: Final = "its last bits become positions later on, any distance away"
+HYBRID: Final = (
+    "off by up to 1e-2 of the largest result: values are not quantised as TFLite does in the run"
+)
+WIDE: Final = "off by up to 1 % of the results' root mean square"
+STEPS: Final = "off by a step at most, and by more where steps add up through a network"
+"""How far relaxed results of engines lie from the reference (docs/onnxruntime.md, docs/openvino.md)."""
+
 STUMBLES: Final = (PenstockError, ValueError, LookupError, ArithmeticError)
 """What a check raises for an operation that contradicts itself."""
 
@@ -29,15 +39,12 @@ def answered(
     sites: Sequence[Site], judge: Callable[[Site], AccuracyClass], best: AccuracyClass
 ) -> list[Support]:
     """One answer an operation of *sites*, which are a model's: the class that *judge* tells, or why it raises `Refused`.
-    No class is better than relaxed where *best* is.
+    No class is better than relaxed where *best* is: what was never measured.
 
     What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole values later on.
     """
     unsteady = _read_by_unsteady(sites)
-    return [
-        _answer(site, judge, "relaxed" if unsteady.intersection(site.output_indexes) else best)
-        for site in sites
-    ]
+    return [_answer(site, judge, _known(site, unsteady, best)) for site in sites]
 
 
 def _read_by_unsteady(sites: Sequence[Site]) -> set[int]:
@@ -49,14 +56,34 @@ def _read_by_unsteady(sites: Sequence[Site]) -> set[int]:
     return reached
 
 
-def _answer(site: Site, judge: Callable[[Site], AccuracyClass], best: AccuracyClass) -> Support:
+def _known(site: Site, unsteady: Collection[int], best: AccuracyClass) -> str:
+    """Why an operation is relaxed whatever its own class; "" where it need not be."""
+    if best == "relaxed":
+        return NEVER_MEASURED
+    return POSITIONS if any(i in unsteady for i in site.output_indexes) else ""
+
+
+def _answer(site: Site, judge: Callable[[Site], AccuracyClass], known: str) -> Support:
     try:
         accuracy = judge(site)
     except Refused as refusal:
         return Support(False, str(refusal))
     except STUMBLES as error:
         return Support(False, f"not computable as it stands: {error}")
-    return Support(True, "", "relaxed" if best == "relaxed" else accuracy)
+    if known:
+        return Support(True, "", "relaxed", known)
+    return Support(True, "", accuracy, distance_of(site) if accuracy == "relaxed" else "")
+
+
+def distance_of(site: Site) -> str:
+    """How far from the reference a relaxed operation was measured to lie, by its types; "" of what has subgraphs."""
+    given = {o.dtype for o in site.inputs if o is not None}
+    types = given | {o.dtype for o in site.outputs}
+    if DType.INT16 in types:
+        return WIDE
+    if types.isdisjoint(QUANTIZED):
+        return ""
+    return HYBRID if F32 in given and site.output().dtype is F32 else STEPS
 
 
 def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Support]:
@@ -78,5 +105,4 @@ def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:
             return Support(False, reason)
     if not answers:
         return Support(False, f"a {kind} whose results nothing reads")
-    worst = min((a.accuracy for _, a in answers), key=ACCURACY_RANK.__getitem__)
-    return Support(True, "", worst)
+    return min((a for _, a in answers), key=lambda a: ACCURACY_RANK[a.accuracy])

@@ -114,12 +114,14 @@ def mappable_kinds(device: Device) -> tuple[str, ...]:
 
 class Support(msgspec.Struct, frozen=True):
     """A device's answer for one operation: *reason* says why not, and is empty when supported;
-    *accuracy* is the class its result meets.
+    *accuracy* is the class its result meets, *distance* in words how far from the reference it was measured to lie where
+    that is `relaxed`: plans quote it to who asks for more.
     """
 
     supported: bool
     reason: str = ""
     accuracy: AccuracyClass = "faithful"
+    distance: str = ""
 
 
 SUPPORTED: Final = Support(True)

@@ -217,7 +217,11 @@ def _ask(model: Model, device: Device, level: int) -> list[Support]:
         raise ValueError(
             f"supported_operations gave {len(given)} answers for {len(below)} operations"
         )
-    if not all(isinstance(answer, Support) and isinstance(answer.reason, str) for answer in given):
+    if not all(
+        isinstance(answer, Support)
+        and all(isinstance(text, str) for text in (answer.reason, answer.distance))
+        for answer in given
+    ):
         raise ValueError("supported_operations gave something other than hal.Support")
     answers = dict(zip(below, given, strict=True))
     return [
@@ -242,7 +246,9 @@ def _judge(
         return answer if answer.reason else replace_support(answer, "the device gives no reason")
     operation = model.operations[index]
     if ACCURACY_RANK.get(answer.accuracy, -1) < ACCURACY_RANK[policy.accuracy]:
-        reason = f"its accuracy there is {answer.accuracy}; the policy asks for {policy.accuracy}"
+        off = f" ({answer.distance})" if answer.distance else ""
+        wanted = f"the policy asks for {policy.accuracy}"
+        reason = f"its accuracy there is {answer.accuracy}{off}; {wanted}"
     elif not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
         reason = "the shape of an output is known at run time only, which the device does not take"
     else:

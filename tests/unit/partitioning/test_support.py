@@ -152,6 +152,18 @@ def test_accuracy_class(offered: Any, asked: Any, supported: bool) -> None:
     assert reasons(chain(["ADD"]), device, Policy(accuracy=asked)) == [expected]
 
 
+def test_a_plan_quotes_how_far_off_a_device_was_measured_to_be() -> None:
+    class Rough(NumpyDevice):
+        def supported_operations(self, model: Model) -> list[Support]:
+            given = super().supported_operations(model)
+            return [replace(a, distance="off by 2 steps") for a in given]
+
+    rough = Rough("a", accuracy="relaxed")
+    wanted = "its accuracy there is relaxed (off by 2 steps); the policy asks for faithful"
+    assert reasons(chain(["ADD"]), rough) == [wanted]
+    assert reasons(chain(["ADD"]), rough, Policy(accuracy="relaxed")) == [""]
+
+
 def test_unknown_shapes_only_where_the_device_takes_them() -> None:
     model = chain(["ADD", "RELU"])
     entry = model.entry

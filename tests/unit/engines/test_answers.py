@@ -1,0 +1,90 @@
+"""What drivers over an engine answer about operations: a class, and how far off where that is the lowest."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.drivers.onnxruntime.export.support import examine as by_onnxruntime
+from penstock.drivers.openvino.support import examine as by_openvino
+from penstock.engines.answers import HYBRID, NEVER_MEASURED, POSITIONS, STEPS, WIDE
+from penstock.hal import AccuracyClass, Support
+from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
+
+F32, I8, I16 = DType.FLOAT32, DType.INT8, DType.INT16
+GRID: Final = Quantization((0.5,), (0,))
+Examine = Callable[..., Sequence[Support]]
+
+
+def sums(dtype: DType) -> Model:
+    """x + x, on a grid where it is quantised."""
+    grid = GRID if dtype is I8 else None
+    b = ModelBuilder()
+    x = b.input(dtype, (4,), "x", grid)
+    return b.build(b.operation("ADD", [x, x], [Operand(dtype, (4,), quantization=grid)]))
+
+
+def hybrid() -> Model:
+    """Floats times int8 weights."""
+    b = ModelBuilder()
+    x = b.input(F32, (1, 4), "x")
+    w = b.constant(np.ones((2, 4), np.int8), "w", GRID)
+    return b.build(b.operation("FULLY_CONNECTED", [x, w], [(F32, (1, 2))]))
+
+
+def moved(dtype: DType) -> Model:
+    b = ModelBuilder()
+    x = b.input(dtype, (4,), "x", GRID)
+    return b.build(b.operation("RESHAPE", [x], [Operand(dtype, (2, 2), quantization=GRID)]))
+
+
+def placed() -> Model:
+    """RELU, then where the largest of each window lies."""
+    b = ModelBuilder()
+    shape = (1, 4, 4, 2)
+    (x,) = b.operation("RELU", [b.input(F32, shape, "x")], [(F32, shape)])
+    attributes: dict[str, Any] = {"custom_code": "MaxPoolingWithArgmax2D", "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2)}  # fmt: skip
+    pooled = (F32, (1, 2, 2, 2))
+    return b.build(b.operation("CUSTOM", [x], [pooled, pooled], attributes))
+
+
+CASES: Final[dict[str, tuple[Model, Examine, AccuracyClass, str]]] = {
+    "float32, ONNX Runtime": (sums(F32), by_onnxruntime, "faithful", ""),
+    "float32, OpenVINO": (sums(F32), by_openvino, "faithful", ""),
+    "8 bits, ONNX Runtime": (sums(I8), by_onnxruntime, "relaxed", STEPS),
+    "8 bits, OpenVINO": (sums(I8), by_openvino, "relaxed", STEPS),
+    "float32 by int8, ONNX Runtime": (hybrid(), by_onnxruntime, "relaxed", HYBRID),
+    "float32 by int8, OpenVINO": (hybrid(), by_openvino, "relaxed", HYBRID),
+    "16 bits, OpenVINO": (moved(I16), by_openvino, "relaxed", WIDE),
+    "positions, ONNX Runtime": (placed(), by_onnxruntime, "relaxed", POSITIONS),
+    "positions, OpenVINO": (placed(), by_openvino, "relaxed", POSITIONS),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_relaxed_yes_says_how_far_off_it_was_measured_to_be(name: str) -> None:
+    model, examine, accuracy, distance = CASES[name]
+    answer = examine(model)[0]
+    assert (answer.supported, answer.reason) == (True, "")
+    assert (answer.accuracy, answer.distance) == (accuracy, distance)
+
+
+@pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])
+def test_hardware_on_which_nothing_was_measured_says_so(examine: Examine) -> None:
+    (answer,) = examine(sums(F32), "relaxed")
+    assert answer == Support(True, "", "relaxed", NEVER_MEASURED)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1_0.25_128_uint8", "yunet_dynamic_range"])
+def test_every_relaxed_yes_about_a_network_does(corpus: Path, name: str) -> None:
+    model = penstock.load(corpus / "models" / "networks" / f"{name}.tflite")
+    for examine in (by_onnxruntime, by_openvino):
+        found = [a for a in examine(model) if a.supported and a.accuracy == "relaxed"]
+        assert found
+        assert all(a.distance for a in found)
