@@ -228,6 +228,14 @@ class TestOrder:
         np.testing.assert_array_equal(run(second, X)[0], -X)
         assert len(delegate.names("free")) == 1
 
+    def test_its_data_is_its_authors(self) -> None:
+        delegate, mine = Recorder("NEG"), object()
+        assert delegate.data is None
+        delegate.data = mine
+        with opened(graphs.chain("NEG"), delegate) as interpreter:
+            run(interpreter, X)
+        assert delegate.data is mine
+
     def test_every_entry_point_is_given_to_it(self) -> None:
         delegate = Recorder("NEG")
         interpreter = opened(models.signed(), delegate)

@@ -23,7 +23,9 @@ from penstock.delegates import (
     Registration,
     SimpleDelegate,
 )
+from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import DelegateError, DeviceUnavailable, InputError, PlacementError
+from penstock.hal import PrepareConfig
 from penstock.partitioning.policy import Policy
 from tests.unit.delegates import graphs
 from tests.unit.delegates.recorder import COMPUTE
@@ -269,6 +271,29 @@ class TestNnapiDelegate:
         interpreter = opened(content, delegate)
         same(content, X, interpreter=interpreter)
         assert len(delegate.plans) == 1
+
+    @pytest.mark.parametrize(
+        ("given", "preference"),
+        [
+            ("low_power", "low_power"),
+            ("fast_single_answer", "fast_single_answer"),
+            ("sustained_speed", "sustained_speed"),
+            ("undefined", "fast_single_answer"),
+        ],
+    )
+    def test_the_preference_reaches_the_accelerator(
+        self, given: Any, preference: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        prepare = ReferenceDevice.prepare_model
+
+        def watched(device: ReferenceDevice, model: Any, config: PrepareConfig) -> Any:
+            asked.append(config.preference)
+            return prepare(device, model, config)
+
+        monkeypatch.setattr(ReferenceDevice, "prepare_model", watched)
+        opened(graphs.chain("NEG"), NnapiDelegate("reference", execution_preference=given)).close()
+        assert set(asked) == {preference}
 
     def test_at_most_three_subsets_by_default(self) -> None:
         kinds = ["NEG", "ABS"] * 4
