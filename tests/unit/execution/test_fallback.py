@@ -478,15 +478,19 @@ def test_no_memory_for_an_output_is_a_failure_of_the_step(
         assert chain_of(outputs.receipt) == [("reference", ["a"])]
 
 
-def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("method", "verb"), [("prepare_model", "compile"), ("execute", "run")], ids=["compile", "run"]
+)
+def test_it_is_logged_once(caplog: pytest.LogCaptureFixture, method: str, verb: str) -> None:
     with (
         caplog.at_level(logging.WARNING, "penstock"),
-        compiled(add_relu(), faulty(NumpyDevice("a"), "execute")) as model,
+        compiled(add_relu(), faulty(NumpyDevice("a"), method)) as model,
     ):
         for _ in range(3):
             model(X, X)
     (told,) = [r.getMessage() for r in caplog.records]
-    assert told.startswith("step 0: a failed to run it, falling back to reference: GeneralFailure")
+    begins = f"step 0: a failed to {verb} it, falling back to reference: GeneralFailure"
+    assert told.startswith(begins)
 
 
 def test_a_failure_of_everything_is_one_error() -> None:
