@@ -1,4 +1,4 @@
-"""Every built-in driver against every contract check: plain, with each HAL message encoded, and in a process of its own."""
+"""Every driver against every contract check, plain and in a process of its own; some with each HAL message encoded."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from penstock.testing.doubles import FaultyDevice
 from penstock.testing.isolation import isolated_device
 from penstock.testing.lab import LabDevice
 from penstock.testing.loopback import LoopbackDevice
+from tests.support_onnxruntime import needs_onnxruntime
+from tests.support_openvino import needs_openvino
+from tests.support_xnnpack import needs_litert
 
 GAPS: Final[dict[tuple[str, str], str]] = {}
 """(driver, check) -> why it fails; a gap that no longer fails is an error (strict xfail)."""
@@ -33,7 +36,18 @@ DRIVERS: Final[dict[str, Callable[[], Device]]] = {
     "lab, staged": lambda: LabDevice(mode="staged", uses=2),
     "lab, data files only": lambda: LabDevice(files=(0, 3)),
     "faulty": lambda: FaultyDevice(LabDevice(files=(1, 0)), {"allocate": "always"}),
+    "xnnpack": lambda: only("xnnpack"),
+    "onnxruntime-cpu": lambda: only("onnxruntime", "onnxruntime-cpu"),
+    "openvino-cpu": lambda: only("openvino", "openvino-cpu"),
 }
+ENGINES: Final[dict[str, pytest.MarkDecorator]] = {
+    "xnnpack": needs_litert,
+    "onnxruntime-cpu": needs_onnxruntime,
+    "openvino-cpu": needs_openvino,
+}
+ENCODED: Final = ("domains", "lab")
+"""Driven with each message encoded in this process too, where no other process can be."""
+
 COMPUTES_NOTHING: Final = ("null",)
 CACHING: Final = ("caching", "caching_security", "lifetime")
 SOME_SUITES: Final = {
@@ -56,6 +70,9 @@ ISOLATED: Final = {
     "lab, staged": "penstock.testing.isolation:lab_staged",
     "lab, data files only": "penstock.testing.isolation:lab_data_files",
     "faulty": "penstock.testing.isolation:faulty",
+    "xnnpack": "penstock.drivers.xnnpack:create",
+    "onnxruntime-cpu": "penstock.drivers.onnxruntime:create",
+    "openvino-cpu": "penstock.drivers.openvino:create",
 }
 """The entry points of the drivers in processes of their own, which make the same devices there."""
 
@@ -74,7 +91,11 @@ def loopback(driver: str) -> Iterator[Device]:
 
 @contextmanager
 def isolated(driver: str) -> Iterator[Device]:
-    with isolated_device(driver, ISOLATED[driver]) as device:
+    index = 0
+    if driver in ENGINES:
+        names = [device.name for device in find_devices(driver.removesuffix("-cpu"))]
+        index = names.index(driver)
+    with isolated_device(driver, ISOLATED[driver], index) as device:
         yield device
 
 
@@ -85,9 +106,9 @@ WRAPPERS: Final[dict[str, Callable[[str], AbstractContextManager[Device]]]] = {
 }
 
 
-def only(driver: str) -> Device:
-    """The one device of a driver, found by its entry point."""
-    (device,) = find_devices(driver)
+def only(driver: str, name: str = "") -> Device:
+    """The one device of a driver, or the one called *name*, found by its entry point."""
+    (device,) = [device for device in find_devices(driver) if name in {"", device.name}]
     return device
 
 
@@ -95,12 +116,16 @@ def grid() -> list[ParameterSet]:
     """One test for every wrapper, driver and check; the checks of values only where some are computed."""
     made = []
     for wrapper, driver in itertools.product(WRAPPERS, DRIVERS):
+        if wrapper == "loopback" and driver not in ENCODED:
+            continue
         for suite in SOME_SUITES.get(driver, SUITES):
             for check in SUITES[suite]:
                 if driver in COMPUTES_NOTHING and check.__name__ in VALUE_CHECKS:
                     continue
                 gap = GAPS.get((driver, check.__name__))
-                marks = [pytest.mark.xfail(strict=True, reason=gap)] if gap else []
+                marks = [ENGINES[driver]] if driver in ENGINES else []
+                if gap:
+                    marks.append(pytest.mark.xfail(strict=True, reason=gap))
                 name = f"{wrapper}-{driver}-{suite}-{check.__name__}"
                 made.append(pytest.param(wrapper, driver, check, id=name, marks=marks))
     return made
@@ -120,6 +145,6 @@ def test_gaps_name_drivers_and_checks_that_exist() -> None:
     assert all(driver in DRIVERS and check in names for driver, check in GAPS)
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", [d for d in DRIVERS if d not in ENGINES])
 def test_only_what_computes_nothing_claims_no_performance(driver: str) -> None:
     assert computes(DRIVERS[driver]()) is (driver not in COMPUTES_NOTHING)

@@ -491,8 +491,8 @@ class _Table:
             case CancelToken():
                 self.cancel = handle
                 return wire.CancelForm(handle.is_set())
-            case Opaque(int() | str() | None as value):
-                return wire.ValueForm(value)
+            case Opaque():
+                return wire.ValueForm()
         if callable(getattr(handle, "wait", None)) and callable(getattr(handle, "error", None)):
             fence: Any = handle
             try:

@@ -33,7 +33,7 @@ from penstock.hal import (
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 64 << 20
@@ -452,9 +452,9 @@ class FenceForm(Form, frozen=True, tag="fence"):
 
 
 class ValueForm(Form, frozen=True, tag="value"):
-    """The handle of a memory that has neither descriptor nor meaning here: its driver refuses it."""
-
-    value: int | str | None
+    """The handle of a memory that has no descriptor: its driver refuses it. What it is stays with the client, for a number
+    would name a descriptor of the host.
+    """
 
 
 HandleForm: TypeAlias = (

@@ -15,12 +15,12 @@ from penstock.testing.lab import LabDevice
 
 
 @contextmanager
-def isolated_device(name: str, entry: str) -> Iterator[IsolatedDevice]:
-    """The first device of the driver *name* = *entry*, in the host that this process has for it.
+def isolated_device(name: str, entry: str, index: int = 0) -> Iterator[IsolatedDevice]:
+    """The device at *index* of the driver *name* = *entry*, in the host that this process has for it.
 
     The host goes on when the block ends, for the next one; `penstock.runtime.isolation.close_hosts` ends all.
     """
-    with closing(IsolatedDevice(supervisor_of(name, entry), 0)) as device:
+    with closing(IsolatedDevice(supervisor_of(name, entry), index)) as device:
         yield device
 
 

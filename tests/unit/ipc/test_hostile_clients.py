@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -34,7 +35,7 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
-from penstock.ipc.client import RemoteDevice
+from penstock.ipc.client import RemoteDevice, lend_pool
 from penstock.ipc.codec import decode_reply, decode_to_client, encode
 from penstock.ipc.starting import Place, Started, connect
 from penstock.ipc.transport import close_all
@@ -263,6 +264,23 @@ def test_a_host_without_descriptors_answers_every_call(raw: Raw) -> None:
             assert time.monotonic() - began < 5
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("name", ["ashmem", "no_such_memory"])
+def test_a_number_names_no_descriptor_of_the_host(raw: Raw, name: str) -> None:
+    """Another client's memory among them: a memory is what came with the message, or none."""
+    body = encode(wire.LendPool(wire.MemoryForm(name, 0, SIZE)))
+    ask = wire.Ask(1, 0, body, (wire.ValueForm(),))
+    with (
+        client() as (device, _),
+        MemoryPool.anonymous(SIZE) as pool,
+        closing(lend_pool(device.channel, pool.memory)),
+    ):
+        assert "without a descriptor" in raw.refusal(ask)
+        plain = msgspec.msgpack.decode(encode(ask))
+        plain[-1] = [[*plain[-1][0], 7]]
+        raw.send(msgspec.msgpack.encode(plain))
+        assert raw.is_cut_off()
 
 
 def test_memory_lent_twice_ends_the_connection(raw: Raw) -> None:

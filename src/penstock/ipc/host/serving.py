@@ -315,8 +315,8 @@ class Client:
                 return lambda event: self._report(job.ask.call, event)
             case wire.FenceForm(place=place):
                 return ClientFence(self._descriptor(job, place), self._leaving)
-            case wire.ValueForm(value=value):
-                return Opaque(value)
+            case wire.ValueForm():
+                return Opaque(None)
         raise WireError(f"a {type(form).__name__} in a call")
 
     def _descriptor(self, job: _Job, place: int) -> int:
