@@ -17,7 +17,6 @@ from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution import gate as gates
 from penstock.execution.closing import CLOSE_SECONDS
-from penstock.execution.compiled import NOTHING_ASKED
 from penstock.execution.direct import Direct
 from penstock.execution.exchange import ready_inputs
 from penstock.execution.holding import Holding, InBurst, Reused
@@ -109,8 +108,13 @@ class Burst(Closing):
                 raise ClosedError("burst used after close()")
             trace = Trace()
             config = compiled._plain
-            asked = (timeout, cancel, priority, loop_timeout)
-            if asked != NOTHING_ASKED or measure is not False:
+            if (
+                timeout is not None
+                or cancel is not None
+                or priority is not None
+                or loop_timeout is not None
+                or measure is not False
+            ):
                 config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
             results = None
             if self._awaited is not None and self._awaited.is_over():

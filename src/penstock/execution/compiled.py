@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 import numpy as np
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
     from penstock.memory.buffer import DeviceBuffer
-
-NOTHING_ASKED: Final = (None, None, None, None)
-"""Of a run: timeout, cancel, priority, loop timeout."""
 
 
 class CompiledModel(Closing):
@@ -162,8 +159,13 @@ class CompiledModel(Closing):
         with self._gate:
             trace = Trace()
             config = self._plain
-            asked = (timeout, cancel, priority, loop_timeout)
-            if asked != NOTHING_ASKED or measure is not False:
+            if (
+                timeout is not None
+                or cancel is not None
+                or priority is not None
+                or loop_timeout is not None
+                or measure is not False
+            ):
                 config = self._config(timeout, cancel, measure, priority, loop_timeout)
             ready = self._ready
             arrays = None if ready is None or dequantize else ready.arrays(inputs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from numpy import ndarray
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
@@ -123,9 +124,9 @@ class Ready(Struct, frozen=True):
             values = list(given)
         else:
             return None
-        for value, (dtype, shape) in zip(values, self.kinds, strict=True):
+        for value, (dtype, shape) in zip(values, self.kinds):  # noqa: B905  # as many, which was looked at
             if (
-                type(value) is not np.ndarray
+                type(value) is not ndarray
                 or value.dtype != dtype
                 or value.shape != shape
                 or not value.flags.c_contiguous

@@ -35,7 +35,8 @@ class Gate:
         self._generation = _generation
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._inside = 0
+        # One for each run, put in and taken out without the lock: either is a single step of the interpreter.
+        self._inside: list[None] = []
         self._closed = False
         self._last: Callable[[], None] | None = None
 
@@ -61,16 +62,21 @@ class Gate:
     def __enter__(self) -> None:
         if self._generation != _generation:
             self.check()
-        with self._lock:
-            if self._closed:
-                self.check()
-            self._inside += 1
+        self._inside.append(None)
+        # Looked at behind that: `close` either finds who enters, or was before.
+        if self._closed:
+            self.__exit__()
+            self.check()
 
     def __exit__(self, *_: object) -> None:
+        self._inside.pop()
+        if self._closed:
+            self._leave_closed()
+
+    def _leave_closed(self) -> None:
         last = None
         with self._lock:
-            self._inside -= 1
-            if self._closed and not self._inside:
+            if not self._inside:
                 self._idle.notify_all()
                 last, self._last = self._last, None
         if last is not None:
@@ -84,12 +90,12 @@ class Gate:
             return 0
         with self._idle:
             if self._closed:
-                return self._inside
+                return len(self._inside)
             self._closed = True
             while self._inside and (left := end - time.monotonic()) > 0:
                 self._idle.wait(left)
             if self._inside:
                 self._last = last
-                return self._inside
+                return len(self._inside)
         last()
         return 0

@@ -89,7 +89,8 @@ class State:
         """What the next run of a model with *ports* reads and writes, `end_turn` after its success; None where new values
         must have arrays of their own. The lock is held.
         """
-        self._fetch()
+        if self._away:
+            self._fetch()
         if not self._alone:
             return None
         turns = self._turns

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Container, Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
+from numpy import empty
 
 from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory
     from penstock.partitioning.plan import ExecutionPlan
 
+
+Kind: TypeAlias = "tuple[int, tuple[tuple[int, ...], np.dtype[np.generic]]]"
+"""An operand with the shape and the type of its array."""
 
 KEEPING_NS: Final = 200_000_000
 """Nanoseconds that must be left for a failure to be kept."""
@@ -184,7 +188,7 @@ class StepRunner(LaneUser):
             tail = turn.tails.get(self) or self._tail(len(inputs), turn)
             kinds = kinds[: len(kinds) - len(tail.outputs)]
         try:
-            outputs = [allocate(shape, dtype) for _, (shape, dtype) in kinds]
+            outputs = _fresh(kinds)
             wanted = tuple([HostMemory(array) for array in outputs])
             if tail is not None:
                 every, wanted = every + tail.inputs, wanted + tail.outputs
@@ -347,6 +351,14 @@ class StepRunner(LaneUser):
                 step = self.prepared.step
                 self._fallbacks = Fallbacks(step, self._ports, self._devices, self._config)
             return self._fallbacks
+
+
+def _fresh(kinds: Sequence[Kind]) -> list[NDArray]:
+    """`allocate` for each of *kinds*."""
+    try:
+        return [empty(shape, dtype) for _, (shape, dtype) in kinds]
+    except (MemoryError, ValueError):
+        return [allocate(shape, dtype) for _, (shape, dtype) in kinds]
 
 
 def _new(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 import penstock
 from penstock.errors import ClosedError
 from penstock.execution import closing
+from penstock.execution.gate import Gate
 from penstock.ir import NDArray
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 
@@ -162,3 +164,39 @@ def test_a_burst_may_be_closed_before_its_model_or_after(
     stuck.go_on.set()
     thread.join(PATIENCE_S)
     assert closed == ["runner"]
+
+
+def close_while_others_enter() -> None:
+    gate = Gate("gate")
+    inside: list[int] = []
+    released: list[int] = []
+
+    def enter() -> None:
+        while True:
+            try:
+                with gate:
+                    inside.append(1)
+                    inside.pop()
+            except ClosedError:
+                return
+
+    threads = [threading.Thread(target=enter) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.002)
+    left = gate.close(lambda: released.append(1), time.monotonic() + PATIENCE_S)
+    assert (left, inside, released) == (0, [], [1])
+    for thread in threads:
+        thread.join()
+    assert (inside, released) == ([], [1])
+
+
+def test_nobody_is_inside_a_gate_once_it_closed() -> None:
+    """Threads go in and out as fast as they can, and change hands at every step."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(30):
+            close_while_others_enter()
+    finally:
+        sys.setswitchinterval(interval)

@@ -467,11 +467,15 @@ class Tight(RecordingDevice):
 def test_no_memory_for_an_output_is_a_failure_of_the_step(
     monkeypatch: pytest.MonkeyPatch, timeout: float | None
 ) -> None:
+    def find_none(*_: object) -> NDArray:
+        raise MemoryError
+
     def refuse(*_: object) -> NDArray:
         raise ResourceExhaustedTransient("no memory for an output")
 
     with compiled(add_relu(), only("a", "ADD", "RELU")) as model:
         expected = model(X, X)[0]
+        monkeypatch.setattr("penstock.execution.step.empty", find_none)
         monkeypatch.setattr("penstock.execution.step.allocate", refuse)
         outputs = model.run([X, X], timeout=timeout)
         np.testing.assert_array_equal(outputs[0], expected)

@@ -92,6 +92,16 @@ def _target(argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | No
     raise unknown(argument)
 
 
+def chosen(
+    arguments: Sequence[RequestArgument], positions: Sequence[int]
+) -> tuple[RequestArgument, ...]:
+    """The arrays of *arguments* at *positions*; the others must be arrays, too."""
+    for argument in arguments:
+        if type(argument) is not HostMemory:
+            raise unknown(argument)
+    return tuple([arguments[k] for k in positions])
+
+
 def unknown(argument: RequestArgument) -> InvalidArgument:
     """The refusal of an argument of a kind that this device has no memory for."""
     kind = type(argument).__name__

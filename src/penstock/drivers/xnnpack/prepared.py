@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.drivers.xnnpack import engine
-from penstock.drivers.xnnpack.arguments import deliver, mapped, read, unknown
+from penstock.drivers.xnnpack.arguments import chosen, deliver, mapped, read, unknown
 from penstock.drivers.xnnpack.interpreter import File, Runner, failed
 from penstock.drivers.xnnpack.support import DETECTION
 from penstock.drivers.xnnpack.turning import turning
@@ -64,7 +64,10 @@ class XnnpackPreparedModel(PreparedModelBase):
         }
         self._cleared = [o.outputs for o in entry.operations if o.key == DETECTION]
         self._direct = self._is_direct()
-        self._turning = turning(model) if self._direct else None
+        given = files[0].segment.given if self._direct else ()
+        # Which of a request's inputs a direct run reads: None for all of them, in order.
+        self._read = None if given == entry.inputs else [entry.inputs.index(i) for i in given]
+        self._turning = turning(model) if self._direct and self._read is None else None
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         if engine.forks != self._forks:
@@ -83,7 +86,10 @@ class XnnpackPreparedModel(PreparedModelBase):
             if self._turning is not None:
                 self._turning.put(runner, request.inputs)
             else:
-                for view, argument in zip(runner.inputs, request.inputs):  # noqa: B905  # checked above
+                arguments = request.inputs
+                if self._read is not None:
+                    arguments = chosen(arguments, self._read)
+                for view, argument in zip(runner.inputs, arguments):  # noqa: B905  # checked above
                     if type(argument) is not HostMemory:
                         raise unknown(argument)
                     view[...] = argument.array
@@ -122,11 +128,11 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._free = deque(maxlen=0)
 
     def _is_direct(self) -> bool:
-        """Whether the request's arrays are those of the one segment, in its order, all of known shape."""
+        """Whether the arrays of the one segment are the request's, its outputs in the same order, all of known shape."""
         if len(self._files) != 1 or not self._files[0].steady or self._cleared:
             return False
         entry, segment = self.model.entry, self._files[0].segment
-        return entry.inputs == segment.given and entry.outputs == segment.made
+        return set(segment.given) <= set(entry.inputs) and entry.outputs == segment.made
 
     def _run(
         self,

@@ -213,6 +213,19 @@ def test_arguments_that_mean_nothing_here_are_refused() -> None:
             each.execute(request, PLAIN)
 
 
+def test_inputs_that_nothing_reads_are_left_alone() -> None:
+    builder = ModelBuilder()
+    _, x, _ = (builder.input(F32, (n,), f"x{n}") for n in (2, 3, 4))
+    each = prepared(builder.build(builder.operation("NEG", [x], [(F32, (3,))])))
+    given, made = [np.arange(n, dtype=np.float32) for n in (2, 3, 4)], np.empty(3, np.float32)
+    execute(each, given, [made])
+    assert made.tolist() == [0, -1, -2]
+    hosts = [HostMemory(array) for array in given]
+    request = Request((TokenArgument(1), *hosts[1:]), (HostMemory(made),))
+    with pytest.raises(InvalidArgument, match="TokenArgument"):
+        each.execute(request, PLAIN)
+
+
 def svdf(steps: int = 4, units: int = 3, features: int = 5) -> Model:
     """A recurrent layer whose state comes in and goes out, as partitions have it."""
     rng = np.random.default_rng(3)
