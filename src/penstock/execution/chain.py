@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.compilation.calls import describe
 from penstock.compilation.receipt import Failure
@@ -23,14 +23,11 @@ from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.variant import Variant
 from penstock.hal import DONE, ExecutionConfig, Fence, check_deadline
-from penstock.hal.fence import remaining_ns
+from penstock.hal.fence import signals_in_time
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
     from penstock.execution.arena import Arena
-
-CANCEL_POLL_NS: Final = 10_000_000
-"""How often a wait for a fence looks at its cancel token."""
 
 
 class Chain:
@@ -91,7 +88,7 @@ class Chain:
         """
         for one in launched:
             try:
-                if into_callers or _await(one.fence, self._config):
+                if into_callers or signals_in_time(one.fence, self._config):
                     one.fence.wait()
                     continue
             except Cancelled:
@@ -163,26 +160,13 @@ def is_fence(value: object) -> bool:
     return callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))
 
 
-def _await(fence: Fence, config: ExecutionConfig) -> bool:
-    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
-    if config.cancel is None:
-        return fence.wait(remaining_ns(config.deadline_ns))
-    while True:
-        config.cancel.check()
-        left = remaining_ns(config.deadline_ns)
-        if fence.wait(CANCEL_POLL_NS if left is None else min(left, CANCEL_POLL_NS)):
-            return True
-        if left == 0:
-            return False
-
-
 def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
     """Waits for every fence, under the deadline and the cancel token of *config*.
 
     Raises `GeneralFailure` for one that failed, `MissedDeadlineTransient`, `Cancelled`.
     """
     for fence in wait_for:
-        if not _await(fence, config):
+        if not signals_in_time(fence, config):
             raise MissedDeadlineTransient("a fence did not signal before the deadline")
         if (failure := fence.error()) is not None:
             raise GeneralFailure(f"a fence this run waits for failed: {failure}")

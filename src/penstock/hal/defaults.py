@@ -5,21 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from penstock.errors import DriverError, GeneralFailure, MissedDeadlineTransient
 from penstock.hal.config import ExecutionConfig
-from penstock.hal.fence import EventFence, Fence, remaining_ns
+from penstock.hal.fence import EventFence, Fence, signals_in_time
 from penstock.hal.request import ExecutionResult, Request
 from penstock.hal.validate import validate_fenced
 
 if TYPE_CHECKING:
     from penstock.hal.prepared import PreparedModelBase
-
-CANCEL_POLL_NS: Final = 10_000_000
-"""How often a wait for a fence looks at its cancel token."""
 
 
 def execute_fenced(
@@ -34,7 +31,7 @@ def execute_fenced(
         validate_fenced(prepared.model)
     done = EventFence()
     for fence in wait_for:
-        if not _wait(fence, config):
+        if not signals_in_time(fence, config):
             done.signal(MissedDeadlineTransient("a fence did not signal before the deadline"))
             return done
         if (failure := fence.error()) is not None:
@@ -83,16 +80,3 @@ class DefaultExecution:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-def _wait(fence: Fence, config: ExecutionConfig) -> bool:
-    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
-    if config.cancel is None:
-        return fence.wait(remaining_ns(config.deadline_ns))
-    while True:
-        config.cancel.check()
-        left = remaining_ns(config.deadline_ns)
-        if fence.wait(CANCEL_POLL_NS if left is None else min(left, CANCEL_POLL_NS)):
-            return True
-        if left == 0:
-            return False

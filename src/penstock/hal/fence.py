@@ -6,9 +6,15 @@ import enum
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import DriverError
+
+if TYPE_CHECKING:
+    from penstock.hal.config import ExecutionConfig
+
+CANCEL_POLL_NS: Final = 10_000_000
+"""How often a wait for a fence looks at its cancel token."""
 
 
 class FenceStatus(enum.Enum):
@@ -93,6 +99,19 @@ def status_of(fence: Fence) -> FenceStatus:
     if not fence.wait(0):
         return FenceStatus.ACTIVE
     return FenceStatus.SIGNALLED if fence.error() is None else FenceStatus.ERROR
+
+
+def signals_in_time(fence: Fence, config: ExecutionConfig) -> bool:
+    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
+    if config.cancel is None:
+        return fence.wait(remaining_ns(config.deadline_ns))
+    while True:
+        config.cancel.check()
+        left = remaining_ns(config.deadline_ns)
+        if fence.wait(CANCEL_POLL_NS if left is None else min(left, CANCEL_POLL_NS)):
+            return True
+        if left == 0:
+            return False
 
 
 def remaining_ns(deadline_ns: int | None) -> int | None:

@@ -1,23 +1,17 @@
-"""The payload of the cache file: the model that ONNX Runtime has optimised, and its inputs and outputs.
-
-A manifest (its length in 4 bytes, little-endian, then msgpack), and the bytes of an ONNX model.
-"""
+"""The payload of the cache file: the model that ONNX Runtime has optimised, behind a manifest with its inputs and outputs."""
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 import msgspec
 
+from penstock.engines.artefact import Interface, forwards_of, framed, interface_of, unframed
 from penstock.errors import GeneralFailure
-from penstock.ir import DType, Lifetime, Model, Operand, Subgraph
+from penstock.ir import DType, Lifetime, Model, Operand
 from penstock.ir.types import static_shape
 
 SCHEMA: Final = 1
-MAX_PORTS: Final = 1 << 16
-MAX_MANIFEST: Final = 1 << 24
-_LENGTH: Final = struct.Struct("<I")
 
 
 class Port(msgspec.Struct, frozen=True, array_like=True):
@@ -27,11 +21,12 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
 
-
-class Interface(msgspec.Struct, frozen=True):
-    """The inputs and outputs of a model, in the place of the model: what requests are checked against."""
-
-    entry: Subgraph
+    def operand(self, lifetime: Lifetime) -> Operand:
+        """Raises `GeneralFailure` for an element type that there is not."""
+        try:
+            return Operand(DType(self.dtype), self.shape, lifetime, self.name)
+        except ValueError:
+            raise GeneralFailure(f"the artefact has a port of type {self.dtype!r}") from None
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
@@ -45,11 +40,7 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
     def interface(self) -> Interface:
         """Operands for every port, inputs first."""
-        given = [_operand(port, Lifetime.SUBGRAPH_INPUT) for port in self.inputs]
-        wanted = [_operand(port, Lifetime.SUBGRAPH_OUTPUT) for port in self.outputs]
-        everything = range(len(given) + len(wanted))
-        indexes = tuple(everything[: len(given)]), tuple(everything[len(given) :])
-        return Interface(Subgraph((*given, *wanted), (), *indexes))
+        return interface_of(self)
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -67,45 +58,19 @@ def ports_of(model: Model) -> Ports:
         tuple(_port(entry.operands[index]) for index in indexes)
         for indexes in (entry.inputs, entry.outputs)
     )
-    forwards = (entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
-    return Ports(inputs, outputs, tuple(forwards))
+    return Ports(inputs, outputs, forwards_of(entry))
 
 
 def pack(model: bytes, ports: Ports, engine: str) -> bytes:
     """The payload of the model file."""
-    manifest = msgspec.msgpack.encode(Manifest(SCHEMA, engine, ports))
-    return b"".join([_LENGTH.pack(len(manifest)), manifest, model])
+    return framed(Manifest(SCHEMA, engine, ports), model)
 
 
 def unpack(content: memoryview) -> tuple[Manifest, bytes]:
     """The manifest and the model. Raises `GeneralFailure` for what `pack` never makes."""
-    if content.nbytes < _LENGTH.size:
-        raise GeneralFailure("the artefact has no manifest")
-    (size,) = _LENGTH.unpack(content[: _LENGTH.size])
-    if size > min(MAX_MANIFEST, content.nbytes - _LENGTH.size):
-        raise GeneralFailure("the artefact's manifest is longer than its file")
-    body = content[_LENGTH.size :]
-    try:
-        manifest = msgspec.msgpack.decode(body[:size], type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise GeneralFailure(f"the artefact's manifest cannot be read: {error}") from None
-    if manifest.schema != SCHEMA:
-        raise GeneralFailure(f"the artefact has schema {manifest.schema}, not {SCHEMA}")
-    ports = manifest.ports
-    if max(len(ports.inputs), len(ports.outputs)) > MAX_PORTS:
-        raise GeneralFailure(f"the artefact has more than {MAX_PORTS} inputs or outputs")
-    known = len(ports.forwards) == len(ports.outputs)
-    if not known or not all(-1 <= i < len(ports.inputs) for i in ports.forwards):
-        raise GeneralFailure("the artefact forwards inputs that it does not have")
-    return manifest, bytes(body[size:])
+    manifest, model = unframed(content, Manifest, SCHEMA)
+    return manifest, bytes(model)
 
 
 def _port(operand: Operand) -> Port:
     return Port(operand.name, operand.dtype.value, static_shape(operand.shape) or ())
-
-
-def _operand(port: Port, lifetime: Lifetime) -> Operand:
-    try:
-        return Operand(DType(port.dtype), port.shape, lifetime, port.name)
-    except ValueError:
-        raise GeneralFailure(f"the artefact has a port of type {port.dtype!r}") from None

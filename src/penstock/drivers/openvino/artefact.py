@@ -7,7 +7,6 @@ together again in memory of this process.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -15,9 +14,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from penstock.engines.artefact import Interface, forwards_of, framed, interface_of, unframed
 from penstock.engines.site import QUANTIZED
 from penstock.errors import GeneralFailure
-from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Quantization, Subgraph
+from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Quantization
 from penstock.ir.types import static_shape
 
 SCHEMA: Final = 3
@@ -28,10 +28,7 @@ NEEDLE: Final = 64
 MAX_TRIES: Final = 16
 """A constant is looked for by its first bytes, in so many places."""
 
-MAX_PORTS: Final = 1 << 16
-MAX_MANIFEST: Final = 1 << 24
 ALIGNMENT: Final = 64
-_LENGTH: Final = struct.Struct("<I")
 
 
 class Port(msgspec.Struct, frozen=True, array_like=True):
@@ -42,11 +39,12 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     quantization: Quantization | None = None
 
-
-class Interface(msgspec.Struct, frozen=True):
-    """The inputs and outputs of a model, in the place of the model: what requests are checked against."""
-
-    entry: Subgraph
+    def operand(self, lifetime: Lifetime) -> Operand:
+        """Raises `GeneralFailure` for an element type that there is not."""
+        try:
+            return Operand(DType(self.dtype), self.shape, lifetime, self.name, self.quantization)
+        except ValueError:
+            raise GeneralFailure(f"the artefact has a port of type {self.dtype!r}") from None
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
@@ -61,11 +59,7 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
     def interface(self) -> Interface:
         """Operands for every port, inputs first."""
-        given = [_operand(port, Lifetime.SUBGRAPH_INPUT) for port in self.inputs]
-        wanted = [_operand(port, Lifetime.SUBGRAPH_OUTPUT) for port in self.outputs]
-        everything = range(len(given) + len(wanted))
-        indexes = tuple(everything[: len(given)]), tuple(everything[len(given) :])
-        return Interface(Subgraph((*given, *wanted), (), *indexes))
+        return interface_of(self)
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -90,9 +84,8 @@ def ports_of(model: Model) -> Ports:
         tuple(_port(entry.operands[index]) for index in indexes)
         for indexes in (entry.inputs, entry.outputs)
     )
-    forwards = (entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
     quantized = any(o.dtype in QUANTIZED and not o.is_constant for o in entry.operands)
-    return Ports(inputs, outputs, tuple(forwards), quantized)
+    return Ports(inputs, outputs, forwards_of(entry), quantized)
 
 
 def pack(
@@ -118,26 +111,17 @@ def pack(
         kept.append(content[at:])
         start += len(part)
     lengths = tuple(map(len, parts))
-    manifest = msgspec.msgpack.encode(Manifest(SCHEMA, engine, form, ports, lengths, tuple(cuts)))
+    manifest = Manifest(SCHEMA, engine, form, ports, lengths, tuple(cuts))
     data = b"".join(_bytes_of(constants[index]) for index in moved)
-    return b"".join([_LENGTH.pack(len(manifest)), manifest, *kept]), data
+    return framed(manifest, *kept), data
 
 
 def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]]:
     """The manifest, and every part in fresh memory. Raises `GeneralFailure` for what `pack` never makes."""
-    if model.nbytes < _LENGTH.size:
-        raise GeneralFailure("the artefact has no manifest")
-    (size,) = _LENGTH.unpack(model[: _LENGTH.size])
-    if size > min(MAX_MANIFEST, model.nbytes - _LENGTH.size):
-        raise GeneralFailure("the artefact's manifest is longer than its file")
-    body = model[_LENGTH.size :]
-    try:
-        manifest = msgspec.msgpack.decode(body[:size], type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise GeneralFailure(f"the artefact's manifest cannot be read: {error}") from None
-    _check(manifest, body.nbytes - size, data.nbytes)
+    manifest, body = unframed(model, Manifest, SCHEMA)
+    _check(manifest, body.nbytes, data.nbytes)
     total = sum(manifest.parts)
-    whole, source, constants = _aligned(total), np.frombuffer(body[size:], np.uint8), _flat(data)
+    whole, source, constants = _aligned(total), np.frombuffer(body, np.uint8), _flat(data)
     read = at = 0
     for offset, place, length in (*manifest.cuts, (total, 0, 0)):
         whole[at:offset] = source[read : read + offset - at]
@@ -183,14 +167,6 @@ def _find(part: bytes, content: memoryview, start: int) -> int:
 
 
 def _check(manifest: Manifest, model_bytes: int, data_bytes: int) -> None:
-    if manifest.schema != SCHEMA:
-        raise GeneralFailure(f"the artefact has schema {manifest.schema}, not {SCHEMA}")
-    ports = manifest.ports
-    if max(len(ports.inputs), len(ports.outputs)) > MAX_PORTS:
-        raise GeneralFailure(f"the artefact has more than {MAX_PORTS} inputs or outputs")
-    known = len(ports.forwards) == len(ports.outputs)
-    if not known or not all(-1 <= i < len(ports.inputs) for i in ports.forwards):
-        raise GeneralFailure("the artefact forwards inputs that it does not have")
     if len(manifest.parts) not in {1, 3} or min(manifest.parts) < 0:
         raise GeneralFailure("the artefact has parts that nobody writes")
     end = moved = 0
@@ -224,10 +200,3 @@ def _aligned(length: int) -> NDArray:
 def _port(operand: Operand) -> Port:
     shape = static_shape(operand.shape) or ()
     return Port(operand.name, operand.dtype.value, shape, operand.quantization)
-
-
-def _operand(port: Port, lifetime: Lifetime) -> Operand:
-    try:
-        return Operand(DType(port.dtype), port.shape, lifetime, port.name, port.quantization)
-    except ValueError:
-        raise GeneralFailure(f"the artefact has a port of type {port.dtype!r}") from None

@@ -1,0 +1,97 @@
+"""Payloads of cache files: a manifest (its length in 4 bytes, little-endian, then msgpack), and what follows it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from penstock.errors import GeneralFailure
+from penstock.ir import Lifetime, Operand, Subgraph
+
+MAX_PORTS: Final = 1 << 16
+MAX_MANIFEST: Final = 1 << 24
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """The inputs and outputs of a model, in the place of the model: what requests are checked against."""
+
+    entry: Subgraph
+
+
+class Port(Protocol):
+    """One input or output, as a manifest tells of it."""
+
+    def operand(self, lifetime: Lifetime) -> Operand:
+        """Raises `GeneralFailure` for an element type that there is not."""
+
+
+class Ports(Protocol):
+    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it is, or -1 where
+    the engine computes it.
+    """
+
+    @property
+    def inputs(self) -> Sequence[Port]: ...
+    @property
+    def outputs(self) -> Sequence[Port]: ...
+    @property
+    def forwards(self) -> Sequence[int]: ...
+
+
+class Manifest(Protocol):
+    """What an artefact says of itself."""
+
+    @property
+    def schema(self) -> int: ...
+    @property
+    def ports(self) -> Ports: ...
+
+
+M = TypeVar("M", bound=Manifest)
+
+
+def interface_of(ports: Ports) -> Interface:
+    """Operands for every port, inputs first."""
+    given = [port.operand(Lifetime.SUBGRAPH_INPUT) for port in ports.inputs]
+    wanted = [port.operand(Lifetime.SUBGRAPH_OUTPUT) for port in ports.outputs]
+    everything = range(len(given) + len(wanted))
+    indexes = tuple(everything[: len(given)]), tuple(everything[len(given) :])
+    return Interface(Subgraph((*given, *wanted), (), *indexes))
+
+
+def forwards_of(entry: Subgraph) -> tuple[int, ...]:
+    """The input that each output of *entry* is, or -1."""
+    return tuple(entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
+
+
+def framed(manifest: Manifest, *parts: bytes | memoryview) -> bytes:
+    """*manifest*, and *parts* behind it."""
+    encoded = msgspec.msgpack.encode(manifest)
+    return b"".join([_LENGTH.pack(len(encoded)), encoded, *parts])
+
+
+def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memoryview]:
+    """The manifest, of this *schema*, and what follows it. Raises `GeneralFailure` for what `framed` never makes."""
+    if content.nbytes < _LENGTH.size:
+        raise GeneralFailure("the artefact has no manifest")
+    (size,) = _LENGTH.unpack(content[: _LENGTH.size])
+    if size > min(MAX_MANIFEST, content.nbytes - _LENGTH.size):
+        raise GeneralFailure("the artefact's manifest is longer than its file")
+    body = content[_LENGTH.size :]
+    try:
+        manifest = msgspec.msgpack.decode(body[:size], type=kind)
+    except msgspec.MsgspecError as error:
+        raise GeneralFailure(f"the artefact's manifest cannot be read: {error}") from None
+    if manifest.schema != schema:
+        raise GeneralFailure(f"the artefact has schema {manifest.schema}, not {schema}")
+    ports = manifest.ports
+    if max(len(ports.inputs), len(ports.outputs)) > MAX_PORTS:
+        raise GeneralFailure(f"the artefact has more than {MAX_PORTS} inputs or outputs")
+    known = len(ports.forwards) == len(ports.outputs)
+    if not known or not all(-1 <= i < len(ports.inputs) for i in ports.forwards):
+        raise GeneralFailure("the artefact forwards inputs that it does not have")
+    return manifest, body[size:]
