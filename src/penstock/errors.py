@@ -182,9 +182,13 @@ class ErrorStatus(enum.IntEnum):
 
 
 class DriverError(PenstockError):
-    """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE."""
+    """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
+
+    *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed so, of its arguments.
+    """
 
     status: ClassVar[ErrorStatus]
+    copies: tuple[Any, ...] = ()
 
 
 class DeviceUnavailable(DriverError):

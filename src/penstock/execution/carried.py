@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
+from penstock.errors import DriverError
 from penstock.execution.trace import Trace
 from penstock.hal import CarriedResult, ExecutionResult
+
+
+def note_lost(prepared: PreparedStep, error: DriverError, trace: Trace) -> None:
+    """Adds to *trace* what was copied for an execution that failed by *error*."""
+    if error.copies:
+        note_carried(prepared, CarriedResult(copies=error.copies), trace)
 
 
 def note_carried(prepared: PreparedStep, result: ExecutionResult, trace: Trace) -> None:

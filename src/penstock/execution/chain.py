@@ -18,7 +18,7 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlineTransient,
 )
-from penstock.execution.carried import note_carried
+from penstock.execution.carried import note_carried, note_lost
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.variant import Variant
@@ -123,6 +123,9 @@ class Chain:
                 raise
             except DriverError as error:
                 self._note(runner, error)
+                note_lost(runner.prepared, error, self._trace)
+                # Told.
+                error.copies = ()
                 raise
             except Exception as error:
                 failure = GeneralFailure(f"device {name} failed in execute_fenced: {error!r}")

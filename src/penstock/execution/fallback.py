@@ -18,7 +18,7 @@ from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import Failure, Span, StepReceipt
 from penstock.compilation.repeating import NOT_CACHED, able_devices
 from penstock.errors import Cancelled, DriverError, MissedDeadline
-from penstock.execution.carried import note_carried
+from penstock.execution.carried import note_carried, note_lost
 from penstock.execution.lanes import Lane, lane_of
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.transfer import Ports, execute, ports_of
@@ -72,6 +72,8 @@ class Fallbacks:
                 raise
             except DriverError as error:
                 trace.failures += (Failure(device.name, describe(error)),)
+                if device.name in self._prepared:
+                    note_lost(self._prepared[device.name], error, trace)
                 continue
             failures, trace.failures = trace.failures, ()
             ended = time.perf_counter_ns()

@@ -223,6 +223,10 @@ class StepRunner(LaneUser):
     ) -> None:
         """Repeats the step, at which its device has failed by *error*, on another, as `run` does; raises what it does."""
         failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
+        if error.copies:
+            from penstock.execution.carried import note_lost
+
+            note_lost(self.prepared, error, trace)
         noted = self._noted(describe(error), values, trace)
         if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
             self._keep(noted, trace, config, began)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.errors import (
     ClosedError,
+    DriverError,
     GeneralFailure,
     InvalidArgument,
     ResourceExhaustedTransient,
@@ -122,7 +123,11 @@ class RingBurst:
         for position, view in lent.incoming:
             array = _array(request.inputs[position])
             copies.append(_copied(position, view, array, out=False))
-        result = self._ring.call(bound.kind, bound.number, config, bound.payload)
+        try:
+            result = self._ring.call(bound.kind, bound.number, config, bound.payload)
+        except DriverError as error:
+            error.copies = tuple(copies)
+            raise
         bound.sent()
         for position, view in lent.outgoing:
             array = _array(request.outputs[position])

@@ -190,12 +190,14 @@ class Carried(Closing):
 
 class CarriedFence:
     """*fence*, with what was written copied home before anybody learns that it has signalled. What it tells of copies of
-    arrays is of those of *request*; `incidents` are what else happened, in words.
+    arrays is of those of *request*; `incidents` are what else happened, in words, `before` copies for runs that failed
+    then.
     """
 
     def __init__(self, fence: Fence, request: Request, carried: Carried | None = None) -> None:
         self._fence, self._request = fence, request
         self.incidents: tuple[str, ...] = ()
+        self.before: tuple[ArgumentCopy, ...] = ()
         self._carried = self._kept = carried
         self._error: DriverError | None = None
         self._lock = threading.Lock()
@@ -226,6 +228,7 @@ class CarriedFence:
         copies = of_arguments(getattr(self._fence, "copies", ()), self._request)
         if self._kept is not None:
             copies = (*self._kept.copies, *copies)
+        copies = (*self.before, *copies)
         return CarriedResult(copies=copies, incidents=self.incidents)
 
 

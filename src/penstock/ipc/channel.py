@@ -140,8 +140,10 @@ class Session:
             self._send(number, waiting, data, table.descriptors, frame.deadline_ns)
             try:
                 answer = self._wait(number, waiting, table, frame)
-            except BaseException:
+            except BaseException as error:
                 self._abandon(number, waiting, table)
+                if isinstance(error, DriverError):
+                    error.copies = table.copies
                 raise
             return self._answered(answer, waiting, table)
         finally:
@@ -393,7 +395,7 @@ class Session:
             if table.staged is not None:
                 # The host may not have that memory, or not all of it.
                 table.staged.discard()
-            return Frame(answer.body, handles)
+            return Frame(answer.body, handles, None, table.copies)
         handles = table.returned(handles)
         return Frame(answer.body, handles, None, table.copies)
 

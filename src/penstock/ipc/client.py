@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock.errors import (
     ClosedError,
+    DriverError,
     GeneralFailure,
     InvalidArgument,
     PenstockError,
@@ -19,6 +20,7 @@ from penstock.errors import (
     WireError,
 )
 from penstock.hal import (
+    ArgumentCopy,
     Buffer,
     BufferDesc,
     BufferRole,
@@ -233,6 +235,7 @@ class RemotePreparedModel(RemoteObject):
 
         with ExitStack() as undone:
             undone.enter_context(carried)
+            undone.enter_context(_telling(carried, request))
             reply, take = _ask(self.channel, call, wire.Fenced)
             try:
                 fence: Fence = take.fence(reply.fence)
@@ -275,8 +278,11 @@ class RemotePreparedModel(RemoteObject):
             def call(pack: Packer) -> wire.Call:
                 return wire.CreateReusableExecution(self.number, pack.request(carried.request))
 
-            made = _ask(self.channel, call, wire.Made, deadline_ns)[0]
-        return RemoteExecution(self.channel, made, self, request if copied else None)
+            with _telling(carried, sent):
+                answer = _answer(self.channel, call, deadline_ns)
+                made = _reply(answer, wire.Made)
+            copies = (*carried.copies, *of_arguments(answer.copies, sent))
+        return RemoteExecution(self.channel, made, self, request if copied else None, copies)
 
 
 class RemoteRing(RemoteObject):
@@ -337,14 +343,21 @@ class RemoteExecution(RemoteObject):
         made: wire.Made,
         prepared: RemotePreparedModel,
         request: Request | None,
+        copies: tuple[ArgumentCopy, ...] = (),
     ) -> None:
+        """*copies* were made for it, and are told with its first run."""
         super().__init__(channel, made)
-        self._prepared, self._request = prepared, request
+        self._prepared, self._request, self._copies = prepared, request, copies
 
     def execute(self, config: ExecutionConfig) -> ExecutionResult:
         if self._request is not None:
             self._check_open()
-            return _execute(self._prepared, self._request, config)
+            before, self._copies = self._copies, ()
+            result = _execute(self._prepared, self._request, config)
+            if not before:
+                return result
+            copies = result.copies if isinstance(result, CarriedResult) else ()
+            return CarriedResult(result.output_shapes, result.timing, (*before, *copies))
 
         def call(pack: Packer) -> wire.Call:
             return wire.Execute(self.number, None, pack.execution_config(config))
@@ -414,13 +427,24 @@ def _execute(
             form = pack.request(carried.request)
             return wire.Execute(target.number, form, pack.execution_config(config))
 
-        answer = _answer(target.channel, call)
-        result = _reply(answer, wire.Executed).result
-        carried.finish()
+        with _telling(carried, request):
+            answer = _answer(target.channel, call)
+            result = _reply(answer, wire.Executed).result
+            carried.finish()
     if not answer.copies and not carried.copies:
         return result
     copies = (*carried.copies, *of_arguments(answer.copies, request))
     return CarriedResult(result.output_shapes, result.timing, copies)
+
+
+@contextmanager
+def _telling(carried: Carried, request: Request) -> Iterator[None]:
+    """A `DriverError` in the block has what was copied for *request* by then, of its arguments."""
+    try:
+        yield
+    except DriverError as error:
+        error.copies = (*carried.copies, *of_arguments(error.copies, request))
+        raise
 
 
 def _carried(channel: Channel, request: Request) -> Carried:
@@ -476,6 +500,8 @@ def _reply(answer: Frame, kind: type[R]) -> R:
     except WireError as error:
         raise _senseless(error) from error
     if failure is not None:
+        if isinstance(failure, DriverError):
+            failure.copies = answer.copies
         raise failure
     if not isinstance(reply, kind):
         raise GeneralFailure(f"the device answers for a {kind.__name__} by {type(reply).__name__}")

@@ -6,14 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, NoReturn, TypeVar
+from types import TracebackType
+from typing import Final, Generic, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from penstock.errors import ClosedError, DeadObject, GeneralFailure, InvalidArgument
+from penstock.errors import (
+    ClosedError,
+    DeadObject,
+    DriverError,
+    GeneralFailure,
+    InvalidArgument,
+)
 from penstock.hal import (
     NO_TOKEN,
+    ArgumentCopy,
     Buffer,
     BufferDesc,
     BufferRole,
@@ -283,11 +291,12 @@ class IsolatedPreparedModel:
         def call(remote: RemotePreparedModel) -> Fence:
             return remote.execute_fenced(request, wait_for, config, timeout_after_fence_ns)
 
-        fence, incident = self.twice("execute_fenced", call, request, config)
-        if not incident:
+        with _Lost(call) as lost:
+            fence, incident = self.twice("execute_fenced", lost, request, config)
+        if not incident and not lost.copies:
             return fence
         told = fence if isinstance(fence, CarriedFence) else CarriedFence(fence, request)
-        told.incidents = (incident,)
+        told.incidents, told.before = (incident,) if incident else (), tuple(lost.copies)
         return told
 
     def configure_burst(self) -> Burst:
@@ -307,15 +316,19 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
         *,
-        tried: bool = False,
+        tried: DeadObject | None = None,
     ) -> ExecutionResult:
-        """*call*, which executes, once more where the process died of it, unless it was *tried* before; the result says so."""
-        result, incident = self.twice("execute", call, request, config, tried=tried)
+        """*call*, which executes, once more where the process died of it, unless it was *tried* before with that error; the
+        result says so.
+        """
+        with _Lost(call, tried) as lost:
+            result, incident = self.twice("execute", lost, request, config, tried=tried is not None)
         self.device.supervisor.succeeded()
-        if not incident:
+        if not incident and not lost.copies:
             return result
         copies = result.copies if isinstance(result, CarriedResult) else ()
-        return CarriedResult(result.output_shapes, result.timing, copies, (incident,))
+        told = (incident,) if incident else ()
+        return CarriedResult(result.output_shapes, result.timing, (*lost.copies, *copies), told)
 
     def twice(
         self,
@@ -435,6 +448,35 @@ class IsolatedPreparedModel:
             self._lock.release()
 
 
+class _Lost(Generic[T]):
+    """*call*, and what was copied for those of its calls that failed: in `copies`, and in the error that ends the block."""
+
+    def __init__(
+        self, call: Callable[[RemotePreparedModel], T], error: DriverError | None = None
+    ) -> None:
+        self._call = call
+        self.copies: list[ArgumentCopy] = [] if error is None else list(error.copies)
+
+    def __call__(self, remote: RemotePreparedModel) -> T:
+        try:
+            return self._call(remote)
+        except DriverError as error:
+            self.copies += error.copies
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, DriverError):
+            error.copies = tuple(self.copies)
+
+
 class _Series:
     """A `Burst` that is configured again with its prepared model."""
 
@@ -455,8 +497,8 @@ class _Series:
         if self._closed:
             raise ClosedError("a burst was used after close()")
         prepared, session = self._prepared, self._session
-        tried = not session.gone and not prepared.closed
-        if tried:
+        tried: DeadObject | None = None
+        if not session.gone and not prepared.closed:
             # What `IsolatedPreparedModel.run` does where nothing happens, without what that costs.
             underway = self._supervisor.underway
             underway[id(self)] = self._call
@@ -468,6 +510,7 @@ class _Series:
                     session.end(str(error))
                 if not prepared.may_repeat(session, request, config.deadline_ns):
                     raise
+                tried = error
             else:
                 prepared.succeeded()
                 return result

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -13,21 +16,40 @@ import pytest
 import penstock
 from penstock import nnapi
 from penstock.compilation.receipt import CopyReceipt, Receipt
-from penstock.hal import Capabilities, Device, EventFence
-from penstock.ipc.client import RemoteBuffer
+from penstock.drivers.reference import ReferenceDevice
+from penstock.errors import GeneralFailure
+from penstock.hal import (
+    Capabilities,
+    CarriedResult,
+    Device,
+    EventFence,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    Request,
+)
+from penstock.ipc.channel import Session
+from penstock.ipc.client import RemoteBuffer, RemoteDevice
+from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.host.serving import Client
 from penstock.ipc.resilient import IsolatedDevice
 from penstock.ipc.starting import Place, unavailable
 from penstock.ipc.supervision import Supervisor
+from penstock.ipc.transport import Connection
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
 from penstock.memory.domain import ManagedBuffer
 from penstock.testing import assert_no_copies
+from penstock.testing.doubles import InterceptingDevice
 from penstock.testing.lab import LabDevice
+from tests import support_isolated
 from tests.conftest import ROOT
 from tests.support_copies import Counted, counted
 from tests.unit.execution.fakes import NumpyDevice
 from tests.unit.nnapi import building
 from tests.unit.nnapi.building import MODES
+
+T = TypeVar("T")
 
 SOURCE: Final = ROOT / "src" / "penstock"
 F32: Final = DType.FLOAT32
@@ -252,3 +274,87 @@ def test_copying_memories_of_nnapi_tells_of_every_copy(copies: Counted, tmp_path
         check(copies, one.copies)
         assert [c.reason for c in one.copies] == ["the caller copies one memory to another"]
         assert not other.copies
+
+
+@contextmanager
+def served(device: Device) -> Iterator[tuple[RemoteDevice, Connection]]:
+    """*device* behind a socket, and the host's end of that."""
+    ours, theirs = map(Connection, socket.socketpair())
+    over = threading.Event()
+    Client(theirs, [Dispatcher(device, owns_device=False)], over.set).start()
+    session = Session(ours)
+    try:
+        yield RemoteDevice(session.channel(0)), theirs
+    finally:
+        session.close()
+        assert over.wait(30)
+
+
+class Failing(InterceptingDevice):
+    """Fails its executions, or ends the connection that they come by."""
+
+    connection: Connection | None = None
+    failing = False
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        if self.failing and method.endswith(("execute", "execute_fenced")):
+            if self.connection is not None:
+                self.connection.shut()
+            raise GeneralFailure("so it was told")
+        return proceed()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("way", ["run", "burst", "fenced"])
+def test_what_was_copied_for_a_run_that_fails_is_told_too(
+    copies: Counted, way: str, dies: bool
+) -> None:
+    inner = Failing(ReferenceDevice(), "failing")
+    with (
+        served(inner) as (device, theirs),
+        penstock.compile(relu(), devices=[device], cache=None) as compiled,
+    ):
+        inner.failing, inner.connection = True, theirs if dies else None
+        copies.places.clear()
+        if way == "burst":
+            with compiled.burst() as burst:
+                told = burst.run([X]).receipt
+        else:
+            told = WAYS[way](compiled, X)[0]
+        assert told.steps[0].fallback_from == "failing"
+        assert told.copies
+        check(copies, told.copies)
+
+
+def test_a_reusable_execution_tells_of_what_was_copied_when_it_was_made(copies: Counted) -> None:
+    with served(ReferenceDevice()) as (device, _):
+        prepared = device.prepare_model(relu(), PrepareConfig())
+        out = np.empty_like(X)
+        copies.places.clear()
+        execution = prepared.create_reusable_execution(
+            Request((HostMemory(X),), (HostMemory(out),))
+        )
+        told: list[Any] = []
+        for _ in range(2):
+            result = execution.execute(ExecutionConfig())
+            assert isinstance(result, CarriedResult)
+            told += result.copies
+        assert len(told) == len(copies), copies.places
+
+
+def test_a_run_that_was_repeated_tells_of_both(
+    copies: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    supervisor = Supervisor(Place("misbehaving", support_isolated.ENTRY))
+    device = cast("Device", IsolatedDevice(supervisor, 0))
+    (tmp_path / "sealed").mkdir(exist_ok=True)
+    with penstock.compile(support_isolated.add_one(), devices=[device], cache=None) as compiled:
+        copies.places.clear()
+        receipt = compiled(support_isolated.order(support_isolated.ONCE)).receipt
+    assert any("repeated" in note for note in receipt.notes)
+    assert len(receipt.copies) == 3
+    assert len(copies) == 3
+    supervisor.close()
