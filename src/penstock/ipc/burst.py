@@ -35,6 +35,7 @@ from penstock.ipc.codec import encode
 from penstock.ipc.lending import Lent, lend
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST, Layout, Region
 from penstock.ipc.ring_client import RingClient
+from penstock.ipc.staging import ALIGNMENT
 from penstock.ipc.steady import steady_place
 from penstock.ipc.transport import close_all
 from penstock.ipc.wakeup import Doorbell
@@ -146,7 +147,8 @@ class RingBurst:
             return bound
         if not self._free:
             self._forget(self._bound.popitem(last=False)[1], config)
-        lent = lend(request, steady_place)
+        unit: int = getattr(self._prepared.channel, "unit", ALIGNMENT)
+        lent = lend(request, steady_place, unit)
         try:
             payload = self._encoded(lent, config.deadline_ns)
             if payload is None:

@@ -27,13 +27,14 @@ from penstock.hal import (
     CancelToken,
     DescriptorFence,
     Fence,
+    MemoryPreference,
     ProgressEvent,
     as_descriptor,
 )
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
 from penstock.ipc.constants import descriptor_of
-from penstock.ipc.staging import Staged, Staging
+from penstock.ipc.staging import ALIGNMENT, Staged, Staging, unit_of
 from penstock.ipc.standstill import Standstill
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import ConstantPool
@@ -114,23 +115,23 @@ class Session:
         """The calls to one device of the host."""
         return DeviceChannel(self, device)
 
-    def call(self, device: int, frame: Frame) -> Frame:
-        """The answer of the device with that index. Raises `DeadObject` when the host is gone, `MissedDeadlineTransient` when
+    def call(self, device: int, frame: Frame, unit: int = ALIGNMENT) -> Frame:
+        """The answer of the device with that index, for which arrays that are copied lie at multiples of *unit*. Raises `DeadObject` when the host is gone, `MissedDeadlineTransient` when
         it has not answered by the frame's deadline, `Cancelled` when it does not stop soon after the frame's token was
         set, `WireError` for handles that no process can be sent.
         """
         self._enter()
         try:
-            return self._asked(device, frame)
+            return self._asked(device, frame, unit)
         finally:
             self._exit()
 
-    def _asked(self, device: int, frame: Frame) -> Frame:
+    def _asked(self, device: int, frame: Frame, unit: int) -> Frame:
         self.flush(frame.deadline_ns)
         try:
             waiting, table = (
                 _Waiting(device),
-                _Table(self.staging, frame.handles, frame.deadline_ns),
+                _Table(self.staging, frame.handles, frame.deadline_ns, unit),
             )
         except TimeoutError:
             raise MissedDeadlineTransient(NOT_TAKEN) from None
@@ -412,6 +413,11 @@ class DeviceChannel:
 
     def __init__(self, session: Session, device: int) -> None:
         self.session, self._device = session, device
+        self.unit = ALIGNMENT
+
+    def prefer(self, preference: MemoryPreference) -> None:
+        """Arrays that are copied for the device lie as it prefers."""
+        self.unit = unit_of(preference)
 
     @property
     def gone(self) -> str:
@@ -423,7 +429,7 @@ class DeviceChannel:
         return self.session.life()
 
     def call(self, frame: Frame) -> Frame:
-        return self.session.call(self._device, frame)
+        return self.session.call(self._device, frame, self.unit)
 
     def drop(self, number: wire.ObjectId) -> None:
         """See `Session.drop`."""
@@ -434,7 +440,11 @@ class _Table:
     """The handles of one call as forms and descriptors; what is copied goes through shared memory."""
 
     def __init__(
-        self, staging: Staging, handles: Sequence[object], deadline_ns: int | None = None
+        self,
+        staging: Staging,
+        handles: Sequence[object],
+        deadline_ns: int | None,
+        unit: int,
     ) -> None:
         self.forms: list[wire.HandleForm] = []
         self.descriptors: list[int] = []
@@ -444,7 +454,7 @@ class _Table:
         self._fences: list[DescriptorFence] = []
         arrays = [h for h in handles if isinstance(h, np.ndarray)]
         if arrays:
-            self.staged = staging.stage(arrays, deadline_ns)
+            self.staged = staging.stage(arrays, deadline_ns, unit)
         placed = iter(self.staged.forms if self.staged is not None else ())
         try:
             for handle in handles:

@@ -34,11 +34,13 @@ from penstock.hal import (
     Fence,
     HostMemory,
     Memory,
+    MemoryPreference,
     PrepareConfig,
     Request,
     RequestArgument,
     ReusableExecution,
     Support,
+    preferred_memory,
 )
 from penstock.ipc import wire
 from penstock.ipc.carrying import Carried, Twin, carried_fence, of_arguments, twin_of
@@ -62,7 +64,7 @@ class Channel(Protocol):
     becomes readable when that process is gone (a pidfd). Its bursts then go through shared memory.
 
     One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent; that side maps no memory
-    that may shrink.
+    that may shrink. It may have a `prefer(preference)` method, which is told how the device would have them lie.
     """
 
     copies_arrays: bool
@@ -96,6 +98,9 @@ class RemoteDevice:
                     f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, not "
                     f"{told[:MOST_CHARACTERS]!r}"
                 )
+        prefer: Callable[[MemoryPreference], None] | None = getattr(channel, "prefer", None)
+        if prefer is not None:
+            prefer(preferred_memory(self))
 
     @property
     def channel(self) -> Channel:

@@ -16,11 +16,9 @@ import numpy as np
 from penstock.errors import InvalidArgument, WireError
 from penstock.hal import HostMemory, Memory, NoValue, PoolArgument, Request, TokenArgument
 from penstock.ipc import wire
+from penstock.ipc.staging import ALIGNMENT
 from penstock.ir import DataLocation, DType, NDArray
 from penstock.memory import MemoryPool
-
-STAGING_ALIGNMENT: Final = 64
-"""Bytes that staged arrays begin at multiples of."""
 
 MAX_STAGED_BYTES: Final = 1 << 40
 """Bytes that one request may stage: sizes beyond it are mistakes."""
@@ -55,8 +53,9 @@ PlaceOf: TypeAlias = Callable[[NDArray], Any]
 """`penstock.memory.pool_of`, or its like: the (memory, offset) of the live pool that holds an array, or None."""
 
 
-def lend(request: Request, place_of: PlaceOf) -> Lent:
-    """*request* with every `HostMemory` by its place in a pool. Nothing is copied yet.
+def lend(request: Request, place_of: PlaceOf, unit: int = ALIGNMENT) -> Lent:
+    """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of *unit* bytes. Nothing is
+    copied yet.
 
     Raises `InvalidArgument` for an array that no other process can be given: one that is not C-contiguous, whose
     elements are Python objects, or an output that cannot be written.
@@ -76,7 +75,7 @@ def lend(request: Request, place_of: PlaceOf) -> Lent:
             place = place_of(array)
             if place is None:
                 waiting.append((is_output, position, array, dimensions, total))
-                total += -(-array.nbytes // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+                total += array.nbytes + -array.nbytes % unit
                 side.append(NoValue())
             else:
                 pool = _number(pools, place.memory)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from penstock.errors import WireError
-from penstock.hal import ArgumentCopy, Memory
+from penstock.hal import ArgumentCopy, Memory, MemoryPreference
 from penstock.ipc import wire
 from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ir import NDArray
@@ -20,7 +20,10 @@ from penstock.ir.types import dtype_of
 from penstock.memory import MemoryPool, pool_of
 
 ALIGNMENT: Final = 64
-"""Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3)."""
+"""Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3), for a device that prefers no more."""
+
+MOST_ALIGNMENT: Final = 4096
+"""More is not to be had: memory begins with a page."""
 
 LEAST_BYTES: Final = 1 << 16
 MOST_FREE: Final = 4
@@ -28,6 +31,14 @@ MOST_FREE: Final = 4
 
 Lender = Callable[[int, int, int, int | None], None]
 """Tells the other side that it has memory: number, descriptor, size; raises `TimeoutError` at a deadline."""
+
+
+def unit_of(preference: MemoryPreference) -> int:
+    """What arrays for a device of that *preference*, which a hostile one may have told, begin at multiples of, and are
+    padded to.
+    """
+    wanted = max(preference.alignment, preference.padding, ALIGNMENT)
+    return wanted if wanted <= MOST_ALIGNMENT and not wanted & (wanted - 1) else MOST_ALIGNMENT
 
 
 class _Pool(NamedTuple):
@@ -51,11 +62,13 @@ class Staging:
         self._known: dict[int, wire.MemoryId] = {}
         self._closed = False
 
-    def stage(self, arrays: Sequence[NDArray], deadline_ns: int | None = None) -> Staged:
-        """*arrays* as the other side finds them. Raises `WireError` for an array that no operand has, `TimeoutError` where it
+    def stage(
+        self, arrays: Sequence[NDArray], deadline_ns: int | None = None, unit: int = ALIGNMENT
+    ) -> Staged:
+        """*arrays* as the other side finds them, those that are copied at multiples of *unit* bytes. Raises `WireError` for an array that no operand has, `TimeoutError` where it
         has not been told of the memory by the deadline.
         """
-        staged = Staged(self, arrays, deadline_ns)
+        staged = Staged(self, arrays, deadline_ns, unit)
         try:
             staged.place()
         except BaseException:
@@ -147,9 +160,13 @@ class Staged:
     """The arrays of one call. *copies* says what was copied, by the number of the array."""
 
     def __init__(
-        self, staging: Staging, arrays: Sequence[NDArray], deadline_ns: int | None = None
+        self,
+        staging: Staging,
+        arrays: Sequence[NDArray],
+        deadline_ns: int | None = None,
+        unit: int = ALIGNMENT,
     ) -> None:
-        self._deadline_ns = deadline_ns
+        self._deadline_ns, self._unit = deadline_ns, unit
         self._staging, self._arrays = staging, arrays
         self._pool: _Pool | None = None
         self._copied: list[tuple[int, int]] = []
@@ -164,7 +181,7 @@ class Staged:
             known = self._staging.number_of(array, self._deadline_ns)
             places.append((known, needed))
             if known is None:
-                needed += array.nbytes + -array.nbytes % ALIGNMENT
+                needed += array.nbytes + -array.nbytes % self._unit
         if needed or any(known is None for known, _ in places):
             self._pool = self._staging.take(needed, self._deadline_ns)
         for index, (array, (known, at)) in enumerate(zip(self._arrays, places, strict=True)):

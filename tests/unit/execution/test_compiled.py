@@ -588,13 +588,22 @@ class TestState:
                 thread.join(10)
             assert inside[1] == 2
 
-    def test_a_state_of_another_model_is_refused(self, device: NumpyDevice) -> None:
+    def test_a_state_of_another_model_is_refused_before_anything_runs(
+        self, device: NumpyDevice
+    ) -> None:
         with (
             penstock.compile(accumulator(), devices=[device]) as one,
             penstock.compile(add_relu(), devices=[device]) as other,
-            pytest.raises(StateError),
         ):
-            one.run([np.zeros(2, np.float32)], state=other.new_state())
+            given, out = np.zeros(2, np.float32), np.full(2, 7, np.float32)
+            with pytest.raises(StateError):
+                one.run([given], out=[out], state=other.new_state())
+            with pytest.raises(StateError):
+                one.start_fenced([given], out=[out], state=other.new_state()).result(30)
+            with one.burst() as burst, pytest.raises(StateError):
+                burst.run([given], out=[out], state=other.new_state())
+            assert out.tolist() == [7, 7]
+            assert not any(prepared.runs for prepared in device.prepared)
 
     def test_an_output_the_caller_changes_does_not_change_the_state(
         self, device: NumpyDevice

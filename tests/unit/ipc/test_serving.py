@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import pytest
 
-from penstock.hal import ProgressEvent
+from penstock.drivers.reference import ReferenceDevice
+from penstock.hal import (
+    Capabilities,
+    ExecutionConfig,
+    HostMemory,
+    PrepareConfig,
+    ProgressEvent,
+    Request,
+)
 from penstock.ipc import wire
+from penstock.ipc.burst import RingBurst
 from penstock.ipc.channel import Session
+from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.process import Host
 from penstock.ipc.host.serving import Client
 from penstock.ipc.transport import Connection
+from penstock.testing.doubles import InterceptingDevice
+from tests.support_isolated import SHAPE, add_one, order
+
+T = TypeVar("T")
 
 
 class _Slow:
@@ -69,6 +85,58 @@ def test_a_host_without_descriptors_pauses_before_it_takes_a_client_on(
     monkeypatch.setattr(host, "_listener", Listener(), raising=False)
     assert host._next_client() is None
     assert len(pauses) == 1
+
+
+class _Choosy(InterceptingDevice):
+    """Prefers its arguments at places of its own, and keeps the addresses of what it is given."""
+
+    def __init__(self, alignment: int, padding: int) -> None:
+        super().__init__(ReferenceDevice(), "choosy")
+        self._claims = Capabilities(alignment=alignment, padding=padding)
+        self.addresses: list[int] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._claims
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        for request in (a for a in arguments if isinstance(a, Request)):
+            every = [a for a in (*request.inputs, *request.outputs) if isinstance(a, HostMemory)]
+            self.addresses += [a.array.ctypes.data for a in every]
+        return proceed()
+
+
+@pytest.mark.parametrize("way", ["run", "ring", "fenced"])
+@pytest.mark.parametrize(
+    ("alignment", "padding", "unit"),
+    [(16, 1, 64), (256, 64, 256), (64, 1024, 1024), (1 << 40, 1, 4096), (-5, 96, 4096)],
+)
+def test_what_is_copied_for_a_device_lies_as_it_prefers(
+    way: str, alignment: int, padding: int, unit: int
+) -> None:
+    device, over = _Choosy(alignment, padding), threading.Event()
+    ours, theirs = map(Connection, socket.socketpair())
+    Client(theirs, [Dispatcher(device, owns_device=False)], over.set).start()
+    session = Session(ours)
+    prepared = RemoteDevice(session.channel(0)).prepare_model(add_one(), PrepareConfig())
+    out = np.empty(SHAPE, np.float32)
+    request = Request((HostMemory(order(1)),), (HostMemory(out),))
+    if way == "run":
+        prepared.execute(request, ExecutionConfig())
+    elif way == "fenced":
+        assert prepared.execute_fenced(request, [], ExecutionConfig()).wait(10**10)
+    else:
+        life, end = os.pipe()
+        burst = RingBurst(prepared, life)
+        burst.execute(request, ExecutionConfig())
+        burst.close()
+        os.close(end)
+    assert (out == 2).all()
+    first, second = device.addresses
+    assert first % unit == second % unit == 0
+    assert abs(second - first) >= unit
+    session.close()
+    assert over.wait(10)
 
 
 def test_progress_told_after_the_answer_is_dropped() -> None:
