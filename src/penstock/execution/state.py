@@ -85,12 +85,13 @@ class State:
         self._alone, self._turns = False, None
         self._put(values)
 
-    def turn(self, ports: Sequence[TurningPort]) -> Turn | None:
+    def turn(self, ports: Sequence[TurningPort], copies: list[CopyReceipt]) -> Turn | None:
         """What the next run of a model with *ports* reads and writes, `end_turn` after its success; None where new values
-        must have arrays of their own. The lock is held.
+        must have arrays of their own. Values that were on a device are here then, each copy added to *copies*. The
+        lock is held.
         """
         if self._away:
-            self._fetch()
+            self._fetch(copies)
         if not self._alone:
             return None
         turns = self._turns
@@ -105,7 +106,9 @@ class State:
         if (turns := self._turns) is not None and turns.now is turn:
             turns.pass_on()
         self._values = turn.after
-        self._assigned |= turn.written
+        if not turn.known:
+            self._assigned |= turn.written
+            turn.known = True
         self._changed = True
 
     def cells(self, feedback: Feedback, copies: list[CopyReceipt] | None = None) -> Cells:

@@ -71,10 +71,11 @@ class Turn(Places):
     """What one run reads and writes; *after* are all variables' values once it has succeeded, those among them that it
     changes *written*.
 
-    *tails* are the arguments that steps which are all of a plan have in it, behind the caller's.
+    *tails* are the arguments that steps which are all of a plan have in it, behind the caller's. It is *known* that what it
+    writes has a value once a run has.
     """
 
-    __slots__ = ("after", "tails", "written")
+    __slots__ = ("after", "known", "tails", "written")
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Turn(Places):
         )
         self.after, self.written = after, variables
         self.tails: dict[StepRunner, Tail] = {}
+        self.known = False
 
 
 class Turns:

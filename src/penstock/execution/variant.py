@@ -156,8 +156,7 @@ class Variant:
         with state.lock:
             if self._needed:
                 self.check_assigned(state)
-            state.fetch(trace.copies)
-            turn = state.turn(self._turning)
+            turn = state.turn(self._turning, trace.copies)
             if turn is None:
                 return None
             results = alone.run_alone(inputs, config, trace, turn)
@@ -260,8 +259,7 @@ class Variant:
         if state is not None:
             if self._needed:
                 self.check_assigned(state)
-            state.fetch(trace.copies)
-            turn = state.turn(self._turning)
+            turn = state.turn(self._turning, trace.copies)
         values = self._values(inputs, out, state, turn, bound)
         places = turn or NO_PLACES
         arena = None

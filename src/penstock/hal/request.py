@@ -54,14 +54,14 @@ class PaddedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
     """
 
 
-class HostMemory(msgspec.Struct, frozen=True, tag="host"):
+class HostMemory(msgspec.Struct, frozen=True, tag="host", eq=False):
     """Memory of the caller, borrowed for this call.
 
     An input, or an output whose shape is known, is a C-contiguous array of the operand's dtype and
     full shape. An output of unknown shape is a flat uint8 array: its length is the capacity, the
     driver writes the value's bytes from its start and reports the shape; so is a string operand,
     in TFLite's string-tensor layout, with *dimensions* giving the shape of a string input. Inputs
-    are not written; nothing is kept after the call returns.
+    are not written; nothing is kept after the call returns. Two are equal where they are the same.
     """
 
     array: NDArray

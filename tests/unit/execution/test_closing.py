@@ -196,7 +196,7 @@ def test_nobody_is_inside_a_gate_once_it_closed() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(30):
+        for _ in range(8):
             close_while_others_enter()
     finally:
         sys.setswitchinterval(interval)

@@ -166,7 +166,7 @@ def test_values_of_another_shape_get_arrays_of_their_own() -> None:
     model = accumulator()
     state = State(model)
     state.replace({0: np.zeros(3, np.float32)})
-    assert copy.deepcopy(state).turn(turning_ports(model)) is None
+    assert copy.deepcopy(state).turn(turning_ports(model), []) is None
 
 
 def test_arrays_that_find_no_room_are_one_named_error() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Sequence
-from operator import is_
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,10 +38,10 @@ class Neighbours:
         self._remembers = sum(p.nbytes for p in places) <= MOST_BYTES
         self._known: deque[tuple[tuple[HostMemory, ...], Pieces]] = deque(maxlen=MOST_KNOWN)
 
-    def pieces(self, arguments: Sequence[RequestArgument]) -> Pieces | None:
+    def pieces(self, arguments: tuple[RequestArgument, ...]) -> Pieces | None:
         """The copies to make for *arguments*, one for each place; None where one is no array."""
         for known, pieces in self._known:
-            if known[0] is arguments[0] and all(map(is_, known, arguments)):
+            if known == arguments:
                 return pieces
         arrays = tuple([a for a in arguments if type(a) is HostMemory])
         if len(arrays) != len(self._places):

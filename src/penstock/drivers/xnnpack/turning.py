@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from penstock.drivers.xnnpack.arguments import unknown
 from penstock.drivers.xnnpack.interpreter import Runner
@@ -18,13 +19,14 @@ class Turning:
         self, read: Sequence[int], written: Sequence[int], counts: tuple[int, int]
     ) -> None:
         self._read, self._written = tuple(read), tuple(written)
+        self._of_read, self._of_written = itemgetter(*read), itemgetter(*written)
         self._inputs = tuple([k for k in range(counts[0]) if k not in self._read])
         self._outputs = tuple([k for k in range(counts[1]) if k not in self._written])
 
     def put(self, runner: Runner, arguments: Sequence[RequestArgument]) -> None:
         """Copies the arrays of *arguments* to where *runner* reads them."""
         views, positions = runner.inputs, self._inputs
-        pieces = self._sides(runner)[0].pieces([arguments[k] for k in self._read])
+        pieces = self._sides(runner)[0].pieces(self._of_read(arguments))
         if pieces is None:
             positions = tuple(range(len(views)))
         else:
@@ -39,7 +41,7 @@ class Turning:
     def fetch(self, runner: Runner, arguments: Sequence[RequestArgument]) -> None:
         """Copies what *runner* made to the arrays of *arguments*."""
         views, positions = runner.outputs, self._outputs
-        pieces = self._sides(runner)[1].pieces([arguments[k] for k in self._written])
+        pieces = self._sides(runner)[1].pieces(self._of_written(arguments))
         if pieces is None:
             positions = tuple(range(len(views)))
         else:

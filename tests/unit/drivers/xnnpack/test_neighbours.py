@@ -156,13 +156,14 @@ def test_arguments_seen_before_are_not_looked_at_again() -> None:
     memory = aligned(128)
     known = Neighbours([memory[:64], memory[64:]])
     first, second = (
-        [HostMemory(a) for a in side_by_side([((64,), np.dtype(np.uint8))] * 2)] for _ in range(2)
+        tuple(HostMemory(a) for a in side_by_side([((64,), np.dtype(np.uint8))] * 2))
+        for _ in range(2)
     )
     pieces = known.pieces(first)
     assert known.pieces(second) is not pieces
     assert known.pieces(first) is pieces
-    assert known.pieces([first[0], second[1]]) is not pieces
-    assert known.pieces([first[0], NO_VALUE_ARGUMENT]) is None
+    assert known.pieces((first[0], second[1])) is not pieces
+    assert known.pieces((first[0], NO_VALUE_ARGUMENT)) is None
 
 
 def counters() -> Model:
