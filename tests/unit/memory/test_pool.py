@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import mmap
 import os
 import pickle
 import sys
@@ -156,3 +158,25 @@ def test_a_view_fits_exactly_when_its_bytes_do(nbytes: int, offset: int, kind: s
             assert pool.view(kind, count, offset).size == count
         with pytest.raises(InputError):
             pool.view(kind, count + 1, offset)
+
+
+def test_a_system_without_memfds_has_files_that_nobody_else_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = importlib.util.find_spec("penstock.memory.shared")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        # What it defines depends on it.
+        patch.setattr(sys, "platform", "darwin")
+        spec.loader.exec_module(module)
+    fd = module.anonymous_fd(100, "pool")
+    try:
+        status = os.fstat(fd)
+        assert (status.st_size, status.st_nlink) == (100, 0)
+        with mmap.mmap(fd, 100) as one, mmap.mmap(fd, 100) as other:
+            one[50] = 7
+            assert other[50] == 7
+    finally:
+        os.close(fd)
