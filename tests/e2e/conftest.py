@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from tests.conftest import ROOT
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -41,6 +43,21 @@ def program() -> Program:
         )
 
     return start
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The same within this process, which saves the start: for tests of many answers, not of the program around them."""
+
+    def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        given = [*map(str, arguments)]
+        with monkeypatch.context() as patch:
+            for name, value in {"PENSTOCK_DEVICES": "reference", **environment}.items():
+                patch.setenv(name, value)
+            result = CliRunner().invoke(app, given)
+        return subprocess.CompletedProcess(given, result.exit_code, result.stdout, result.stderr)
+
+    return call
 
 
 @pytest.fixture(scope="session")

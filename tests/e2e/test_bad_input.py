@@ -96,8 +96,20 @@ def spelled(argument: str, files: Path, digits: Path) -> str:
     return argument if base is None else str(base / argument[1:])
 
 
+IN_A_PROCESS = ("a file that is not a model", "a device that cannot", "no such command")
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_is_one_line(program: Program, files: Path, digits: Path, name: str) -> None:
+def test_bad_input_is_one_line(command: Program, files: Path, digits: Path, name: str) -> None:
+    check(command, files, digits, name)
+
+
+@pytest.mark.parametrize("name", IN_A_PROCESS)
+def test_bad_input_ends_the_program(program: Program, files: Path, digits: Path, name: str) -> None:
+    check(program, files, digits, name)
+
+
+def check(program: Program, files: Path, digits: Path, name: str) -> None:
     arguments, code, words = CASES[name]
     result = program(*(spelled(a, files, digits) for a in arguments))
     assert result.returncode == code, result.stderr

@@ -75,9 +75,9 @@ def test_the_corpus_is_there() -> None:
 
 @pytest.mark.parametrize(("entry", "case"), list(cases("expected_top1")))
 def test_the_top_class_is_the_recorded_one(
-    program: Program, entry: dict[str, Any], case: dict[str, Any]
+    command: Program, entry: dict[str, Any], case: dict[str, Any]
 ) -> None:
-    found = answer(program, entry, case)
+    found = answer(command, entry, case)
     assert found["task"] == "classification"
     assert found["top"][0]["index"] == case["expected_top1"]
     assert found["top"][0]["label"] == case["expected_label"]
@@ -101,11 +101,11 @@ def test_the_boxes_are_the_recorded_ones(
 
 @pytest.mark.parametrize(("entry", "case"), list(cases("class_fraction")))
 def test_the_shares_of_the_classes_are_the_recorded_ones(
-    program: Program, entry: dict[str, Any], case: dict[str, Any], tmp_path: Any
+    command: Program, entry: dict[str, Any], case: dict[str, Any], tmp_path: Any
 ) -> None:
     assert CORPUS is not None
     found = answer(
-        program, entry, case, "--labels", CORPUS / "models" / PASCAL, "--out", tmp_path / "mask.png"
+        command, entry, case, "--labels", CORPUS / "models" / PASCAL, "--out", tmp_path / "mask.png"
     )
     assert found["task"] == "segmentation"
     shares = {row["label"]: row["fraction"] for row in found["mask"]["classes"]}
@@ -134,7 +134,7 @@ def real_case(network: str) -> tuple[dict[str, Any], dict[str, Any]]:
 )
 def test_key_points_lie_on_the_person(
     corpus: Any,
-    program: Program,
+    command: Program,
     network: str,
     least_score: float,
     count: int,
@@ -144,7 +144,7 @@ def test_key_points_lie_on_the_person(
     """Two networks of unlike build place the joints they are sure of where a list made elsewhere has them."""
     import csv
 
-    found = answer(program, *real_case(network), "--out", tmp_path / "pose.png")
+    found = answer(command, *real_case(network), "--out", tmp_path / "pose.png")
     assert found["task"] == "pose"
     listed = corpus / "models" / "labels" / "movenet_single_pose_lightning_ptq_reference.csv"
     with listed.open(newline="") as stream:
@@ -158,9 +158,9 @@ def test_key_points_lie_on_the_person(
     assert (tmp_path / "pose.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_labels_the_models_own_are_used(corpus: Any, program: Program) -> None:
+def test_without_labels_the_models_own_are_used(corpus: Any, command: Program) -> None:
     models = corpus / "models"
-    result = program(
+    result = command(
         "run",
         models / "networks" / "mobilenet_v1_0.25_128_uint8.tflite",
         models / "images" / "cat.bmp",
@@ -171,15 +171,15 @@ def test_without_labels_the_models_own_are_used(corpus: Any, program: Program) -
     assert "time: load" in result.stdout
 
 
-def test_a_detector_without_post_processing_is_summarised(corpus: Any, program: Program) -> None:
-    found = answer(program, *real_case("blazeface_front_fp16"))
+def test_a_detector_without_post_processing_is_summarised(corpus: Any, command: Program) -> None:
+    found = answer(command, *real_case("blazeface_front_fp16"))
     assert found["task"] == "outputs"
     assert [v["shape"] for v in found["values"]] == [[1, 896, 16], [1, 896, 1]]
 
 
-def test_an_assumed_normalisation_is_printed(corpus: Any, program: Program) -> None:
+def test_an_assumed_normalisation_is_printed(corpus: Any, command: Program) -> None:
     models = corpus / "models"
-    result = program(
+    result = command(
         "run", models / "networks" / "vww_96_float.tflite", models / "images" / "cat.bmp"
     )
     assert result.returncode == 0, result.stderr
