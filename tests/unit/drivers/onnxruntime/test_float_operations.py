@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.onnxruntime.export.rules import RULES
-from tests.golden.comparison import FLOAT_SHARE
+from tests.support_float_operations import check_agrees
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import OneOperation, run_on
 from tests.unit.drivers.onnxruntime.operations import FLOAT
@@ -25,18 +25,7 @@ BRANCHING: Final = {"IF"}
 @pytest.mark.parametrize("case", FLOAT, ids=lambda case: case.name)
 def test_float_operations_agree_with_the_reference(case: OneOperation) -> None:
     device = cpu()
-    (answer,) = device.supported_operations(case.model)
-    assert answer.supported, answer.reason
-    assert answer.accuracy in {"exact", "faithful"}
-    given = [case.inputs(seed) for seed in range(3)]
-    ours = run_on([device], case.model, given, answer.accuracy)
-    reference = run_on(["reference"], case.model, given)
-    for got, wanted in zip(chain(*ours), chain(*reference), strict=True):
-        assert got.shape == wanted.shape
-        if answer.accuracy == "exact":
-            assert np.array_equal(got, wanted)
-        else:
-            assert np.abs(got - wanted).max() <= FLOAT_SHARE * np.abs(wanted).max()
+    assert check_agrees(device, case) in {"exact", "faithful"}
     assert device.compiles == 1
 
 

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from penstock.ir import DType, ModelBuilder
+from tests.support_float_operations import numbers, scalar, whole
 from tests.support_operations import F32, Given, OneOperation, operation
-from tests.unit.drivers.onnxruntime.operations import numbers, scalar, whole
 
 BOOL: Final = DType.BOOL
 I32: Final = DType.INT32
