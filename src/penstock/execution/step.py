@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Container, Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 import numpy as np
@@ -19,7 +19,7 @@ from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.lanes import LaneUser
 from penstock.execution.results import allocate, check_result, is_sized
 from penstock.execution.trace import StepTrace, Trace
-from penstock.execution.transfer import call_execute, execute, lent, ports_of
+from penstock.execution.transfer import call_execute, execute, lent, not_agreed, ports_of
 from penstock.hal import (
     Device,
     ExecutionConfig,
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory
     from penstock.partitioning.plan import ExecutionPlan
 
-
-Kind: TypeAlias = "tuple[int, tuple[tuple[int, ...], np.dtype[np.generic]]]"
-"""An operand with the shape and the type of its array."""
 
 KEEPING_NS: Final = 200_000_000
 """Nanoseconds that must be left for a failure to be kept."""
@@ -182,18 +179,38 @@ class StepRunner(LaneUser):
         began = perf_counter_ns()
         kinds = self._kinds
         outputs: list[NDArray] = []
-        every: tuple[RequestArgument, ...] = tuple([HostMemory(lent(array)) for array in inputs])
+        wanted: list[HostMemory] = []
+        every: list[RequestArgument] = []
+        for array in inputs:
+            readable = array
+            if array.flags.writeable:
+                # As `lent`; calls that can be done without are, see `CompiledModel.run`.
+                readable = array.view()
+                readable.setflags(False)  # type: ignore[call-arg]  # as there
+            every.append(HostMemory(readable))
         tail = None
         if turn is not None:
             tail = turn.tails.get(self) or self._tail(len(inputs), turn)
             kinds = kinds[: len(kinds) - len(tail.outputs)]
         try:
-            outputs = _fresh(kinds)
-            wanted = tuple([HostMemory(array) for array in outputs])
+            for _, (shape, dtype) in kinds:
+                try:
+                    made = empty(shape, dtype)
+                except (MemoryError, ValueError):
+                    made = allocate(shape, dtype)
+                outputs.append(made)
+                wanted.append(HostMemory(made))
             if tail is not None:
-                every, wanted = every + tail.inputs, wanted + tail.outputs
-            request = self._request(every, wanted)
-            result = call_execute(self.prepared, request, config)
+                every += tail.inputs
+                wanted += tail.outputs
+            request = self._request(tuple(every), tuple(wanted))
+            prepared = self.prepared
+            try:
+                result = prepared.prepared.execute(request, config)
+            except (DriverError, Cancelled):
+                raise
+            except Exception as error:
+                raise not_agreed(prepared, error) from error
             if type(result) is not ExecutionResult or result.output_shapes:
                 check_result(result, self._outputs, [each.array for each in wanted])
         except (MissedDeadline, Cancelled):
@@ -355,14 +372,6 @@ class StepRunner(LaneUser):
                 step = self.prepared.step
                 self._fallbacks = Fallbacks(step, self._ports, self._devices, self._config)
             return self._fallbacks
-
-
-def _fresh(kinds: Sequence[Kind]) -> list[NDArray]:
-    """`allocate` for each of *kinds*."""
-    try:
-        return [empty(shape, dtype) for _, (shape, dtype) in kinds]
-    except (MemoryError, ValueError):
-        return [allocate(shape, dtype) for _, (shape, dtype) in kinds]
 
 
 def _new(

@@ -304,9 +304,12 @@ def call_execute(
     except (DriverError, Cancelled):
         raise
     except Exception as error:
-        raise GeneralFailure(
-            f"device {prepared.device.name} failed in execute: {error!r}"
-        ) from error
+        raise not_agreed(prepared, error) from error
+
+
+def not_agreed(prepared: PreparedStep, error: Exception) -> GeneralFailure:
+    """What an exception counts as that no driver may raise."""
+    return GeneralFailure(f"device {prepared.device.name} failed in execute: {error!r}")
 
 
 def _wanted(array: NDArray | None, index: int, direct: Direct | None) -> RequestArgument:
