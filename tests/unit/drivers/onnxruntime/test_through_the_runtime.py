@@ -9,9 +9,9 @@ import pytest
 
 import penstock
 from penstock.drivers.onnxruntime import OnnxRuntimeDevice
+from tests.support_artefacts import X, answer, network
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_open_shapes import check_open_batch
-from tests.unit.drivers.onnxruntime.test_caching import X, answer, network
 
 pytestmark = [needs_onnxruntime, pytest.mark.usefixtures("no_descriptor_leaks")]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -16,61 +15,15 @@ import pytest
 
 from penstock.drivers.openvino import OpenVinoDevice
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal import (
-    CacheHandle,
-    ExecutionConfig,
-    HostMemory,
-    PrepareConfig,
-    PreparedModelBase,
-    Request,
-)
-from penstock.ir import DType, Model, ModelBuilder, NDArray
+from penstock.hal import PrepareConfig
+from tests.support_artefacts import DAMAGES, WEIGHTS, answer, cache_files, network, run
 from tests.support_openvino import cpu, needs_openvino
 
 pytestmark = [needs_openvino, pytest.mark.usefixtures("no_descriptor_leaks")]
 
-TOKEN: Final = bytes(range(32))
-BINDING: Final = bytes(range(32, 64))
-X: Final = np.linspace(-2, 2, 2 * 40, dtype=np.float32).reshape(2, 40)
-WEIGHTS: Final = np.random.default_rng(5).standard_normal((30, 40)).astype(np.float32)
 
-
-def network() -> Model:
-    b = ModelBuilder()
-    x = b.input(DType.FLOAT32, (2, 40), "x")
-    (y,) = b.operation(
-        "FULLY_CONNECTED", [x, b.constant(WEIGHTS), None], [(DType.FLOAT32, (2, 30))]
-    )
-    (z,) = b.operation("RELU", [y], [(DType.FLOAT32, (2, 30))])
-    return b.build([z, x])
-
-
-def answer() -> NDArray:
-    result: NDArray = np.maximum(X @ WEIGHTS.T, 0)
-    return result
-
-
-@contextmanager
-def opened(folder: Path, files: tuple[int, int] = (1, 1)) -> Iterator[PrepareConfig]:
-    """A configuration with the cache files of *folder*, made where there are none."""
-    names = [f"model{i}" for i in range(files[0])] + [f"data{i}" for i in range(files[1])]
-    fds = [os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in names]
-    handles = tuple(map(CacheHandle, fds))
-    try:
-        yield PrepareConfig(
-            token=TOKEN, binding=BINDING, model_cache=handles[: files[0]], data_cache=handles[files[0] :]
-        )  # fmt: skip
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def run(prepared: PreparedModelBase) -> NDArray:
-    out, same = np.empty((2, 30), np.float32), np.empty_like(X)
-    request = Request((HostMemory(X),), (HostMemory(out), HostMemory(same)))
-    prepared.execute(request, ExecutionConfig())
-    assert np.array_equal(same, X)
-    return out
+def opened(folder: Path, files: tuple[int, int] = (1, 1)) -> AbstractContextManager[PrepareConfig]:
+    return cache_files(folder, files)
 
 
 @pytest.fixture
@@ -115,28 +68,13 @@ def test_another_process_imports_it(saved: Path) -> None:
     assert (done.stdout.split(), done.returncode) == (["0", "1"], 0), done.stderr
 
 
-def flip(place: int) -> Callable[[bytes], bytes]:
-    def damage(content: bytes) -> bytes:
-        changed = bytearray(content)
-        changed[place] ^= 0x10
-        return bytes(changed)
-
-    return damage
-
-
-DAMAGES: Final[dict[str, tuple[str, Callable[[bytes], bytes]]]] = {
-    "a bit of the seal": ("SealBroken", flip(100)),
-    "a bit of the payload": ("SealBroken", flip(-1)),
-    "a byte less": ("WrongLength", lambda content: content[:-1]),
-    "a byte more": ("WrongLength", lambda content: content + b"\0"),
-    "nothing": ("WrongLength", lambda _: b""),
-}
+REFUSED: Final = {**DAMAGES, "nothing": ("WrongLength", lambda _: b"")}
 
 
 @pytest.mark.parametrize("name", ["model0", "data0"])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", REFUSED)
 def test_altered_files_never_reach_the_engine(saved: Path, name: str, damage: str) -> None:
-    reason, change = DAMAGES[damage]
+    reason, change = REFUSED[damage]
     file, device = saved / name, cpu()
     file.write_bytes(change(file.read_bytes()))
     with opened(saved) as config:

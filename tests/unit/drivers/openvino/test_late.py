@@ -18,8 +18,9 @@ from penstock import knobs
 from penstock.drivers.openvino import OpenVinoDevice
 from penstock.errors import InvalidArgument
 from penstock.hal import CacheHandle, PrepareConfig
+from tests.support_artefacts import answer, network, run
 from tests.support_openvino import cpu, needs_openvino
-from tests.unit.drivers.openvino.test_caching import answer, network, opened, run
+from tests.unit.drivers.openvino.test_caching import opened
 
 pytestmark = [needs_openvino, pytest.mark.usefixtures("no_descriptor_leaks")]
 

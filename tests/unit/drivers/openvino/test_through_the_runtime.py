@@ -10,9 +10,9 @@ import pytest
 import penstock
 from penstock import knobs
 from penstock.drivers.openvino import OpenVinoDevice
+from tests.support_artefacts import X, answer, network
 from tests.support_open_shapes import check_open_batch
 from tests.support_openvino import cpu, needs_openvino
-from tests.unit.drivers.openvino.test_caching import X, answer, network
 
 pytestmark = [needs_openvino, pytest.mark.usefixtures("no_descriptor_leaks")]
 
