@@ -57,6 +57,26 @@ class TestDeadlines:
                     burst.run(X, X, timeout=0.2)
             assert began == ["adder", "adder"]
 
+    @pytest.mark.parametrize("way", ["run", "submit", "burst", "fenced"])
+    def test_no_wall_clock_is_asked(self, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stepped() -> float:
+            raise AssertionError("the wall clock was read")
+
+        with penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled:
+            with monkeypatch.context() as patch:
+                for name in ("time", "time_ns"):
+                    patch.setattr(time, name, stepped)
+                if way == "run":
+                    found = compiled.run([X, X], timeout=30)
+                elif way == "submit":
+                    found = compiled.submit(X, X, timeout=30).result()
+                elif way == "fenced":
+                    found = compiled.start_fenced([X, X], timeout=30).result(30)
+                else:
+                    with compiled.burst() as burst:
+                        found = burst.run(X, X, timeout=30)
+            assert np.array_equal(found[1], X + X)
+
     @pytest.mark.parametrize("timeout", ["1", float("nan"), True])
     def test_what_is_no_timeout(self, timeout: Any) -> None:
         with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -14,23 +14,36 @@ from penstock.hal import (
     Buffer,
     BufferDesc,
     BufferRole,
+    Burst,
     CacheReport,
     Device,
+    ExecutionConfig,
+    ExecutionResult,
+    Fence,
     PrepareConfig,
     PreparedModel,
+    Request,
+    ReusableExecution,
 )
+from penstock.hal.defaults import execute_fenced
+from penstock.hal.turns import Scheduler
 from penstock.ir import Model
+
+if TYPE_CHECKING:
+    from penstock.hal import PreparedModelBase
 
 
 class SharingDevice:
     """*device*, of which equal preparations without cache files are one. Prepared models hold no state of a network, so that
-    clients cannot tell; each closes its own.
+    clients cannot tell; each closes its own. Where it says how many executions it takes, those of all clients take turns in
+    the order they came: what one calls high says nothing of another's.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
         self._entries: dict[object, _Entry] = {}
+        self._scheduler = _scheduler_of(device)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the device's."""
@@ -60,19 +73,24 @@ class SharingDevice:
                     known.users += 1
             if known is not made:
                 made.prepared.close()
-        return SharedPreparedModel(self, known)
+        return self._shared(known)
 
     def prepare_alone(self, model: Model, config: PrepareConfig) -> SharedPreparedModel:
         """As the device's, for one client."""
-        return SharedPreparedModel(self, _Entry(self._device.prepare_model(model, config)))
+        return self._shared(_Entry(self._device.prepare_model(model, config)))
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> SharedPreparedModel:
         """As the device's, for one client."""
-        return SharedPreparedModel(self, _Entry(self._device.prepare_model_from_cache(config)))
+        return self._shared(_Entry(self._device.prepare_model_from_cache(config)))
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         """As the device's, for its own prepared models."""
         return self._device.allocate(desc, [replace(r, prepared=_inner(r.prepared)) for r in roles])
+
+    def _shared(self, entry: _Entry) -> SharedPreparedModel:
+        if self._scheduler is None:
+            return SharedPreparedModel(self, entry)
+        return QueuedPreparedModel(self, entry, self._scheduler)
 
     def leave(self, entry: _Entry) -> None:
         """One client has closed it; it is closed when all have."""
@@ -160,6 +178,66 @@ class SharedPreparedModel:
             closed, self._closed = self._closed, True
         if not closed:
             self._device.leave(self._entry)
+
+
+class QueuedPreparedModel(SharedPreparedModel):
+    """One whose executions, those of its bursts and reusable executions too, take turns with those of other clients.
+
+    Fenced executions wait for their fences without a slot.
+    """
+
+    def __init__(self, device: SharingDevice, entry: _Entry, scheduler: Scheduler) -> None:
+        super().__init__(device, entry)
+        self._scheduler = scheduler
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        inner = self.inner
+        with self._scheduler.turn(_equal(config)):
+            return inner.execute(request, config)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        prepared = cast("PreparedModelBase", self)
+        return execute_fenced(prepared, request, wait_for, config, timeout_after_fence_ns)
+
+    def configure_burst(self) -> Burst:
+        return _Queued(self.inner.configure_burst(), self._scheduler)
+
+    def create_reusable_execution(self, request: Request) -> ReusableExecution:
+        return _Queued(self.inner.create_reusable_execution(request), self._scheduler)
+
+
+class _Queued:
+    """A burst, or a reusable execution, that takes turns."""
+
+    def __init__(self, inner: Any, scheduler: Scheduler) -> None:
+        self._inner, self._scheduler = inner, scheduler
+
+    def execute(self, *arguments: Any) -> ExecutionResult:
+        with self._scheduler.turn(_equal(arguments[-1])):
+            result: ExecutionResult = self._inner.execute(*arguments)
+            return result
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _equal(config: ExecutionConfig) -> ExecutionConfig:
+    return ExecutionConfig(deadline_ns=config.deadline_ns, cancel=config.cancel)
+
+
+def _scheduler_of(device: Device) -> Scheduler | None:
+    """One, where the device says how many executions it takes."""
+    try:
+        most: object = device.capabilities.concurrent_executions
+    except Exception:  # noqa: BLE001  # whoever asks for its capabilities is told
+        return None
+    return Scheduler(device, most) if type(most) is int and most > 0 else None
 
 
 def _inner(prepared: PreparedModel) -> PreparedModel:
