@@ -12,6 +12,7 @@ results are the reference's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -106,11 +107,21 @@ class _Expansion:
         self._source = operation.inputs[0]
         self._shape = operands[self._source].shape or ()
         is_matrix = operation.type == "FULLY_CONNECTED"
+        if is_matrix and len(self._shape) != 2 and not operation.attributes.flag("keep_num_dims"):
+            self._flatten()
         rank = len(self._shape)
         self._axes = [rank - 1] if is_matrix else [1, 2, 3]
         self._row: tuple[int | None, ...] = tuple(
             1 if at in self._axes else size for at, size in enumerate(self._shape)
         )
+
+    def _flatten(self) -> None:
+        """Takes the rows, whatever they were counted by, as those of a matrix, which the results are."""
+        *leading, depth = self._shape
+        rows = math.prod(d for d in leading if d is not None) if None not in leading else None
+        self._shape = (rows, depth)
+        sizes = np.array([-1 if d is None else d for d in self._shape], np.int32)
+        self._source = self._make("RESHAPE", [self._source, self._constant(sizes)], self._shape)
 
     def layer(self, weights: NDArray) -> list[Operation]:
         operation, matrix = self._operation, self._operands[self._operation.inputs[1]]

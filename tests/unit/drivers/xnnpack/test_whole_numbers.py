@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -181,6 +182,26 @@ def test_sums_beyond_what_floats_count() -> None:
     for seed in range(5):
         given = [np.abs(values("drawn", (1, 5000), seed)).clip(2.5, 3)]
         assert np.array_equal(run_on([device()], model, given), run_on(["reference"], model, given))
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["keep_num_dims", "flattened"])
+@pytest.mark.parametrize("given", [(20,), (2, 3, 20), (2, 1, 3, 20), (3, None, 20)])
+def test_rows_may_be_counted_by_any_number_of_dimensions(
+    given: tuple[int | None, ...], keeps: bool
+) -> None:
+    builder = ModelBuilder()
+    x = builder.input(F32, given, "x")
+    value, quantization = weights((6, 20), channel=0)
+    inputs: list[int | None] = [x, builder.constant(value, "weights", quantization), None]
+    attributes = {"keep_num_dims": keeps}
+    *leading, _ = given
+    rows = None if None in leading else math.prod(d or 0 for d in leading)
+    made = (*leading, 6) if keeps else (rows, 6)
+    model = builder.build(builder.operation("FULLY_CONNECTED", inputs, [(F32, made)], attributes))
+    assert "FLOOR" in operations_of(model, "faithful")
+    drawn = [values("drawn", tuple(d or 4 for d in given))]
+    (found,), (wanted,) = run_on([device()], model, drawn), run_on(["reference"], model, drawn)
+    assert np.array_equal(found, wanted)
 
 
 def test_a_matrix_keeps_its_integers() -> None:
