@@ -38,7 +38,9 @@ class State:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._lock = threading.RLock()
+        self.lock = self._lock = threading.RLock()
+        """Held by the run that uses this state."""
+
         self._values = _initial_values(model)
         self._assigned = _assigned(model)
         self._turns: Turns | None = None
@@ -48,11 +50,6 @@ class State:
         self._cells: Cells | None = None
         self._feedback: Feedback | None = None
         self._away = self._changed = False
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held by the run that uses this state."""
-        return self._lock
 
     def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
         """The lock for one run, which waits for those before it no longer than its deadline and its cancel token let it."""

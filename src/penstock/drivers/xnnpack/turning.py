@@ -26,7 +26,8 @@ class Turning:
     def put(self, runner: Runner, arguments: Sequence[RequestArgument]) -> None:
         """Copies the arrays of *arguments* to where *runner* reads them."""
         views, positions = runner.inputs, self._inputs
-        pieces = self._sides(runner)[0].pieces(self._of_read(arguments))
+        sides = runner.sides or self._sides(runner)
+        pieces = sides[0].pieces(self._of_read(arguments))
         if pieces is None:
             positions = tuple(range(len(views)))
         else:
@@ -41,7 +42,8 @@ class Turning:
     def fetch(self, runner: Runner, arguments: Sequence[RequestArgument]) -> None:
         """Copies what *runner* made to the arrays of *arguments*."""
         views, positions = runner.outputs, self._outputs
-        pieces = self._sides(runner)[1].pieces(self._of_written(arguments))
+        sides = runner.sides or self._sides(runner)
+        pieces = sides[1].pieces(self._of_written(arguments))
         if pieces is None:
             positions = tuple(range(len(views)))
         else:
@@ -55,12 +57,10 @@ class Turning:
                 raise unknown(wanted)
 
     def _sides(self, runner: Runner) -> tuple[Neighbours, Neighbours]:
-        sides = runner.sides
-        if sides is None:
-            sides = runner.sides = (
-                Neighbours([runner.inputs[k] for k in self._read]),
-                Neighbours([runner.outputs[k] for k in self._written]),
-            )
+        sides = runner.sides = (
+            Neighbours([runner.inputs[k] for k in self._read]),
+            Neighbours([runner.outputs[k] for k in self._written]),
+        )
         return sides
 
 
