@@ -17,6 +17,7 @@ from penstock.errors import InvalidArgument, OutputInsufficientSize
 from penstock.hal import (
     AccuracyClass,
     Capabilities,
+    Device,
     DeviceBase,
     DeviceType,
     ExecutionConfig,
@@ -197,11 +198,17 @@ CAPACITY: Final = 1 << 16
 
 
 def run_plan(
-    plan: ExecutionPlan, devices: Sequence[NumpyDevice], inputs: Sequence[NDArray]
+    plan: ExecutionPlan,
+    devices: Sequence[NumpyDevice],
+    inputs: Sequence[NDArray],
+    engine: Device | None = None,
 ) -> list[NDArray]:
-    """Every entry output, state outputs included, with the temporaries where the plan puts them."""
+    """Every entry output, state outputs included, with the temporaries where the plan puts them.
+
+    Each step is prepared by the device that the plan names, or by *engine* in its place.
+    """
     entry = plan.model.entry
-    named = {device.name: device for device in devices}
+    named: dict[str, Device] = {device.name: engine or device for device in devices}
     arena = np.full(plan.temporaries.nbytes, GUARD, np.uint8)
     values = dict(zip(entry.inputs, inputs, strict=True))
     for array in values.values():
@@ -216,12 +223,14 @@ def run_plan(
             tuple(HostMemory(values[i]) for i in step.inputs), tuple(map(HostMemory, targets))
         )
         if step.control is not None:
-            _run_control(step, devices, request)
+            _run_control(step, devices, request, engine)
             values.update(zip(step.outputs, targets, strict=True))
             continue
         prepared = named[step.device].prepare_model(step.model, PrepareConfig())
         shapes = prepared.execute(request, ExecutionConfig()).output_shapes
-        for index, operand, target, shape in zip(step.outputs, outer, targets, shapes, strict=True):
+        # A driver need not tell the shapes where all are known.
+        told = iter(shapes or [OutputShape(target.shape) for target in targets])
+        for index, operand, target, shape in zip(step.outputs, outer, targets, told, strict=True):
             values[index] = (
                 target if is_static(operand.shape) else _shaped(target, operand, shape.dimensions)
             )
@@ -230,7 +239,12 @@ def run_plan(
     return [np.array(values[i]) for i in entry.outputs]
 
 
-def _run_control(step: ExecutionStep, devices: Sequence[NumpyDevice], request: Request) -> None:
+def _run_control(
+    step: ExecutionStep,
+    devices: Sequence[NumpyDevice],
+    request: Request,
+    engine: Device | None,
+) -> None:
     """The step's branches by their own plans; *request* holds its boundary."""
     (operation,) = step.model.operations
     entry, control = step.model.entry, step.control
@@ -242,12 +256,12 @@ def _run_control(step: ExecutionStep, devices: Sequence[NumpyDevice], request: R
         raise InvalidArgument("the step has no branches")
     if control.kind == "IF":
         branch = control.branches[0 if arguments[0].item() else 1]
-        results = run_plan(branch, devices, [np.array(a) for a in arguments[1:]])
+        results = run_plan(branch, devices, [np.array(a) for a in arguments[1:]], engine)
     else:
         condition, body = control.branches
         results = [np.array(a) for a in arguments]
-        while run_plan(condition, devices, results)[0].item():
-            results = run_plan(body, devices, [np.array(a) for a in results])
+        while run_plan(condition, devices, results, engine)[0].item():
+            results = run_plan(body, devices, [np.array(a) for a in results], engine)
     targets = dict(zip(entry.outputs, map(_array, request.outputs), strict=True))
     for index, result in zip(operation.outputs, results, strict=True):
         if index in targets:

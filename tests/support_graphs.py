@@ -273,6 +273,13 @@ class Case:
         """The plan by the rule of that name."""
         return place(self.model, self.devices, Policy(placement=placement), self.preference)
 
+    def whole(self) -> ExecutionPlan:
+        """The plan on one device that takes everything: a single step."""
+        plan = place(self.model, [NumpyDevice("all")], Policy())
+        if len(plan.steps) > 1:
+            raise ValueError(f"{len(plan.steps)} steps on one device")
+        return plan
+
 
 def random_case(seed: int) -> Case:
     """Planned by "cost" for even seeds, by "nnapi" for odd ones."""

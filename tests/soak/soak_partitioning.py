@@ -1,4 +1,5 @@
-"""Random graphs over random devices, by both rules of placement: the partitioned result equals the unpartitioned one, bit for bit.
+"""Random graphs over 1 to 4 reference devices with random support tables, by both rules of placement: the partitioned
+result equals the unpartitioned one, bit for bit.
 
     python -m tests.soak.soak_partitioning [--count N] [--seed S]
 
@@ -12,7 +13,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.support_devices import evaluate, run_plan
+from penstock.drivers.reference import ReferenceDevice
+from tests.support_devices import NumpyDevice, run_plan
 from tests.support_graphs import random_case
 
 FIRST_SEED = 1_000_000
@@ -27,14 +29,16 @@ def main() -> int:
     began = time.monotonic()
     steps: Counter[int] = Counter()
     wrong: list[int] = []
+    reference = ReferenceDevice()
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         case = random_case(seed)
         expected = [
-            (e.dtype, e.shape, e.tobytes()) for e in evaluate(case.model, case.graph.arrays)
+            (e.dtype, e.shape, e.tobytes())
+            for e in run_plan(case.whole(), [NumpyDevice("all")], case.graph.arrays, reference)
         ]
         for plan in (case.plan, case.replaced("cost" if seed % 2 else "nnapi")):
             steps[len(plan.steps)] += 1
-            outputs = run_plan(plan, case.devices, case.graph.arrays)
+            outputs = run_plan(plan, case.devices, case.graph.arrays, reference)
             if [(o.dtype, o.shape, o.tobytes()) for o in outputs] != expected:
                 wrong.append(seed)
     several = sum(n for count, n in steps.items() if count >= 3)
