@@ -47,6 +47,11 @@ MOST_FALSE_ALARMS: Final = 10_000
 CLOSING_SECONDS: Final = 1.0
 """How long closing waits for a run under way; the thread ends after it whether or not anybody waits."""
 
+LINGER_SHARE: Final = 16
+"""The part of a long run's time for which its next one is looked for: who slept through it takes a while to be back."""
+
+MOST_LINGER_NS: Final = 1_000_000
+
 _spinning: Final = threading.Lock()
 """One thread of a process looks for requests at a time: more would keep each other from running."""
 
@@ -151,7 +156,7 @@ class RingServer:
         self._bound: dict[int, Bound] = {}
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
-        self._linger = 0
+        self._linger = self._took_ns = 0
         self._closed = False
         self._ending = threading.Lock()
         self._thread = 0
@@ -201,7 +206,8 @@ class RingServer:
         watch = self._watch
         if self._linger and watch.spin_ns and _spinning.acquire(blocking=False):
             try:
-                value = watch.spin(served, watch.spin_ns)
+                further_ns = min(self._took_ns // LINGER_SHARE, MOST_LINGER_NS)
+                value = watch.spin(served, max(watch.spin_ns, further_ns))
             finally:
                 _spinning.release()
             if value != served:
@@ -256,12 +262,13 @@ class RingServer:
             if not result.output_shapes and not timing.operations:
                 device_ns = -1 if timing.on_device_ns is None else timing.on_device_ns
                 driver_ns = -1 if timing.in_driver_ns is None else timing.in_driver_ns
+                self._took_ns = monotonic_ns() - began
                 ANSWER.pack_into(
                     region.data,
                     answer_at,
                     number,
                     ring.DONE,
-                    monotonic_ns() - began,
+                    self._took_ns,
                     device_ns,
                     driver_ns,
                     0,
@@ -272,7 +279,7 @@ class RingServer:
             raise
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
             payload = self._failed(error)
-        took_ns = monotonic_ns() - began
+        self._took_ns = took_ns = monotonic_ns() - began
         ANSWER.pack_into(region.data, answer_at, number, ring.REPLY, took_ns, -1, -1, len(payload))
         start = answer_at + ANSWER.size
         region.data[start : start + len(payload)] = payload

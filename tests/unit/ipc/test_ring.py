@@ -315,6 +315,35 @@ def test_without_total_store_order_and_pipes_that_never_wait(
     burst.close()
 
 
+def test_after_a_long_run_the_next_request_is_looked_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+
+    def spin(watch: ring.Watch, seen: int, budget_ns: int) -> int:
+        if watch._waits == ring.SERVER_WAITS:
+            looked.append(budget_ns)
+        return seen
+
+    monkeypatch.setattr(ring.Watch, "spin", spin)
+    monkeypatch.setattr(ring_client.RingClient, "_looks", lambda _: True)
+    with knobs.override(ring_spin_us=50):
+        channel = InProcess(SlowDevice())
+        burst = opened(channel)
+        for seconds in (0.0, 0.0, 0.008, 0.04, 0.04):
+            looked.clear()
+            burst.execute(host(four(seconds), four()), PLAIN)
+            # The device's thread looks once it has answered.
+            deadline = time.monotonic() + 5
+            while not looked and time.monotonic() < deadline:
+                time.sleep(0.001)
+            part = max(50_000, min(int(seconds * 1e9 / 16), 1_000_000))
+            assert all(part <= budget <= 1_000_000 for budget in looked)
+            assert looked
+        burst.close()
+        channel.close()
+
+
 def test_the_other_sides_death_is_noticed_by_whatever_tells_of_it(here: InProcess) -> None:
     burst = opened(here)
     timer = threading.Timer(0.05, here.die)

@@ -229,7 +229,7 @@ class TestDispatcher:
 
     def test_another_wire_version_is_refused(self) -> None:
         frame = Frame(encode(wire.Describe(wire.WIRE_VERSION + 1)))
-        assert "wire version 2" in refusal(Dispatcher(create()), frame)
+        assert f"this device {wire.WIRE_VERSION}" in refusal(Dispatcher(create()), frame)
 
     def test_closing_twice_is_done(self) -> None:
         dispatcher = Dispatcher(create())
