@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -70,6 +71,19 @@ def pytest_collection_finish() -> None:
     """Leaves the tests themselves out of what is collected while they run: they are many, and stay to the end."""
     gc.collect()
     gc.freeze()
+
+
+FROZEN_EVERY: Final = 200
+_finished = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Leaves out, from time to time, what tests before have left: engines, models, reports. Tests that count what stays
+    open collect garbage first, and would look through all of it each time.
+    """
+    if next(_finished) % FROZEN_EVERY == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def open_descriptors() -> set[tuple[int, str]]:

@@ -17,7 +17,7 @@ from tests.golden.cases import Entry, LiteRT, check_labels, groups, load, rule, 
 from tests.golden.comparison import Case, compare
 from tests.support_openvino import cpu, needs_openvino
 
-pytestmark = needs_openvino
+pytestmark = [needs_openvino, pytest.mark.grid]
 
 MOST_MACS: Final = 1_000_000_000
 FLOAT: Final = frozenset({"float32", "float16-weights"})
