@@ -15,12 +15,18 @@ from typing import Final, NamedTuple
 from penstock import knobs
 from penstock.errors import ResourceExhaustedTransient
 from penstock.hal import Memory
+from penstock.ipc.constants import may_grow
 from penstock.ipc.steady import descriptor_in
 from penstock.memory.limits import MIB, available_memory
 from penstock.memory.mapping import MappedFd, size_of
 
 PAGE_TABLE_SHARE: Final = 512
 """Bytes of memory that one byte of a page table maps: pages of 4096 have entries of 8."""
+
+MAX_MAPPED: Final = 1 << 13
+"""Memories that one account may have mapped at a time, each as often as it is: a process has some 65,000 mappings, and
+each takes a descriptor.
+"""
 
 LEAST_COUNTED: Final = 4096
 """Messages of no more bytes are not counted."""
@@ -77,6 +83,7 @@ class _Book:
             part = self.returned.popleft()
             part.payer.pay(-part.nbytes)
             if part.memory is not None:
+                part.payer.mapped -= 1
                 known = self.memories[part.memory]
                 known.uses -= 1
                 if not known.uses:
@@ -86,11 +93,14 @@ class _Book:
 
 
 class Account:
-    """What *whose* memory may be: *limit* bytes, and no more than the account *within* has room for. Thread-safe."""
+    """What *whose* memory may be: *limit* bytes, and no more than the account *within* has room for; *mapped* is how many
+    memories it has mapped. Thread-safe.
+    """
 
     def __init__(self, limit: int, whose: str, within: Account | None = None) -> None:
         self._limit, self._whose, self._within = limit, whose, within
         self._used = 0
+        self.mapped = 0
         self.book: _Book = _Book() if within is None else within.book
 
     @property
@@ -101,14 +111,15 @@ class Account:
             return self._used
 
     def memory(self, fd: int, end: int) -> Charge:
-        """Counts the bytes up to *end* of the memory behind *fd*, as far as it has them: in full for who first maps them,
-        whoever maps them last.
+        """Counts the bytes up to *end* of the memory behind *fd*, as far as it has them or may grow to have them: in full for
+        who first maps them, whoever maps them last.
 
         Raises `ResourceExhaustedTransient` where there is no room for them. What is no memory counts nothing.
         """
         try:
             status = os.fstat(fd)
-            nbytes = max(0, min(end, size_of(fd)))
+            # It is mapped later, and what is not sealed may have grown by then.
+            nbytes = max(0, end if may_grow(fd) else min(end, size_of(fd)))
         except (OSError, OverflowError):
             return NOTHING
         key = status.st_dev, status.st_ino
@@ -118,8 +129,13 @@ class Account:
             known = book.memories.get(key) or _Memory()
             more = max(0, nbytes - known.nbytes)
             tables = nbytes // PAGE_TABLE_SHARE if known.uses else 0
+            if self.mapped >= MAX_MAPPED:
+                raise ResourceExhaustedTransient(
+                    f"{self._whose} to a driver's process may have it map {MAX_MAPPED} memories at a time"
+                )
             self.check(more + tables)
             self.pay(more + tables)
+            self.mapped += 1
             if more:
                 known.nbytes += more
                 known.paid.append(_Part(self, more, None))

@@ -46,6 +46,9 @@ T = TypeVar("T")
 
 ERRORS: Final = driver_error_classes()
 
+MOST_TOLD: Final = 1 << 14
+"""Characters of an error's message that travel: one may repeat what the other side sent."""
+
 
 class Descriptor(NamedTuple):
     """A file descriptor in a table of handles: the one kind that another process can be sent as it is."""
@@ -232,16 +235,21 @@ class Unpacker:
             cancel=self._cancel(form.cancel),
         )
 
-    def execution_config(self, form: wire.ExecutionForm) -> ExecutionConfig:
+    def execution_config(
+        self, form: wire.ExecutionForm, stop: CancelToken | None = None
+    ) -> ExecutionConfig:
+        """*stop* is the cancel token where *form* has none."""
+        cancel = self._cancel(form.cancel)
         return ExecutionConfig(
             deadline_ns=form.deadline_ns,
             loop_timeout_ns=form.loop_timeout_ns,
             measure=form.measure,
             priority=form.priority,
-            cancel=self._cancel(form.cancel),
+            cancel=stop if cancel is None else cancel,
         )
 
     def _argument(self, form: Any) -> RequestArgument:
+        check_rank(getattr(form, "dimensions", None))
         if isinstance(form, wire.HostForm):
             return HostMemory(self.handle(form.array, np.ndarray, "an array"), form.dimensions)
         argument: RequestArgument = form
@@ -260,13 +268,19 @@ class Unpacker:
         return value
 
 
+def check_rank(dimensions: Sequence[int | None] | None) -> None:
+    """Raises `WireError` for more dimensions than a value may have."""
+    if dimensions is not None and len(dimensions) > wire.MAX_RANK:
+        raise WireError(f"{len(dimensions)} dimensions; the limit is {wire.MAX_RANK}")
+
+
 def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
     """The message that stands for *error*; one outside the contract becomes a `GeneralFailure`."""
-    text = str(error).encode("utf-8", "replace").decode()
+    text = _cut(str(error))
     match error:
         case OutputInsufficientSize(output_shapes=shapes):
             given = tuple(OutputShape(tuple(d), s) for d, s in shapes)
-            return wire.Failure(error.status, error.message, given)
+            return wire.Failure(error.status, _cut(error.message), given)
         case DriverError():
             return wire.Failure(error.status, text)
         case Cancelled():
@@ -279,6 +293,11 @@ def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
         case OSError(errno=number) if number in OUT_OF_ROOM:
             return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
     return wire.Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {text}")
+
+
+def _cut(text: str) -> str:
+    told = text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} [...]"
+    return told.encode("utf-8", "replace").decode()
 
 
 def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:

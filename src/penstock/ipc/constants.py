@@ -137,6 +137,13 @@ if sys.platform == "linux":
         except (OSError, OverflowError):
             return False
 
+    def may_grow(fd: int) -> bool:
+        """Whether *fd* is memory that somebody can make longer."""
+        try:
+            return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
+        except (OSError, OverflowError):
+            return False
+
     def _sealed_copy(content: memoryview) -> int:
         try:
             fd = os.memfd_create("penstock-constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -161,6 +168,10 @@ else:
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:  # noqa: ARG001  # as where there are seals
         """Whether nobody can change *fd* in the ways that *seals* name: never, without seals."""
+        return False
+
+    def may_grow(fd: int) -> bool:  # noqa: ARG001  # as where there are seals
+        """Whether *fd* is memory that somebody can make longer, as far as seals tell."""
         return False
 
     def _sealed_copy(content: memoryview) -> int:  # noqa: ARG001  # as where there are seals

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
+import os
 import threading
 import weakref
 from collections import Counter
@@ -12,6 +14,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
 from penstock.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -19,15 +23,34 @@ from penstock.errors import (
     ResourceExhaustedTransient,
     WireError,
 )
-from penstock.hal import NO_CACHE_REPORT, BufferRole, Device, Fence, Memory, TokenArgument
+from penstock.hal import (
+    BYTE_SIZE_OF_CACHE_TOKEN,
+    NO_CACHE_REPORT,
+    BufferRole,
+    CancelToken,
+    Device,
+    Fence,
+    Memory,
+    PrepareConfig,
+    TokenArgument,
+)
 from penstock.ipc import wire
 from penstock.ipc.account import NOTHING, Account, Charge
-from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
+from penstock.ipc.codec import (
+    Descriptor,
+    Frame,
+    Packer,
+    Unpacker,
+    check_rank,
+    decode_call,
+    failure_of,
+)
 from penstock.ipc.threads import begin_or_do
 from penstock.memory.mapping import ASHMEM
 
 if TYPE_CHECKING:
     from penstock.ipc.ring_server import LentPool
+    from penstock.ir import Model
 
 Kind: TypeAlias = Literal[
     "prepared model", "burst", "reusable execution", "buffer", "ring", "lent pool"
@@ -46,6 +69,14 @@ MAX_RINGS: Final = 256
 
 MAX_LENT_POOLS: Final = 4096
 """Pools that one client may lend its rings at a time, those among them that only a bound request still keeps."""
+
+LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
+"""Operations that may go on for as long as their loop timeout, each of them."""
+
+MOST_THREADS: Final = os.cpu_count() or 1
+"""Threads that a client may have a prepared model compute on: as many as there are processors."""
+
+OWNED: Final = b"penstock cache owner\0"
 
 
 class Lease:
@@ -110,6 +141,7 @@ class _Object(NamedTuple):
     lease: Lease | None = None
     token: int = 0
     tokens: tuple[int, ...] = ()
+    loops: bool = False
 
     def close(self) -> None:
         try:
@@ -124,7 +156,7 @@ class Dispatcher:
 
     A client has the objects and the tokens that it was given, and no others: those of other clients of the same device
     are `InvalidArgument`, and so is a memory for which *admit* raises `WireError`. Only one that *owns_device* closes it
-    when it is asked to.
+    when it is asked to. Cache entries are bound to *owner*: what a client has sealed is nothing to those of another.
     """
 
     def __init__(
@@ -133,9 +165,10 @@ class Dispatcher:
         *,
         owns_device: bool = True,
         admit: Callable[[Memory], None] = lambda _: None,
+        owner: bytes = b"",
     ) -> None:
         self._device, self._owns_device = device, owns_device
-        self._admit = admit
+        self._admit, self._owner = admit, owner
         self._tokens: set[int] = set()
         self._used: Counter[int] = Counter()
         self._late: dict[int, _Object] = {}
@@ -147,8 +180,11 @@ class Dispatcher:
         self._lent: WeakSet[LentPool] = WeakSet()
         self._lock = threading.Lock()
 
-    def answer(self, frame: Frame, lease: Lease | None = None) -> Frame:
-        """The reply to the call in *frame*, beside which came what *lease* closes; never raises.
+    def answer(
+        self, frame: Frame, lease: Lease | None = None, stop: CancelToken | None = None
+    ) -> Frame:
+        """The reply to the call in *frame*, beside which came what *lease* closes; never raises. *stop* is set when its
+        client leaves: it ends executions that could go on for long, also where the call has no cancel token.
 
         A call that makes no sense gets `InvalidArgument`, one that the device fails gets its error.
         """
@@ -160,7 +196,8 @@ class Dispatcher:
             lease.count(memory)
 
         try:
-            reply = self._make(decode_call(frame.data), Unpacker(frame.handles, admit), pack, lease)
+            call, take = decode_call(frame.data), Unpacker(frame.handles, admit)
+            reply = self._make(call, take, pack, lease, stop)
         except WireError as error:
             return refusal(InvalidArgument(str(error)))
         except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes a reply
@@ -212,7 +249,14 @@ class Dispatcher:
         """How many objects the client has not closed."""
         return len(self._objects)
 
-    def _make(self, call: wire.Call, take: Unpacker, pack: Packer, lease: Lease) -> wire.Reply:
+    def _make(
+        self,
+        call: wire.Call,
+        take: Unpacker,
+        pack: Packer,
+        lease: Lease,
+        stop: CancelToken | None,
+    ) -> wire.Reply:
         device = self._device
         match call:
             case wire.Describe(wire_version=version):
@@ -221,21 +265,24 @@ class Dispatcher:
                 return wire.Reason(device.check())
             case wire.CacheFilesNeeded():
                 return wire.CacheFiles(*device.cache_files_needed())
-            case wire.SupportedOperations(model=model):
-                return wire.Supports(tuple(device.supported_operations(take.model(model))))
-            case wire.Prepare(model=model, config=config):
-                prepared = device.prepare_model(take.model(model), take.prepare_config(config))
-                return self._keep("prepared model", prepared)
+            case wire.SupportedOperations(model=form):
+                return wire.Supports(tuple(device.supported_operations(take.model(form))))
+            case wire.Prepare(model=form, config=config):
+                model = take.model(form)
+                prepared = device.prepare_model(model, self._prepare_config(take, config))
+                return self._keep("prepared model", prepared, loops=_loops(model))
             case wire.PrepareFromCache(config=config):
-                prepared = device.prepare_model_from_cache(take.prepare_config(config))
+                prepared = device.prepare_model_from_cache(self._prepare_config(take, config))
                 return self._keep("prepared model", prepared)
             case wire.Allocate(desc=desc, roles=roles):
+                check_rank(desc.dimensions)
                 token, buffer = device.allocate(desc, [self._role(r) for r in roles])
                 return wire.Allocated(token, self._keep("buffer", buffer, token=token).target)
             case wire.CopyTo(buffer=target, destination=memory):
                 self._find(target, "buffer").copy_to(take.memory(memory))
                 return wire.Done()
             case wire.CopyFrom(buffer=target, source=memory, dimensions=dimensions):
+                check_rank(dimensions)
                 self._find(target, "buffer").copy_from(take.memory(memory), dimensions)
                 return wire.Done()
             case wire.Report(prepared=target):
@@ -243,7 +290,7 @@ class Dispatcher:
                 return wire.Made(target, getattr(prepared, "cache_report", NO_CACHE_REPORT))
             case wire.Close(target=target):
                 return self._close(target)
-        return self._run(call, take, pack, lease)
+        return self._run(call, take, pack, lease, stop)
 
     def _run(
         self,
@@ -256,28 +303,30 @@ class Dispatcher:
         take: Unpacker,
         pack: Packer,
         lease: Lease,
+        stop: CancelToken | None,
     ) -> wire.Reply:
         match call:
             case wire.Execute(target=target, request=None, config=config):
                 found = self._object(target, "reusable execution")
                 held = nullcontext() if found.lease is None else found.lease.used()
                 with held, self.using(found.tokens):
-                    return wire.Executed(found.value.execute(take.execution_config(config)))
+                    run = take.execution_config(config, stop if found.loops else None)
+                    return wire.Executed(found.value.execute(run))
             case wire.Execute(target=target, request=wire.RequestForm() as request, config=config):
-                runner = self._find(target, "prepared model", "burst")
+                found = self._object(target, "prepared model", "burst")
+                run = take.execution_config(config, stop if found.loops else None)
                 with self.using(tokens_of(request)):
-                    result = runner.execute(take.request(request), take.execution_config(config))
-                return wire.Executed(result)
+                    return wire.Executed(found.value.execute(take.request(request), run))
             case wire.ExecuteFenced():
-                prepared = self._find(call.prepared, "prepared model")
+                found = self._object(call.prepared, "prepared model")
                 with ExitStack() as used:
                     _take_place(self._fences, f"{MAX_FENCES} fenced executions under way")
                     used.callback(self._fences.release)
                     used.enter_context(self.using(tokens_of(call.request)))
-                    fence = prepared.execute_fenced(
+                    fence = found.value.execute_fenced(
                         take.request(call.request),
                         [take.fence(f) for f in call.wait_for],
-                        take.execution_config(call.config),
+                        take.execution_config(call.config, stop if found.loops else None),
                         call.timeout_after_fence_ns,
                     )
                     # Whatever becomes of the answer: the run goes on.
@@ -288,13 +337,16 @@ class Dispatcher:
                         begin_or_do(_release_after, fence, used.pop_all())
                 return wire.Fenced(pack.handle(fence))
             case wire.ConfigureBurst(prepared=target):
-                return self._keep("burst", self._find(target, "prepared model").configure_burst())
+                found = self._object(target, "prepared model")
+                return self._keep("burst", found.value.configure_burst(), loops=found.loops)
             case wire.CreateReusableExecution(prepared=target, request=request):
-                prepared = self._find(target, "prepared model")
+                found = self._object(target, "prepared model")
                 tokens = tokens_of(request)
                 with self.using(tokens):
-                    execution = prepared.create_reusable_execution(take.request(request))
-                made = self._keep("reusable execution", execution, lease, tokens=tokens)
+                    execution = found.value.create_reusable_execution(take.request(request))
+                made = self._keep(
+                    "reusable execution", execution, lease, tokens=tokens, loops=found.loops
+                )
                 lease.kept = True
                 return made
             case wire.OpenRing():
@@ -327,13 +379,13 @@ class Dispatcher:
             take.handle(index, Descriptor, "a descriptor").fd
             for index in (call.memory, call.to_device, call.to_client)
         )
-        prepared = self._find(call.prepared, "prepared model")
+        found = self._object(call.prepared, "prepared model")
         _take_place(self._rings, f"{MAX_RINGS} rings")
         with ExitStack() as undone:
             undone.callback(self._rings.release)
             charge = lease.charge(Memory(ASHMEM, memory, layout.nbytes))
             undone.callback(charge.release)
-            burst = prepared.configure_burst()
+            burst = found.value.configure_burst()
             undone.callback(burst.close)
 
             def ended() -> None:
@@ -349,6 +401,8 @@ class Dispatcher:
                 layout,
                 using=self.using,
                 ended=ended,
+                loops=found.loops,
+                charge=lease.charge,
             )
             undone.pop_all()
         return made
@@ -370,6 +424,16 @@ class Dispatcher:
         self._lent.add(made)
         return made
 
+    def _prepare_config(self, take: Unpacker, form: wire.PrepareForm) -> PrepareConfig:
+        config = take.prepare_config(form)
+        # Threads are the machine's, and no engine bounds how many it is asked for.
+        if config.num_threads is not None and config.num_threads > MOST_THREADS:
+            config = replace(config, num_threads=MOST_THREADS)
+        if not self._owner or len(config.binding) != BYTE_SIZE_OF_CACHE_TOKEN:
+            return config
+        binding = hashlib.sha256(OWNED + self._owner + b"\0" + config.binding).digest()
+        return replace(config, binding=binding)
+
     def _pool(self, number: wire.ObjectId) -> Any:
         return self._find(number, "lent pool")
 
@@ -380,10 +444,12 @@ class Dispatcher:
         lease: Lease | None = None,
         token: int = 0,
         tokens: tuple[int, ...] = (),
+        *,
+        loops: bool = False,
     ) -> wire.Made:
         if value is None:
             raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
-        made = _Object(kind, value, lease, token, tokens)
+        made = _Object(kind, value, lease, token, tokens, loops)
         with self._lock:
             if len(self._objects) + len(self._late) + self._parting < MAX_OBJECTS:
                 number = next(self._numbers)
@@ -454,6 +520,12 @@ class Dispatcher:
                     self._late[found.token] = found
                     return None
         return found
+
+
+def _loops(model: Model) -> bool:
+    """Whether *model* may take long whatever its size."""
+    subgraphs = model.subgraphs
+    return len(subgraphs) > 1 and any(o.type in LOOPS for s in subgraphs for o in s.operations)
 
 
 def _take_place(places: threading.BoundedSemaphore, what: str) -> None:

@@ -23,9 +23,6 @@ from penstock.memory import MemoryPool
 MAX_STAGED_BYTES: Final = 1 << 40
 """Bytes that one request may stage: sizes beyond it are mistakes."""
 
-MAX_RANK: Final = 32
-"""Dimensions of a lent array, as NumPy's least limit."""
-
 LentArgument: TypeAlias = PoolArgument | TokenArgument | wire.LentForm | NoValue
 
 
@@ -113,8 +110,8 @@ class Borrower:
         if dtype is None:
             raise WireError(f"a lent array of the type {form.dtype[:40]!r}")
         pool, offset, length = form.location.pool, form.location.offset, form.location.length
-        if len(form.shape) > MAX_RANK or min(form.shape, default=0) < 0:
-            raise WireError(f"a lent array of the shape {form.shape[:MAX_RANK]}")
+        if len(form.shape) > wire.MAX_RANK or min(form.shape, default=0) < 0:
+            raise WireError(f"a lent array of the shape {form.shape[: wire.MAX_RANK]}")
         if length != math.prod(form.shape) * dtype.itemsize:
             raise WireError(
                 f"a lent array of {dtype.name} and shape {form.shape} in {length} bytes"

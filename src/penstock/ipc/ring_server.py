@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from time import monotonic_ns
 from typing import Any, Final, TypeAlias
@@ -27,7 +27,8 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.ipc import ring, wire
-from penstock.ipc.codec import encode, failure_of
+from penstock.ipc.account import NOTHING, Charge
+from penstock.ipc.codec import check_rank, encode, failure_of
 from penstock.ipc.lending import Borrower
 from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region, Watch
 from penstock.ipc.threads import begin
@@ -37,6 +38,9 @@ from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
 MAX_BOUND: Final = 64
 """Bound requests of one ring."""
+
+NEVER: Final = 1 << 64
+"""The number of a request that no word cancels."""
 
 MAX_MESSAGE: Final = 512
 """Characters of an error's message that may be cut to fit into a slot."""
@@ -102,13 +106,15 @@ Bound: TypeAlias = tuple[Request, tuple[LentPool, ...]]
 
 
 class RingCancel(CancelToken):
-    """A token that the client sets by a word in shared memory."""
+    """A token that the client sets by a word in shared memory, unless *number* is `NEVER`, and by leaving: *is_over*."""
 
-    __slots__ = ("_number", "_words")
+    __slots__ = ("_is_over", "_number", "_words")
 
-    def __init__(self, words: memoryview, number: int) -> None:
+    def __init__(
+        self, words: memoryview, number: int, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
         # No event: one is made for every run.
-        self._words, self._number = words, number
+        self._words, self._number, self._is_over = words, number, is_over
 
     def set(self) -> None:
         """As if the client had."""
@@ -116,7 +122,7 @@ class RingCancel(CancelToken):
 
     def is_set(self) -> bool:
         try:
-            return bool(self._words[ring.CANCELLED] >= self._number)
+            return self._is_over() or bool(self._words[ring.CANCELLED] >= self._number)
         except ValueError:
             # The ring is over, and with it the run.
             return True
@@ -130,7 +136,8 @@ class RingServer:
     """Serves a ring: *burst* executes what the client asks for, and *find* gives the pools that it has lent.
 
     The three descriptors stay the caller's. The thread begins at once and ends with `close`, or when the client breaks
-    the rules of the ring, which the log then says; *ended* is the last that it calls.
+    the rules of the ring, which the log then says; *ended* is the last that it calls. Where the model *loops*, every run
+    stops when the ring is closed. What a bound request has the driver map counts by *charge*.
     """
 
     def __init__(
@@ -144,8 +151,13 @@ class RingServer:
         spin_ns: int | None = None,
         using: UseTokens | None = None,
         ended: Callable[[], object] = lambda: None,
+        *,
+        loops: bool = False,
+        charge: Callable[[Memory], Charge] = lambda _: NOTHING,
     ) -> None:
         self._burst, self._find, self._using, self._at_end = burst, find, using, ended
+        self._loops, self._charge = loops, charge
+        self._charges: dict[int, list[Charge]] = {}
         self._region = Region(memory_fd, layout)
         self._heard = Doorbell(os.dup(to_device_fd), -1)
         self._stop = Doorbell.create()
@@ -243,6 +255,7 @@ class RingServer:
             elif kind == ring.UNBIND:
                 self._bound.pop(bound, None)
                 self._tokens.pop(bound, None)
+                _release_all(self._charges.pop(bound, ()))
                 ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, 0, -1, -1, 0)
                 return
             else:
@@ -285,14 +298,17 @@ class RingServer:
         region.data[start : start + len(payload)] = payload
 
     def _config(self, number: int, deadline_ns: int, loop_ns: int, flags: int) -> ExecutionConfig:
-        if deadline_ns or flags & ring.STOPPABLE:
+        stoppable = bool(flags & ring.STOPPABLE)
+        if deadline_ns or stoppable or self._loops:
             priority = (flags & ~ring.LINGER) >> ring.PRIORITY_SHIFT
+            last = number if stoppable else NEVER
+            words = self._region.words
             return ExecutionConfig(
                 deadline_ns=deadline_ns or None,
                 loop_timeout_ns=loop_ns,
                 measure=bool(flags & ring.MEASURE),
                 priority=PRIORITIES[_priority(priority)],
-                cancel=RingCancel(self._region.words, number) if flags & ring.STOPPABLE else None,
+                cancel=RingCancel(words, last, self._is_over) if stoppable or self._loops else None,
             )
         flags &= ~ring.LINGER
         key, config = self._config_of
@@ -304,6 +320,9 @@ class RingServer:
             )
             self._config_of = (loop_ns, flags), config
         return config
+
+    def _is_over(self) -> bool:
+        return self._closed
 
     def _decoded(self, bound: int, payload: bytes) -> Bound:
         """The request that is to be bound; raises `InvalidArgument`, and what mapping its pools raises."""
@@ -318,10 +337,22 @@ class RingServer:
         except (msgspec.MsgspecError, WireError, ValueError, RecursionError) as error:
             raise InvalidArgument(f"a request to bind that makes no sense: {error}") from error
         every = (*inputs, *outputs)
-        self._tokens[bound] = tuple(a.token for a in every if isinstance(a, TokenArgument))
-        named = any(isinstance(a, PoolArgument) for a in (*inputs, *outputs))
+        named = any(isinstance(a, PoolArgument) for a in every)
         memories = tuple([p.memory for p in pools]) if named else ()
+        charges = self._counted(memories)
+        _release_all(self._charges.pop(bound, ()))
+        self._charges[bound] = charges
+        self._tokens[bound] = tuple(a.token for a in every if isinstance(a, TokenArgument))
         return Request(inputs, outputs, memories), tuple(pools)
+
+    def _counted(self, memories: tuple[Memory, ...]) -> list[Charge]:
+        charges: list[Charge] = []
+        try:
+            charges.extend(self._charge(memory) for memory in memories)
+        except BaseException:
+            _release_all(charges)
+            raise
+        return charges
 
     def _encoded(self, result: ExecutionResult) -> bytes:
         payload = encode(wire.Executed(result))
@@ -345,6 +376,8 @@ class RingServer:
         with self._ending:
             self._closed = True
         self._bound.clear()
+        for charges in self._charges.values():
+            _release_all(charges)
         try:
             self._region.words[ring.ANSWERED] = ring.CLOSED
             self._rung.ring()
@@ -371,6 +404,11 @@ class _RulesBroken(WireError):
     """A client that no request can be taken from any more."""
 
 
+def _release_all(charges: Iterable[Charge]) -> None:
+    for charge in charges:
+        charge.release()
+
+
 def _priority(index: int) -> int:
     if index >= len(PRIORITIES):
         raise _RulesBroken(f"priority {index}")
@@ -378,6 +416,7 @@ def _priority(index: int) -> int:
 
 
 def _argument(form: Any, borrow: Borrower, *, writeable: bool) -> Any:
+    check_rank(getattr(form, "dimensions", None))
     return borrow(form, writeable=writeable) if isinstance(form, wire.LentForm) else form
 
 

@@ -42,6 +42,9 @@ MAX_FRAME: Final = 64 << 20
 MAX_HANDLES: Final = 4096
 """Handles that may travel beside one message."""
 
+MAX_RANK: Final = 32
+"""Dimensions that an argument or a buffer may be said to have: the product of many large ones takes for ever."""
+
 HEADER_BYTES: Final = 8
 
 Handle: TypeAlias = int

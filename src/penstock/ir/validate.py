@@ -17,6 +17,7 @@ from penstock.errors import (
     InvalidOperation,
     InvalidQuantization,
     InvalidSignature,
+    LimitExceeded,
     ModelError,
     OffsetOutOfBounds,
     ShapeOverflow,
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 MAX_RANK = 32
 """Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
+
+MAX_ENTERED = 1 << 20
+"""Operands and operations of all subgraphs that an entry enters, each counted as often as it is entered: a few subgraphs
+that enter each other twice would be without end to whoever follows them.
+"""
 
 
 def validate(model: Model) -> None:
@@ -285,12 +291,21 @@ def _check_location(model: Model, place: DataLocation, where: str) -> None:
 
 
 def _check_recursion(model: Model) -> None:
-    callees_first(
-        [
-            sorted({t for operation in s.operations for t in subgraph_references(operation)})
-            for s in model.subgraphs
-        ]
-    )
+    entered = [
+        [t for operation in s.operations for t in subgraph_references(operation)]
+        for s in model.subgraphs
+    ]
+    sizes = [0] * len(entered)
+    for index in callees_first([sorted(set(targets)) for targets in entered]):
+        subgraph = model.subgraphs[index]
+        inner = sum(sizes[t] for t in entered[index])
+        if inner > MAX_ENTERED:
+            raise LimitExceeded(
+                f"the subgraphs that it enters, each as often as it does, have {inner} operands and "
+                f"operations; the limit is {MAX_ENTERED}",
+                where=f"subgraph {index}",
+            )
+        sizes[index] = len(subgraph.operands) + len(subgraph.operations) + inner
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
             for target in subgraph_references(operation):

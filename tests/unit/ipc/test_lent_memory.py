@@ -123,6 +123,18 @@ def test_memory_counts_once_and_its_further_mappings_as_page_tables(memory: int)
     assert (one.used, two.used, around.used) == (0, 0, 0)
 
 
+def test_what_may_grow_counts_as_it_is_claimed() -> None:
+    """It is mapped later than it is counted."""
+    account = Account(16 * LIMIT, "one connection")
+    fd = os.memfd_create("grows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    account.memory(fd, 8 * LIMIT)
+    assert account.used == 8 * LIMIT
+    with pytest.raises(ResourceExhaustedTransient):
+        account.memory(fd, 1 << 60)
+    os.close(fd)
+
+
 def test_no_more_counts_than_there_is(memory: int) -> None:
     account = Account(16 * LIMIT, "one connection")
     account.memory(memory, 1 << 60)

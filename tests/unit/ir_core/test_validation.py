@@ -17,6 +17,7 @@ from penstock.errors import (
     InvalidOperation,
     InvalidQuantization,
     InvalidSignature,
+    LimitExceeded,
     ModelError,
     OffsetOutOfBounds,
     ShapeOverflow,
@@ -83,6 +84,37 @@ def recursive() -> Model:
         operations=(Operation("IF", (0, 1), (2,), Attributes(attributes)),),
     )
     return replace(model, subgraphs=(model.subgraphs[0], inner, model.subgraphs[2]))
+
+
+def branching_twice(depth: int) -> Model:
+    """Subgraphs of which each enters the next for either branch: as a tree they have no end."""
+    condition = Operand(DType.BOOL, (), Lifetime.SUBGRAPH_INPUT)
+    x = Operand(F32, (1,), Lifetime.SUBGRAPH_INPUT)
+    results = (
+        Operand(DType.BOOL, (), Lifetime.SUBGRAPH_OUTPUT),
+        Operand(F32, (1,), Lifetime.SUBGRAPH_OUTPUT),
+    )
+    graphs = [
+        Subgraph(
+            (condition, x, *results),
+            (
+                Operation(
+                    "IF",
+                    (0, 0, 1),
+                    (2, 3),
+                    Attributes(then_subgraph_index=at + 1, else_subgraph_index=at + 1),
+                ),
+            ),
+            (0, 1),
+            (2, 3),
+        )
+        for at in range(depth)
+    ]
+    return Model((*graphs, Subgraph((condition, x), (), (0, 1), (0, 1))))
+
+
+def test_subgraphs_may_enter_each_other_so_often() -> None:
+    assert len(branching_twice(12).subgraphs) == 13
 
 
 def entered_state() -> Model:
@@ -411,6 +443,12 @@ DEFECTS: tuple[Defect, ...] = (
         ),
     ),
     ("recursion", CyclicModel, "subgraph 1 is entered again from within itself", recursive),
+    (
+        "subgraphs without end",
+        LimitExceeded,
+        "the limit is 1048576",
+        lambda: branching_twice(60),
+    ),
     ("state of a called subgraph", ModelError, "state", entered_state),
     (
         "state input not last",

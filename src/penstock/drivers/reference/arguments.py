@@ -49,11 +49,13 @@ def mapped_pools(request: Request) -> Iterator[Regions]:
 def bind_inputs(
     request: Request, operands: Sequence[Operand], regions: Regions, claim: Claim | None = None
 ) -> list[NDArray]:
-    """One array an input, viewing the caller's memory, or a buffer of *claim*."""
+    """One array an input: floats viewing the caller's memory, or a buffer of *claim*. Whole numbers and truths are read
+    once: where NumPy has checked indices, or counted what is true, nobody may change them before it goes by them.
+    """
     return [
         claim.inputs[at].content
         if claim is not None and at in claim.inputs
-        else _input(argument, operand, regions)
+        else _once(_input(argument, operand, regions), operand.dtype)
         for at, (argument, operand) in enumerate(zip(request.inputs, operands, strict=True))
     ]
 
@@ -109,6 +111,10 @@ def _input(argument: RequestArgument, operand: Operand, regions: Regions) -> NDA
         case NoValue():
             return np.empty(0)
     raise InvalidArgument(UNKNOWN)
+
+
+def _once(array: NDArray, dtype: DType) -> NDArray:
+    return array.copy() if dtype is DType.BOOL or dtype.is_integer else array
 
 
 def _kept(result: NDArray, inputs: Sequence[NDArray]) -> NDArray:

@@ -63,6 +63,7 @@ class Guest:
     def __init__(self, sock: socket.socket, gone: Callable[[Guest], None]) -> None:
         # Nothing has descriptors before `welcome`.
         self.sock, self.connection = sock, Connection(sock, 0)
+        self.connection.expect = _refuse_greeting
         self._gone = gone
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -100,6 +101,11 @@ class Guest:
                 self.connection.close()
 
 
+def _refuse_greeting(nbytes: int) -> None:
+    """Nothing counts the memory of those who are not taken on yet."""
+    raise WireError(f"a message of {nbytes} bytes before `Welcome`")
+
+
 class Host:
     """Serves the driver whose entry point is *name* = *value* on the listening socket *listener*.
 
@@ -134,6 +140,7 @@ class Host:
         self._clients = 0
         self._clients_of: Counter[int] = Counter()
         self._wake, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
         self._devices: list[SharingDevice] = []
         self._refusal = ""
         self._sandbox = sandbox
@@ -177,7 +184,9 @@ class Host:
                     guests = {fd: guest for fd, guest in guests.items() if not guest.is_gone}
                 elif (guest := guests.get(fd)) is not None:
                     guest.hang_up()
-            while (sock := self._next_client()) is not None:
+            for _ in range(BACKLOG):
+                if (sock := self._next_client()) is None:
+                    break
                 had_one = True
                 fd = sock.fileno()
                 guest = guests[fd] = Guest(sock, self._gone)
@@ -234,7 +243,10 @@ class Host:
             connection.most = wire.MAX_HANDLES
             dispatchers = [
                 Dispatcher(
-                    cast("Device", ClientDevice(device)), owns_device=False, admit=check_steady
+                    cast("Device", ClientDevice(device)),
+                    owns_device=False,
+                    admit=check_steady,
+                    owner=str(user).encode() if self._service else b"",
                 )
                 for device in self._devices
             ]
@@ -266,7 +278,9 @@ class Host:
             self._clients -= 1
             if guest.user is not None:
                 self._clients_of[guest.user] -= 1
-        os.write(self._woken, b"\0")
+        # A full pipe wakes as well, and who takes clients on must not wait for himself.
+        with suppress(BlockingIOError):
+            os.write(self._woken, b"\0")
 
     def _part(self) -> NoReturn:
         """Ends the process, also where a call or a device does not end."""

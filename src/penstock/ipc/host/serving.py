@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
@@ -33,6 +34,8 @@ from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 from penstock.memory.regions import OUT_OF_ROOM
 
+logger: Final = logging.getLogger(__name__)
+
 MAX_CALLS: Final = 256
 """Calls of one client that may be under way at a time."""
 
@@ -48,6 +51,7 @@ class _Job(NamedTuple):
     descriptors: list[int]
     token: CancelToken
     charge: Charge
+    fences: dict[int, ClientFence]
 
 
 class Client:
@@ -99,8 +103,10 @@ class Client:
                 self._perform(job)
                 with self._lock:
                     self._idle += 1
-        except (MemoryError, RuntimeError, OSError):
-            # Without room for an answer: a client that sees its end does not wait.
+        except Exception as error:
+            # Without room for an answer, say: a client that sees its end does not wait.
+            if not isinstance(error, MemoryError | RuntimeError | OSError):
+                logger.exception("a call could not be answered")
             self.finish()
         finally:
             self._leave()
@@ -213,7 +219,7 @@ class Client:
         self._calls[ask.call] = token
         with self._lock:
             self._descriptors += len(received.descriptors)
-        return _Job(ask, received.descriptors, token, charge)
+        return _Job(ask, received.descriptors, token, charge, {})
 
     def _borrow(self, lend: wire.Lend, received: Received) -> None:
         if lend.memory in self._memories:
@@ -264,17 +270,22 @@ class Client:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
                     raise WireError(f"no device has the index {ask.device}")
+                if len(ask.handles) > wire.MAX_HANDLES:
+                    raise WireError(f"{len(ask.handles)} handles beside one message")
                 handles = tuple(self._handle(form, job) for form in ask.handles)
             except WireError as error:
                 reply = refusal(InvalidArgument(str(error)))
             except (PenstockError, OSError) as error:
                 reply = refusal(error)
             else:
-                reply = self._dispatchers[ask.device].answer(Frame(ask.body, handles), lease)
+                frame = Frame(ask.body, handles)
+                reply = self._dispatchers[ask.device].answer(frame, lease, job.token)
+                del frame
                 del handles
             self._answer(ask.call, reply)
         finally:
             self._calls.pop(ask.call, None)
+            job.fences.clear()
             job.charge.release()
             if not lease.kept:
                 lease.close()
@@ -296,7 +307,7 @@ class Client:
             self._connection.send(encode(answer), [f.fileno() for f in fences])
         except EOFError:
             pass
-        except DriverError as error:
+        except (DriverError, WireError) as error:
             self._answer(call, refusal(error))
 
     def _handle(self, form: wire.HandleForm, job: _Job) -> object:
@@ -314,7 +325,12 @@ class Client:
             case wire.ReportForm():
                 return lambda event: self._report(job.ask.call, event)
             case wire.FenceForm(place=place):
-                return ClientFence(self._descriptor(job, place), self._leaving)
+                # One a descriptor: each keeps a duplicate.
+                fence = job.fences.get(place)
+                if fence is None:
+                    fence = ClientFence(self._descriptor(job, place), self._leaving)
+                    job.fences[place] = fence
+                return fence
             case wire.ValueForm():
                 return Opaque(None)
         raise WireError(f"a {type(form).__name__} in a call")

@@ -70,7 +70,8 @@ ACCELERATORS: Final = (
 )
 """Device files of accelerators, read and written where they exist."""
 
-DEFAULT_DESCRIPTORS: Final = 16_384
+DEFAULT_DESCRIPTORS: Final = 65_536
+"""More than twice what one client may have a host hold: descriptors of calls, fences, pools, and what it maps."""
 
 
 class SandboxPolicy(NamedTuple):

@@ -158,7 +158,13 @@ def one_hot(site: Site) -> Kernel:
 def where(site: Site) -> Kernel:
     """The index vectors of the elements that are true or not zero."""
     dtype = site.output().dtype.numpy
-    return lambda inputs: (np.argwhere(np.asarray(inputs[0])).astype(dtype),)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        # NumPy counts before it looks for them, and what it is given may be another's memory.
+        is_there = np.not_equal(np.asarray(inputs[0]), 0)
+        return (np.argwhere(is_there).astype(dtype),)
+
+    return run
 
 
 @kernel("UNIQUE")

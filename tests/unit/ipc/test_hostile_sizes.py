@@ -1,0 +1,328 @@
+"""What a client asks for that would take a host for ever, or all that it has: it is refused, or ends with the client."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from penstock.drivers.reference import create
+from penstock.drivers.sample.driver import SampleDevice
+from penstock.errors import (
+    Cancelled,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhaustedTransient,
+    WireError,
+)
+from penstock.hal import (
+    BufferDesc,
+    BufferRole,
+    CacheHandle,
+    CancelToken,
+    Device,
+    EventFence,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    PoolArgument,
+    PrepareConfig,
+    Request,
+    as_descriptor,
+)
+from penstock.ipc import account, ring, wire
+from penstock.ipc.account import Account
+from penstock.ipc.channel import Session
+from penstock.ipc.client import RemoteDevice
+from penstock.ipc.codec import Descriptor, Frame, Packer, decode_reply, encode, failure_of
+from penstock.ipc.dispatch import MOST_THREADS, Dispatcher, Lease
+from penstock.ipc.host.process import Guest, Host
+from penstock.ipc.host.serving import Client, _Job
+from penstock.ipc.ring import Layout
+from penstock.ipc.ring_server import LentPool, RingServer
+from penstock.ipc.transport import Connection
+from penstock.ipc.wakeup import Doorbell
+from penstock.ir import Attributes, DataLocation, DType, Model, ModelBuilder, Operation, Subgraph
+from penstock.ir.model import input_operand
+from penstock.ir.operand import Lifetime, Operand
+from penstock.memory import MemoryPool
+from tests import support_isolated as support
+
+MANY = (2**62,) * (wire.MAX_RANK + 1)
+SECONDS = 5.0
+
+
+class Local:
+    """A channel to a dispatcher of this process, for the user *owner*."""
+
+    copies_arrays = False
+
+    def __init__(self, device: Device, owner: bytes = b"") -> None:
+        self.dispatcher = Dispatcher(device, owns_device=False, owner=owner)
+
+    def call(self, frame: Frame) -> Frame:
+        return self.dispatcher.answer(frame)
+
+    def drop(self, number: wire.ObjectId) -> None:
+        self.dispatcher.answer(Frame(encode(wire.Close(number))))
+
+
+def of_any_rank() -> Model:
+    b = ModelBuilder()
+    return b.build(b.operation("NEG", [b.input(DType.FLOAT32, None, "x")], [(DType.FLOAT32, None)]))
+
+
+def endless() -> Model:
+    """A WHILE whose condition is true."""
+    true = Operand(DType.BOOL, (1,), Lifetime.CONSTANT_COPY, value=b"\1")
+    x = input_operand(DType.FLOAT32, (1,), "x")
+    loop = Operation("WHILE", (0,), (1,), Attributes(cond_subgraph_index=1, body_subgraph_index=2))
+    made = Operand(DType.FLOAT32, (1,), Lifetime.SUBGRAPH_OUTPUT)
+    return Model(
+        (
+            Subgraph((x, made), (loop,), (0,), (1,)),
+            Subgraph((x, true), (), (0,), (1,)),
+            Subgraph((x,), (), (0,), (0,)),
+        )
+    )
+
+
+def test_more_dimensions_than_a_value_has_are_refused() -> None:
+    """Their product is one step of the interpreter that takes hours, and holds every other thread."""
+    device = RemoteDevice(Local(create()))
+    prepared = device.prepare_model(of_any_rank(), PrepareConfig())
+    place = DataLocation(0, 0, 4)
+    with MemoryPool.anonymous(64) as pool:
+        output = PoolArgument(DataLocation(0, 4, 4))
+        request = Request((PoolArgument(place, MANY),), (output,), (pool.memory,))
+        with pytest.raises(InvalidArgument, match="33 dimensions"):
+            prepared.execute(request, ExecutionConfig())
+        role = BufferRole(prepared, "input", 0)
+        with pytest.raises(InvalidArgument, match="33 dimensions"):
+            device.allocate(BufferDesc(MANY), [role])
+        _, buffer = device.allocate(BufferDesc(), [role])
+        with pytest.raises(InvalidArgument, match="33 dimensions"):
+            buffer.copy_from(pool.memory, MANY)
+
+
+def test_a_machine_is_not_asked_for_more_threads_than_it_has_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int | None] = []
+    reference = create()
+    prepare = reference.prepare_model
+
+    def prepare_model(model: Model, config: PrepareConfig) -> Any:
+        asked.append(config.num_threads)
+        return prepare(model, config)
+
+    monkeypatch.setattr(reference, "prepare_model", prepare_model)
+    device = RemoteDevice(Local(reference))
+    for threads in (None, 1, 100_000):
+        device.prepare_model(support.add_one(), PrepareConfig(num_threads=threads)).close()
+    assert asked == [None, 1, MOST_THREADS]
+
+
+def test_what_an_error_repeats_is_cut() -> None:
+    long = failure_of(InvalidArgument("\0" * 10_000_000))
+    assert len(long.message) < 20_000
+    assert failure_of(InvalidArgument("short")).message == "short"
+
+
+@pytest.mark.parametrize("way", ["call", "ring"])
+def test_a_loop_ends_when_its_client_leaves(way: str) -> None:
+    """No call has a cancel token, and each WHILE may take 15 seconds."""
+    ours, theirs = map(Connection, socket.socketpair())
+    served = Client(theirs, [Dispatcher(create(), owns_device=False)], lambda: None)
+    served.start()
+    session = Session(ours)
+    device = RemoteDevice(session.channel(0))
+    prepared = device.prepare_model(endless(), PrepareConfig())
+    runner: Any = prepared.configure_burst() if way == "ring" else prepared
+    x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    request = Request((HostMemory(x),), (HostMemory(y),))
+    before = threading.active_count()
+
+    def run() -> None:
+        with suppress(Exception):
+            runner.execute(request, ExecutionConfig(loop_timeout_ns=2**62))
+
+    running = threading.Thread(target=run)
+    running.start()
+    time.sleep(0.2)
+    ours.shut()
+    running.join(SECONDS)
+    end = time.monotonic() + SECONDS
+    while served._threads and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not served._threads
+    assert threading.active_count() <= before
+    session.close()
+
+
+class Stubborn:
+    """A burst that runs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.running, self.stopped = threading.Event(), threading.Event()
+
+    def execute(self, _: Request, config: ExecutionConfig) -> ExecutionResult:
+        self.running.set()
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            if config.cancel is not None and config.cancel.is_set():
+                self.stopped.set()
+                raise Cancelled("it was")
+            time.sleep(0.002)
+        return ExecutionResult()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def test_a_loop_in_a_ring_ends_with_the_ring() -> None:
+    layout, burst = Layout(4, 1024), Stubborn()
+    fd = ring.create_region(layout)
+    region = ring.Region(fd, layout)
+    bells = Doorbell.create(), Doorbell.create()
+    server = RingServer(
+        burst, LentPool, fd, bells[0].listen_fd, bells[1].ring_fd, layout, loops=True  # type: ignore[arg-type]  # no pool is asked for
+    )  # fmt: skip
+    payload = encode(wire.RingRequest((), (), ()))
+    at = layout.request_at(1)
+    ring.REQUEST.pack_into(region.data, at, 1, ring.BIND, 0, 0, 2**62, 0, len(payload))
+    region.data[at + ring.REQUEST.size :][: len(payload)] = payload
+    region.words[ring.REQUESTED] = 1
+    bells[0].ring()
+    assert burst.running.wait(SECONDS)
+    server.close()
+    assert burst.stopped.wait(SECONDS)
+    assert server._ended.wait(SECONDS)
+    for bell in bells:
+        bell.close()
+    region.close()
+    os.close(fd)
+
+
+def test_a_greeting_is_short() -> None:
+    """Who is not taken on yet is counted nowhere."""
+    ours, theirs = socket.socketpair()
+    guest = Guest(theirs, lambda _: None)
+    with ours:
+        ours.sendall(struct.pack("<IQ", 0, 2 << 20))
+        with pytest.raises(WireError, match="before `Welcome`"):
+            guest.connection.receive(time.monotonic_ns() + 10**9)
+        guest.connection.close()
+
+
+def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")
+    host = Host("none", "none:none", listener.detach())
+    guest = cast("Guest", type("Gone", (), {"user": None}))
+
+    def flood() -> None:
+        for _ in range(1 << 17):
+            host._gone(guest)
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    thread.join(4 * SECONDS)
+    assert not thread.is_alive()
+    for fd in (host._wake, host._woken, host._output, host._page, host._heart.fd):
+        os.close(fd)
+    host._listener.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    with MemoryPool.anonymous(64) as pool:
+        yield pool.memory.handle
+
+
+def test_one_memory_is_not_mapped_without_end(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "MAX_MAPPED", 4)
+    mine = Account(1 << 30, "one connection")
+    held = [mine.memory(memory, 64) for _ in range(4)]
+    with pytest.raises(ResourceExhaustedTransient, match="map 4 memories"):
+        mine.memory(memory, 64)
+    held.pop().release()
+    held.append(mine.memory(memory, 64))
+    for charge in held:
+        charge.release()
+    assert mine.used == mine.mapped == 0
+
+
+def test_a_request_names_one_memory_no_more_often_than_it_may_be_mapped(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "MAX_MAPPED", 64)
+    mine = Account(1 << 30, "one connection")
+    dispatcher = Dispatcher(create(), owns_device=False)
+    model = support.add_one()
+    pack = Packer()
+    prepare = wire.Prepare(pack.model(model), pack.prepare_config(PrepareConfig()))
+    made = decode_reply(dispatcher.answer(pack.frame(prepare)).data)
+    assert isinstance(made, wire.Made)
+    place = PoolArgument(DataLocation(0, 0, 64))
+    form = wire.RequestForm((place,), (place,), (wire.MemoryForm("ashmem", 0, 64),) * 65)
+    plain = wire.ExecutionForm(None, 0, False, "medium", None)
+    body = encode(wire.Execute(made.target, form, plain))
+    lease = Lease(account=mine)
+    reply = decode_reply(dispatcher.answer(Frame(body, (Descriptor(memory),)), lease).data)
+    assert isinstance(reply, wire.Failure)
+    assert "map 64 memories" in reply.message
+    lease.close()
+    assert mine.used == mine.mapped == 0
+
+
+def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
+    ours, theirs = map(Connection, socket.socketpair())
+    served = Client(theirs, [], lambda: None)
+    fence = as_descriptor(EventFence())
+    job = _Job(
+        wire.Ask(1, 0, b""), [fence.fileno()], CancelToken(), account.NOTHING, {}
+    )  # fmt: skip
+    assert served._handle(wire.FenceForm(0), job) is served._handle(wire.FenceForm(0), job)
+    ours.close()
+    theirs.close()
+
+
+def test_more_handles_than_travel_are_refused() -> None:
+    ours, theirs = map(Connection, socket.socketpair())
+    Client(theirs, [Dispatcher(create(), owns_device=False)], lambda: None).start()
+    handles = (wire.CancelForm(False),) * (wire.MAX_HANDLES + 1)
+    ours.send(encode(wire.Ask(1, 0, encode(wire.Check()), handles)))
+    answer = ours.receive(time.monotonic_ns() + 10**10)
+    assert b"4097 handles" in answer.data
+    ours.close()
+
+
+def test_a_user_seals_nothing_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token and binding are the client's word, and known to whoever has the same model."""
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
+    service = SampleDevice()
+    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in ("model", "data")]
+    config = PrepareConfig(
+        token=b"t" * 32,
+        binding=b"b" * 32,
+        model_cache=(CacheHandle(fds[0]),),
+        data_cache=(CacheHandle(fds[1]),),
+    )
+    one, other = (RemoteDevice(Local(service, owner)) for owner in (b"1001", b"1002"))
+    assert one.prepare_model(support.add_one(), config).cache_report.save == "saved"
+    one.prepare_model_from_cache(config).close()
+    with pytest.raises(GeneralFailure, match="TokenCollision"):
+        other.prepare_model_from_cache(config)
+    for fd in fds:
+        os.close(fd)
