@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.reference import create
+from penstock.drivers.reference.arguments import bind_inputs
 from penstock.drivers.sample.driver import SampleDevice
 from penstock.errors import (
     Cancelled,
@@ -326,3 +327,12 @@ def test_a_user_seals_nothing_for_another(tmp_path: Path, monkeypatch: pytest.Mo
         other.prepare_model_from_cache(config)
     for fd in fds:
         os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [DType.BOOL, DType.INT32, DType.UINT8, DType.FLOAT32])
+def test_what_may_be_an_index_is_read_once(kind: DType) -> None:
+    """NumPy checks indices, and counts what a mask has, before it goes by them: who lent them changes them in between."""
+    lent = np.zeros(4, kind.numpy)
+    request = Request((HostMemory(lent),), ())
+    (bound,) = bind_inputs(request, [input_operand(kind, (4,), "x")], [])
+    assert np.shares_memory(bound, lent) == kind.is_float

@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 
 from penstock.errors import InputError, LimitExceeded, ShapeMismatch
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand, Shape, infer_shapes
+from penstock.ir.infer import _Inference
 from penstock.testing.contract.cases import every_case
 from tests.unit.ir_core.samples import F32, branching, small
 
@@ -120,29 +121,37 @@ def test_branches_agree_or_leave_dimensions_unknown() -> None:
     assert shapes(infer_shapes(branching(), {1: (5,)})) == [(5,)]
 
 
-def test_calls_of_calls_are_inferred_once_and_bounded() -> None:
-    """Each of 40 subgraphs calls the next one twice: 2^40 calls, were they not remembered."""
-    depth = 40
+def nested(depth: int, attributes: tuple[str, ...]) -> Model:
+    """Subgraphs of which each enters the next once for each of the *attributes*: of an IF, or of a CALL."""
     b = ModelBuilder()
     chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
-    targets = {
-        "then_subgraph_index": 1,
-        "else_subgraph_index": 1,
-    }
-    out = b.operation("IF", [chosen, x], [(F32, (3,))], targets)
+    kind = "IF" if len(attributes) > 1 else "CALL"
+    given = [chosen, x] if kind == "IF" else [x]
+    out = b.operation(kind, given, [(F32, (3,))], dict.fromkeys(attributes, 1))
     for level in range(1, depth + 1):
         inner = b.subgraph(f"level{level}")
         i = inner.input(F32, (3,), "i")
         if level == depth:
             made = inner.operation("RELU", [i], [(F32, (3,))])
         else:
-            flag = inner.constant(np.array(True))
-            following = dict.fromkeys(targets, level + 1)
-            made = inner.operation("IF", [flag, i], [(F32, (3,))], following)
+            flags = [inner.constant(np.array(True))] if kind == "IF" else []
+            following = dict.fromkeys(attributes, level + 1)
+            made = inner.operation(kind, [*flags, i], [(F32, (3,))], following)
         assert b.add_subgraph(inner.finish(made)) == level
-    model = b.build(out)
+    return b.build(out)
+
+
+def test_calls_of_calls_are_inferred_once() -> None:
+    """Each of 16 subgraphs enters the next one twice: 65,536 operations, were they not remembered."""
+    model = nested(16, ("then_subgraph_index", "else_subgraph_index"))
+    inference = _Inference(model, 0)
+    inference.run([(), (3,)])
+    assert inference.calls.operations == 16
+
+
+def test_calls_of_calls_are_bounded() -> None:
     with pytest.raises(LimitExceeded, match="too deeply"):
-        infer_shapes(model)
+        infer_shapes(nested(40, ("subgraph",)))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
