@@ -6,6 +6,8 @@ is there before anything is allocated, models are validated, and handles are che
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -45,6 +47,11 @@ from penstock.memory.regions import OUT_OF_ROOM
 T = TypeVar("T")
 
 ERRORS: Final = driver_error_classes()
+
+LARGE: Final = 1 << 20
+"""Bytes of messages to a host beyond which it reads one at a time."""
+
+_large: Final = threading.Lock()
 
 MOST_TOLD: Final = 1 << 14
 """Characters of an error's message that travel: one may repeat what the other side sent."""
@@ -330,7 +337,7 @@ def encode(
 
 def decode_call(data: bytes) -> wire.Call:
     """The call that *data* is, or `WireError`."""
-    return _decode(_CALLS, data)
+    return _decode(_CALLS, data) if len(data) <= LARGE else _decode_alone(_CALLS, data)
 
 
 def decode_reply(data: bytes) -> wire.Reply:
@@ -340,7 +347,7 @@ def decode_reply(data: bytes) -> wire.Reply:
 
 def decode_to_host(data: bytes) -> wire.ToHost:
     """What a client sent, or `WireError`."""
-    return _decode(_TO_HOST, data)
+    return _decode(_TO_HOST, data) if len(data) <= LARGE else _decode_alone(_TO_HOST, data)
 
 
 def decode_to_client(data: bytes) -> wire.ToClient:
@@ -359,6 +366,20 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"no message: {error}") from error
+
+
+def _decode_alone(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    """As `_decode`, one at a time, and without the garbage collections that would take most of it: nothing else of this
+    process runs meanwhile, its heart neither.
+    """
+    with _large:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return _decode(decoder, data)
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _encode_hook(value: object) -> object:

@@ -8,7 +8,7 @@ device's side gives out. `penstock.ipc.codec` turns HAL values into these forms 
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -36,8 +36,10 @@ from penstock.memory import HardwareBufferDescription
 WIRE_VERSION: Final = 2
 """Raised whenever a message changes its form."""
 
-MAX_FRAME: Final = 64 << 20
-"""Bytes of the largest message: constants and tensors are not in it."""
+MAX_FRAME: Final = 32 << 20
+"""Bytes of the largest message: constants and tensors are not in it, and while one is read the interpreter does nothing
+else.
+"""
 
 MAX_HANDLES: Final = 4096
 """Handles that may travel beside one message."""
@@ -465,6 +467,10 @@ HandleForm: TypeAlias = (
 )
 
 
+Handles: TypeAlias = Annotated[tuple[HandleForm, ...], msgspec.Meta(max_length=MAX_HANDLES)]
+"""A table of handles; a longer one is no message."""
+
+
 class Hello(Form, frozen=True, tag="hello"):
     """A client's first message: answered by `Welcome` or `Refused`."""
 
@@ -477,7 +483,7 @@ class Ask(Form, frozen=True, tag="ask"):
     call: CallId
     device: int
     body: bytes
-    handles: tuple[HandleForm, ...] = ()
+    handles: Handles = ()
 
 
 class Cancel(Form, frozen=True, tag="cancel"):
@@ -535,7 +541,7 @@ class Answer(Form, frozen=True, tag="answer"):
 
     call: CallId
     body: bytes
-    handles: tuple[HandleForm, ...] = ()
+    handles: Handles = ()
     failed: bool = False
 
 

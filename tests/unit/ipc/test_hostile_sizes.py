@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -40,11 +41,20 @@ from penstock.hal import (
     Request,
     as_descriptor,
 )
-from penstock.ipc import account, ring, wire
+from penstock.ipc import account, codec, ring, wire
 from penstock.ipc.account import Account
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.codec import Descriptor, Frame, Packer, decode_reply, encode, failure_of
+from penstock.ipc.codec import (
+    Descriptor,
+    Frame,
+    Packer,
+    decode_call,
+    decode_reply,
+    decode_to_host,
+    encode,
+    failure_of,
+)
 from penstock.ipc.dispatch import MOST_THREADS, Dispatcher, Lease
 from penstock.ipc.host.process import Guest, Host
 from penstock.ipc.host.serving import Client, _Job
@@ -298,14 +308,41 @@ def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
     theirs.close()
 
 
-def test_more_handles_than_travel_are_refused() -> None:
-    ours, theirs = map(Connection, socket.socketpair())
-    Client(theirs, [Dispatcher(create(), owns_device=False)], lambda: None).start()
-    handles = (wire.CancelForm(False),) * (wire.MAX_HANDLES + 1)
-    ours.send(encode(wire.Ask(1, 0, encode(wire.Check()), handles)))
-    answer = ours.receive(time.monotonic_ns() + 10**10)
-    assert b"4097 handles" in answer.data
-    ours.close()
+def test_more_handles_than_travel_are_no_message() -> None:
+    """Nothing is made of them: so many take the interpreter seconds, in which no other thread runs."""
+    few, many = ((wire.ReportForm(),) * n for n in (wire.MAX_HANDLES, wire.MAX_HANDLES + 1))
+    assert decode_to_host(encode(wire.Ask(1, 0, b"", few)))
+    with pytest.raises(WireError, match="length <= 4096"):
+        decode_to_host(encode(wire.Ask(1, 0, b"", many)))
+
+
+def test_long_messages_are_read_one_at_a_time_without_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[bool, int]] = []
+    reading = 0
+
+    def decode(_: object, data: bytes) -> bytes:
+        nonlocal reading
+        reading += 1
+        time.sleep(0.01)
+        seen.append((gc.isenabled(), reading))
+        reading -= 1
+        return data
+
+    monkeypatch.setattr(codec, "_decode", decode)
+    long = bytes(codec.LARGE + 1)
+    threads = [
+        threading.Thread(target=each, args=(long,)) for each in (decode_to_host, decode_call) * 3
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [(False, 1)] * 6
+    assert gc.isenabled()
+    decode_call(b"short")
+    assert seen[-1] == (True, 1)
 
 
 def test_a_user_seals_nothing_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

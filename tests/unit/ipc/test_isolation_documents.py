@@ -50,7 +50,7 @@ def test_every_message_is_in_the_tables() -> None:
 def test_the_numbers_are_the_programs() -> None:
     page = PAGES["wire-protocol"]
     assert f"Version {wire.WIRE_VERSION}." in page
-    assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 64 << 20, 128)
+    assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 32 << 20, 128)
     assert (transport.HEADER.size, serving.MAX_CALLS, serving.MAX_MEMORIES) == (12, 256, 4096)
     assert (transport.CHUNK, account.LEAST_COUNTED, account.PAGE_TABLE_SHARE) == (
         1 << 20,

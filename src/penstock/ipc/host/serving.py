@@ -270,8 +270,6 @@ class Client:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
                     raise WireError(f"no device has the index {ask.device}")
-                if len(ask.handles) > wire.MAX_HANDLES:
-                    raise WireError(f"{len(ask.handles)} handles beside one message")
                 handles = tuple(self._handle(form, job) for form in ask.handles)
             except WireError as error:
                 reply = refusal(InvalidArgument(str(error)))
