@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_RANK = 32
 """Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
 
-MAX_ENTERED = 1 << 20
+MAX_ENTERED = 1 << 18
 """Operands and operations of all subgraphs that an entry enters, each counted as often as it is entered: a few subgraphs
 that enter each other twice would be without end to whoever follows them.
 """

@@ -36,6 +36,7 @@ from penstock.hal import (
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
+    Memory,
     PoolArgument,
     PrepareConfig,
     Request,
@@ -85,6 +86,12 @@ class Local:
 
     def drop(self, number: wire.ObjectId) -> None:
         self.dispatcher.answer(Frame(encode(wire.Close(number))))
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    with MemoryPool.anonymous(64) as pool:
+        yield pool.memory.handle
 
 
 def of_any_rank() -> Model:
@@ -200,28 +207,69 @@ class Stubborn:
         """Nothing to release."""
 
 
+class Ring:
+    """A ring of *burst*, whose one request binds *form*."""
+
+    def __init__(
+        self, burst: Any, form: wire.RingRequest, find: Any = None, **options: Any
+    ) -> None:
+        layout = Layout(4, 1024)
+        self._fd = ring.create_region(layout)
+        self.region = ring.Region(self._fd, layout)
+        self._bells = bells = Doorbell.create(), Doorbell.create()
+        self.server = RingServer(
+            burst, find, self._fd, bells[0].listen_fd, bells[1].ring_fd, layout, **options
+        )
+        payload = encode(form)
+        at = layout.request_at(1)
+        ring.REQUEST.pack_into(self.region.data, at, 1, ring.BIND, 0, 0, 2**62, 0, len(payload))
+        self.region.data[at + ring.REQUEST.size :][: len(payload)] = payload
+        self.region.words[ring.REQUESTED] = 1
+        bells[0].ring()
+
+    def answer(self) -> wire.Reply:
+        """The reply, once it is there."""
+        end = time.monotonic() + SECONDS
+        while self.region.words[ring.ANSWERED] < 1:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        layout = self.region.layout
+        at = layout.request_at(1) + layout.slot_bytes
+        _, kind, *_, nbytes = ring.ANSWER.unpack_from(self.region.data, at)
+        assert kind == ring.REPLY
+        return decode_reply(self.region.payload(at + ring.ANSWER.size, nbytes))
+
+    def close(self) -> None:
+        self.server.close()
+        assert self.server._ended.wait(SECONDS)
+        for bell in self._bells:
+            bell.close()
+        self.region.close()
+        os.close(self._fd)
+
+
 def test_a_loop_in_a_ring_ends_with_the_ring() -> None:
-    layout, burst = Layout(4, 1024), Stubborn()
-    fd = ring.create_region(layout)
-    region = ring.Region(fd, layout)
-    bells = Doorbell.create(), Doorbell.create()
-    server = RingServer(
-        burst, LentPool, fd, bells[0].listen_fd, bells[1].ring_fd, layout, loops=True  # type: ignore[arg-type]  # no pool is asked for
-    )  # fmt: skip
-    payload = encode(wire.RingRequest((), (), ()))
-    at = layout.request_at(1)
-    ring.REQUEST.pack_into(region.data, at, 1, ring.BIND, 0, 0, 2**62, 0, len(payload))
-    region.data[at + ring.REQUEST.size :][: len(payload)] = payload
-    region.words[ring.REQUESTED] = 1
-    bells[0].ring()
+    burst = Stubborn()
+    served = Ring(burst, wire.RingRequest((), (), ()), loops=True)
     assert burst.running.wait(SECONDS)
-    server.close()
+    served.close()
     assert burst.stopped.wait(SECONDS)
-    assert server._ended.wait(SECONDS)
-    for bell in bells:
-        bell.close()
-    region.close()
-    os.close(fd)
+
+
+def test_a_ring_maps_one_pool_no_more_often_than_it_may(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "MAX_MAPPED", 4)
+    mine = Account(1 << 30, "one connection")
+    lent = LentPool(Memory("ashmem", memory, 64))
+    place = PoolArgument(DataLocation(0, 0, 64))
+    form = wire.RingRequest((place,), (place,), (1,) * 5)
+    served = Ring(Stubborn(), form, lambda _: lent, charge=mine.charge)
+    reply = served.answer()
+    assert isinstance(reply, wire.Failure)
+    assert "map 4 memories" in reply.message
+    served.close()
+    assert mine.used == mine.mapped == 0
 
 
 def test_a_greeting_is_short() -> None:
@@ -252,12 +300,6 @@ def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
     for fd in (host._wake, host._woken, host._output, host._page, host._heart.fd):
         os.close(fd)
     host._listener.close()
-
-
-@pytest.fixture
-def memory() -> Iterator[int]:
-    with MemoryPool.anonymous(64) as pool:
-        yield pool.memory.handle
 
 
 def test_one_memory_is_not_mapped_without_end(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +353,7 @@ def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
 def test_more_handles_than_travel_are_no_message() -> None:
     """Nothing is made of them: so many take the interpreter seconds, in which no other thread runs."""
     few, many = ((wire.ReportForm(),) * n for n in (wire.MAX_HANDLES, wire.MAX_HANDLES + 1))
-    assert decode_to_host(encode(wire.Ask(1, 0, b"", few)))
+    assert isinstance(decode_to_host(encode(wire.Ask(1, 0, b"", few))), wire.Ask)
     with pytest.raises(WireError, match="length <= 4096"):
         decode_to_host(encode(wire.Ask(1, 0, b"", many)))
 

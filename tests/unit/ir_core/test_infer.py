@@ -142,11 +142,11 @@ def nested(depth: int, attributes: tuple[str, ...]) -> Model:
 
 
 def test_calls_of_calls_are_inferred_once() -> None:
-    """Each of 16 subgraphs enters the next one twice: 65,536 operations, were they not remembered."""
-    model = nested(16, ("then_subgraph_index", "else_subgraph_index"))
+    """Each of 14 subgraphs enters the next one twice: 16,384 operations, were they not remembered."""
+    model = nested(14, ("then_subgraph_index", "else_subgraph_index"))
     inference = _Inference(model, 0)
     inference.run([(), (3,)])
-    assert inference.calls.operations == 16
+    assert inference.calls.operations == 14
 
 
 def test_calls_of_calls_are_bounded() -> None:

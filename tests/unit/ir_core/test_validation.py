@@ -446,7 +446,7 @@ DEFECTS: tuple[Defect, ...] = (
     (
         "subgraphs without end",
         LimitExceeded,
-        "the limit is 1048576",
+        "the limit is 262144",
         lambda: branching_twice(60),
     ),
     ("state of a called subgraph", ModelError, "state", entered_state),

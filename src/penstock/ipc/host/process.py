@@ -140,7 +140,8 @@ class Host:
         self._clients = 0
         self._clients_of: Counter[int] = Counter()
         self._wake, self._woken = os.pipe()
-        os.set_blocking(self._woken, False)
+        if sys.platform != "win32":
+            os.set_blocking(self._woken, False)
         self._devices: list[SharingDevice] = []
         self._refusal = ""
         self._sandbox = sandbox
