@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.ir import (
+    Attributes,
     DType,
     Lifetime,
     Model,
@@ -85,3 +86,30 @@ def with_operation(model: Model, index: int, **changes: Any) -> Model:
 
 def subgraph_of(model: Model, index: int) -> Subgraph:
     return model.subgraphs[index]
+
+
+def branching_twice(depth: int) -> Model:
+    """Subgraphs of which each enters the next for either branch: as a tree they have no end."""
+    condition = Operand(DType.BOOL, (), Lifetime.SUBGRAPH_INPUT)
+    x = Operand(F32, (1,), Lifetime.SUBGRAPH_INPUT)
+    results = (
+        Operand(DType.BOOL, (), Lifetime.SUBGRAPH_OUTPUT),
+        Operand(F32, (1,), Lifetime.SUBGRAPH_OUTPUT),
+    )
+    graphs = [
+        Subgraph(
+            (condition, x, *results),
+            (
+                Operation(
+                    "IF",
+                    (0, 0, 1),
+                    (2, 3),
+                    Attributes(then_subgraph_index=at + 1, else_subgraph_index=at + 1),
+                ),
+            ),
+            (0, 1),
+            (2, 3),
+        )
+        for at in range(depth)
+    ]
+    return Model((*graphs, Subgraph((condition, x), (), (0, 1), (0, 1))))

@@ -43,6 +43,7 @@ from penstock.testing.contract.mutations import model_mutations
 from tests.unit.ir_core.samples import (
     F32,
     branching,
+    branching_twice,
     counter,
     quantized,
     small,
@@ -84,33 +85,6 @@ def recursive() -> Model:
         operations=(Operation("IF", (0, 1), (2,), Attributes(attributes)),),
     )
     return replace(model, subgraphs=(model.subgraphs[0], inner, model.subgraphs[2]))
-
-
-def branching_twice(depth: int) -> Model:
-    """Subgraphs of which each enters the next for either branch: as a tree they have no end."""
-    condition = Operand(DType.BOOL, (), Lifetime.SUBGRAPH_INPUT)
-    x = Operand(F32, (1,), Lifetime.SUBGRAPH_INPUT)
-    results = (
-        Operand(DType.BOOL, (), Lifetime.SUBGRAPH_OUTPUT),
-        Operand(F32, (1,), Lifetime.SUBGRAPH_OUTPUT),
-    )
-    graphs = [
-        Subgraph(
-            (condition, x, *results),
-            (
-                Operation(
-                    "IF",
-                    (0, 0, 1),
-                    (2, 3),
-                    Attributes(then_subgraph_index=at + 1, else_subgraph_index=at + 1),
-                ),
-            ),
-            (0, 1),
-            (2, 3),
-        )
-        for at in range(depth)
-    ]
-    return Model((*graphs, Subgraph((condition, x), (), (0, 1), (0, 1))))
 
 
 def test_subgraphs_may_enter_each_other_so_often() -> None:

@@ -94,10 +94,15 @@ class Program(Struct, frozen=True):
 
 
 def examine(
-    model: Model, index: int, later: Mapping[int, Sums] | None = None
+    model: Model,
+    index: int,
+    later: Mapping[int, Sums] | None = None,
+    made: dict[int, Kernel | str] | None = None,
 ) -> list[Kernel | str]:
-    """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of `sums_of`."""
-    return [_examine(site) for site in make_sites(model, index, later)]
+    """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of `sums_of`, *made* as of
+    `make_sites`.
+    """
+    return [_examine(site) for site in make_sites(model, index, later, made)]
 
 
 def _examine(site: Site) -> Kernel | str:
@@ -119,11 +124,14 @@ def _check_size(output: Operand, site: Site) -> None:
 
 
 def compile_subgraph(
-    model: Model, index: int, examined: list[Kernel | str] | None = None
+    model: Model,
+    index: int,
+    examined: list[Kernel | str] | None = None,
+    made: dict[int, Kernel | str] | None = None,
 ) -> Program:
     """The program of subgraph *index*; `Unsupported` naming the first operation that has no kernel.
 
-    *examined* is what `examine` has said of the same subgraph already.
+    *examined* is what `examine` has said of the same subgraph already, *made* as of `make_sites`.
     """
     subgraph = model.subgraphs[index]
     needed = {i for o in subgraph.operations for i in (*o.inputs, *o.outputs)} | set(
@@ -136,7 +144,7 @@ def compile_subgraph(
     }
     frees = _frees(subgraph, constants)
     instructions: list[Instruction] = []
-    for at, kernel in enumerate(examine(model, index) if examined is None else examined):
+    for at, kernel in enumerate(examine(model, index, made=made) if examined is None else examined):
         operation = subgraph.operations[at]
         if isinstance(kernel, str):
             raise Unsupported(f"operation {at} ({operation.key}): {kernel}")
@@ -147,13 +155,29 @@ def compile_subgraph(
     return Program(constants, tuple(instructions), subgraph.inputs, subgraph.outputs)
 
 
-def make_sites(model: Model, index: int, later: Mapping[int, Sums] | None = None) -> list[Site]:
-    """The operations of subgraph *index* as their builders see them."""
+def make_sites(
+    model: Model,
+    index: int,
+    later: Mapping[int, Sums] | None = None,
+    made: dict[int, Kernel | str] | None = None,
+) -> list[Site]:
+    """The operations of subgraph *index* as their builders see them. *made* has the kernels of referenced subgraphs, or
+    why there is none, which are made once each: a few that refer to each other twice have no end as a tree.
+    """
+    known: dict[int, Kernel | str] = {} if made is None else made
     subgraph = model.subgraphs[index]
     sums = sums_of(subgraph, later)
 
     def nested(target: int) -> Kernel:
-        return compile_subgraph(model, target).as_kernel()
+        if target not in known:
+            try:
+                known[target] = compile_subgraph(model, target, made=known).as_kernel()
+            except Unsupported as refusal:
+                known[target] = str(refusal)
+        found = known[target]
+        if isinstance(found, str):
+            raise Unsupported(found)
+        return found
 
     def make(operation: Operation) -> Site:
         operands = [subgraph.operands[i] for i in operation.inputs]

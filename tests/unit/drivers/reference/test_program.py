@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.drivers.reference import program
 from penstock.drivers.reference.program import Instruction, Program, compile_subgraph
 from penstock.errors import (
     Cancelled,
@@ -16,7 +18,8 @@ from penstock.errors import (
     ResourceExhaustedTransient,
 )
 from penstock.hal import CancelToken, ExecutionConfig
-from penstock.ir import DType, ModelBuilder, NDArray, Operand
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
+from tests.unit.ir_core.samples import branching_twice
 
 ONE = np.ones(2, np.float32)
 
@@ -76,3 +79,17 @@ def test_what_nobody_reads_later_is_freed() -> None:
     assert [set(i.frees) for i in program.instructions] == [set(), {a, x}, set()]
     results = program.run([ONE], ExecutionConfig())
     np.testing.assert_array_equal(results, [ONE * 2, ONE * 4])
+
+
+def test_subgraphs_are_compiled_once_however_often_they_are_entered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[int] = []
+
+    def compile_one(model: Model, index: int, *rest: Any, **more: Any) -> Program:
+        compiled.append(index)
+        return compile_subgraph(model, index, *rest, **more)
+
+    monkeypatch.setattr(program, "compile_subgraph", compile_one)
+    compile_one(branching_twice(12), 0)
+    assert sorted(compiled) == list(range(13))
