@@ -116,6 +116,15 @@ def test_what_is_known_at_run_time_only_stays_unknown() -> None:
     assert shapes(infer_shapes(model)) == [(None, None)]
 
 
+def test_a_target_shape_has_a_limit() -> None:
+    """The product of many large dimensions takes for ever."""
+    b = ModelBuilder()
+    x = b.input(F32, (6,), "x")
+    made = b.operation("RESHAPE", [x], [(F32, None)], {"new_shape": (2**31 - 1,) * 65})
+    with pytest.raises(ShapeMismatch, match="65 dimensions"):
+        infer_shapes(b.build(made))
+
+
 def test_branches_agree_or_leave_dimensions_unknown() -> None:
     assert shapes(infer_shapes(branching())) == [(3,)]
     assert shapes(infer_shapes(branching(), {1: (5,)})) == [(5,)]

@@ -64,6 +64,8 @@ def _reshape(context: ShapeContext) -> Sequence[Shape]:
     target = _reshape_target(context)
     if target is None or None in target:
         return (target,)
+    if len(target) > MAX_RANK:
+        raise ShapeMismatch(f"a target shape of {len(target)} dimensions; the limit is {MAX_RANK}")
     known = [d for d in target if d is not None and d != -1]
     if len(known) < len(target) - 1 or min(known, default=0) < 0:
         raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
