@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 import numpy as np
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from penstock.execution.state import State
     from penstock.execution.trace import Trace
     from penstock.hal import ExecutionConfig
+
+
+AGAIN: Final = "reset() of the State, or of what bind_state gave, begins again"
 
 
 class Loop(Struct, frozen=True):
@@ -127,6 +130,8 @@ class Feedback:
                     OutputRole(user, loop.name),
                 ]
                 made[loop] = allocate(both), allocate(both)
+                for buffer in made[loop]:
+                    buffer.remedy = AGAIN
                 if loop.variable >= 0:
                     reason = f"{loop.name!r} begins with the value that the state has"
                     _put(made[loop][0], values[loop.variable], loop, reason, copies)
@@ -237,13 +242,25 @@ class BoundState:
             self.copies = buffer.copies
             own.written_on_device()
 
+    def reset(self, state: State | None = None) -> None:
+        """Back to where it began: what is bound to zeros, the network's own variables to their initial values. As
+        `State.reset`, also of the default state.
+        """
+        own = self._state(state)
+        with self._compiled._gate:
+            own.reset()
+
+    def _state(self, state: State | None) -> State:
+        own = self._compiled._state_for(state)
+        if own is None:
+            raise StateError("the compiled model has no state")
+        return own
+
     @contextmanager
     def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
         """The buffer with the present value, which no run replaces in this block; and the state that it belongs to."""
         loop = self._feedback.find(name)
-        own = self._compiled._state_for(state)
-        if own is None:
-            raise StateError("the compiled model has no state")
+        own = self._state(state)
         with self._compiled._gate, own.lock:
             yield own.cells(self._feedback).of([loop])[0][0], own
 
@@ -281,6 +298,10 @@ def _staged(nbytes: int, count: int, operand: int | None) -> list[CopyReceipt]:
 
 
 def _loops(variant: Variant, interface: Interface, bindings: Mapping[str, str]) -> tuple[Loop, ...]:
+    if not isinstance(bindings, Mapping):
+        raise InputError(
+            f"bind_state takes a mapping of outputs to inputs, not {type(bindings).__name__}"
+        )
     entry = variant.model.entry
     found: list[Loop] = []
     for output_name, input_name in bindings.items():

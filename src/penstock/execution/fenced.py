@@ -171,6 +171,8 @@ def run_fenced(
 
 def _check(compiled: CompiledModel, wait_for: Sequence[Fence], timeout_after_fence: object) -> None:
     compiled._gate.check()
+    if not isinstance(wait_for, Sequence):
+        raise InputError(f"wait_for takes a list of fences, not {type(wait_for).__name__}")
     for fence in wait_for:
         if not is_fence(fence):
             raise InputError(f"wait_for takes fences, not {type(fence).__name__}")

@@ -11,7 +11,13 @@ from msgspec import Struct
 
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
-from penstock.errors import Cancelled, DriverError, GeneralFailure, OutputInsufficientSize
+from penstock.errors import (
+    Cancelled,
+    DeadObject,
+    DriverError,
+    GeneralFailure,
+    OutputInsufficientSize,
+)
 from penstock.execution.results import allocate, check_result, grown_sizes, is_sized, shaped
 from penstock.hal import (
     NO_VALUE_ARGUMENT,
@@ -109,9 +115,11 @@ def execute(
                 direct.lose()
             sizes = grown_sizes(sizes, operands, error)
             continue
-        except BaseException:
+        except BaseException as error:
             if direct is not None:
                 direct.lose()
+                if isinstance(error, DeadObject):
+                    direct.tell_lost(error)
             raise
         for place, (index, operand) in enumerate(ports.outputs):
             array = given[place]
@@ -175,6 +183,13 @@ class Direct:
         """The execution failed: what it was to write has no value."""
         for index in self.outputs:
             self._bound[index].lost()
+
+    def tell_lost(self, error: DeadObject) -> None:
+        """The device's process ended: raises, from *error*, that of the first operand that ended with it, if one did."""
+        for index in (*self.inputs, *self.outputs):
+            if (gone := self._bound[index].gone()) is not None:
+                gone.copies = error.copies
+                raise gone from error
 
     def finish(self, result: ExecutionResult) -> None:
         """The execution succeeded: its outputs have their values, those copied too."""

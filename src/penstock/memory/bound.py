@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 from penstock.errors import GeneralFailure
 
 if TYPE_CHECKING:
+    from penstock.errors import DeadObject
     from penstock.hal import Device, Memory, PreparedModel, RequestArgument
     from penstock.ir import DType, NDArray, Operand
 
@@ -85,6 +86,10 @@ class BoundMemory:
 
     def lost(self) -> None:
         """A run that was to write it by its argument has failed."""
+
+    def gone(self) -> DeadObject | None:
+        """The error that names it, where it ended with the device that had it."""
+        return None
 
     def notes(self) -> list[str]:
         """What the receipt of the run says of it."""

@@ -61,6 +61,9 @@ class DeviceBuffer(Closing):
         self._runs = self._reads = self._writes = 0
         self._fresh = self._filled = False
         self.copies: tuple[CopyReceipt, ...] = ()
+        self.remedy = "allocate another"
+        """What to do when its device has lost it; the end of the error's sentence."""
+
         self._release = weakref.finalize(self, _release, storage, self._process)
         self._release.atexit = False
 
@@ -149,7 +152,9 @@ class DeviceBuffer(Closing):
         return value
 
     def value_shape(self) -> tuple[int, ...]:
-        """The shape of its value. Raises `StateError` without one."""
+        """The shape of its value. Raises `StateError` without one, `DeadObject` where it is lost with its device."""
+        if (gone := self._gone()) is not None:
+            raise gone
         return self._initialized()
 
     def bind_argument(self, user: object, kind: Kind, index: int, operand: Operand) -> BoundMemory:
@@ -298,7 +303,12 @@ class DeviceBuffer(Closing):
 
     def _dead(self, how: str) -> DeadObject:
         self._shape = None
-        return DeadObject(f"{self._name} is lost with its device ({how}); allocate another")
+        return DeadObject(f"{self._name} is lost with its device ({how}); {self.remedy}")
+
+    def _gone(self) -> DeadObject | None:
+        """What every use of it raises once its device is gone; None while that is there."""
+        lost = self._storage.lost
+        return self._dead(lost) if lost else None
 
     def _initialized(self) -> tuple[int, ...]:
         shape = self._shape
@@ -337,8 +347,8 @@ class DeviceBuffer(Closing):
             raise ClosedError(f"{self._name} used after close()")
         if self._process != os.getpid():
             raise StateError(f"{self._name} belongs to the process before a fork; allocate it here")
-        if lost := self._storage.lost:
-            raise self._dead(lost)
+        if (gone := self._gone()) is not None:
+            raise gone
 
 
 def fetch_value(buffer: DeviceBuffer) -> tuple[NDArray, int]:
@@ -400,6 +410,9 @@ class BoundBuffer(BoundMemory):
 
     def lost(self) -> None:
         self.owner._shape = None
+
+    def gone(self) -> DeadObject | None:
+        return self.owner._gone()
 
     def notes(self) -> list[str]:
         return self.owner.notes()

@@ -96,6 +96,7 @@ class HardwareBuffer(Closing):
         bits = BITS_PER_PIXEL.get(format)
         if bits is None:
             raise InputError(f"the size of hardware buffers of format {format:#x} is not known")
+        _check_whole(width, height, layers, usage)
         stride = width if format == Format.BLOB else _stride(width, bits)
         description = HardwareBufferDescription(format, width, height, layers, stride, usage)
         nbytes = _needed(description)
@@ -216,9 +217,16 @@ def _stride(width: int, bits: int) -> int:
     return -(-width // unit) * unit
 
 
+def _check_whole(*numbers: object) -> None:
+    for number in numbers:
+        if not isinstance(number, int):
+            raise InputError(f"what describes a hardware buffer is whole numbers, not {number!r}")
+
+
 def _needed(description: HardwareBufferDescription) -> int:
     """Bytes that a buffer of *description* must have, as far as its format tells."""
     d = description
+    _check_whole(d.width, d.height, d.layers, d.stride, d.usage)
     if min(d.width, d.height, d.layers) < 1 or d.stride < 0 or d.usage < 0:
         raise InputError(f"{d} has a dimension that is not positive")
     if d.is_blob:

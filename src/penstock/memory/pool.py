@@ -132,6 +132,10 @@ class MemoryPool(Closing):
         if kind.hasobject:
             raise InputError("a pool holds bytes; it cannot be viewed as Python objects")
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(not isinstance(d, int | np.integer) for d in (*dimensions, offset)):
+            raise InputError(
+                f"a view has whole numbers for its shape and offset, not {dimensions} and {offset!r}"
+            )
         needed = kind.itemsize
         for dimension in dimensions:
             needed *= dimension

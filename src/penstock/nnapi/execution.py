@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
+from penstock.errors import MissedDeadlinePersistent
 from penstock.execution.burst import Burst as CompiledBurst, reusing
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.outputs import Outputs
@@ -395,8 +396,13 @@ class Execution(Closing):
         values: list[Any],
         out: list[Any] | None,
     ) -> Outputs:
+        left = None if deadline_ns is None else deadline_ns - time.monotonic_ns()
+        if left is not None and left <= 0:
+            raise MissedDeadlinePersistent(
+                f"the timeout of {self._timeout_ns} ns had passed before a device began"
+            )
         settings: dict[str, Any] = {
-            "timeout": None if deadline_ns is None else (deadline_ns - time.monotonic_ns()) / 1e9,
+            "timeout": None if left is None else left / 1e9,
             "measure": self._measure,
             # No time at all is the shortest there is.
             "loop_timeout": max(self._loop_timeout_ns, 1) / 1e9,

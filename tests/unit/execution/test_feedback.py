@@ -328,8 +328,10 @@ def test_what_is_lost_with_a_process_is_said_and_begins_again() -> None:
         state = compiled.new_state()
         assert np.array_equal(compiled.run([X], state=state)[0], np.maximum(X, 0))
         assert bound.device("total_in", state) == "sample"
-        assert compiled._state is not None
-        compiled._state.reset()
+        for use in (lambda: compiled(X), lambda: compiled(X), lambda: bound.read("total_in")):
+            with pytest.raises(DeadObject, match=r"the buffer for .*total_in.* begins again"):
+                use()
+        bound.reset()
         assert np.array_equal(compiled(X)[0], np.maximum(X, 0))
         assert np.array_equal(compiled(X)[0], np.maximum(X * 2, 0))
 
@@ -370,6 +372,26 @@ def test_a_run_finds_the_buffer_lost_with_the_process() -> None:
         with pytest.raises(DeadObject, match="SIGKILL") as caught:
             compiled.run([given, X])
         assert "Errno" not in str(caught.value)
+        assert "the buffer for input x is lost with its device" in str(caught.value)
+        assert "allocate another" in str(caught.value)
+
+
+def test_what_is_no_binding_is_refused(compiled: penstock.CompiledModel) -> None:
+    with pytest.raises(InputError, match="takes a mapping of outputs to inputs, not list"):
+        compiled.bind_state(["total_out"])  # type: ignore[arg-type]
+
+
+def test_what_is_bound_begins_again(compiled: penstock.CompiledModel) -> None:
+    bound = compiled.bind_state({"total_out": "total_in"})
+    other = compiled.new_state()
+    for state in (None, other):
+        for _ in range(2):
+            compiled.run([X], state=state)
+    bound.reset()
+    assert np.array_equal(bound.read("total_in"), np.zeros(3, np.float32))
+    assert np.array_equal(bound.read("total_in", other), 2 * X)
+    bound.reset(other)
+    assert np.array_equal(compiled.run([X], state=other)[0], np.maximum(X, 0))
 
 
 def test_runs_whose_state_is_on_the_device_are_not_compared_in_the_shadow(device: Device) -> None:

@@ -224,6 +224,10 @@ class TestRuns:
         np.testing.assert_array_equal(outputs[0], RELU)
 
     def test_arguments_that_make_no_sense(self, compiled: penstock.CompiledModel) -> None:
+        waiting: Any
+        for waiting in (None, (fence for fence in [signalled()])):
+            with pytest.raises(InputError, match="wait_for takes a list of fences"):
+                compiled.start_fenced([X, Y], waiting)
         with pytest.raises(InputError, match="wait_for takes fences"):
             compiled.start_fenced([X, Y], [None])  # type: ignore[list-item]
         for wrong in (0, -1, float("nan"), "1"):

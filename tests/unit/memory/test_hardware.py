@@ -101,6 +101,8 @@ def test_who_locks_an_image_sees_its_bytes_for_that_time() -> None:
         ({"width": 2**41}, "possible"),
         ({"width": 2**30, "height": 2**30, "format": Format.R8_UNORM}, "possible"),
         ({"width": 8, "usage": -1}, "not positive"),
+        ({"width": "8"}, "whole numbers, not '8'"),
+        ({"width": 8, "height": 2.5, "format": Format.R8_UNORM}, "whole numbers, not 2.5"),
     ],
 )
 def test_what_cannot_be_allocated_is_refused(options: dict[str, Any], complaint: str) -> None:
@@ -138,6 +140,7 @@ def test_a_vendors_format_has_the_size_of_its_buffer() -> None:
         (Description(Format.R8G8B8A8_UNORM, 10, 10, stride=9), "stride below"),
         (Description(Format.BLOB, 0), "not positive"),
         (Description(Format.BLOB, 4, 4), "one row"),
+        (Description(Format.BLOB, None), "whole numbers, not None"),  # type: ignore[arg-type]
         ("blob", "HardwareBufferDescription is needed, not str"),
     ],
 )

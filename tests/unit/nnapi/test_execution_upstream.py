@@ -242,9 +242,9 @@ class TestDeadlines:
         """Persistent where no time was left at first, transient where it ran out."""
         slow = SlowDevice(ReferenceDevice(), dict.fromkeys(EXECUTES, 30.0), "slow")
         with compiled(finished(), [slow]) as compilation:
-            for duration, code in (
-                (1, ResultCode.MISSED_DEADLINE_PERSISTENT),
-                (30_000_000, ResultCode.MISSED_DEADLINE_TRANSIENT),
+            for duration, code, words in (
+                (1, ResultCode.MISSED_DEADLINE_PERSISTENT, "the timeout of 1 ns had passed"),
+                (30_000_000, ResultCode.MISSED_DEADLINE_TRANSIENT, None),
             ):
                 execution = Execution(compilation)
                 execution.set_input(0, X)
@@ -252,7 +252,7 @@ class TestDeadlines:
                 execution.set_output(0, np.empty_like(X))
                 execution.set_timeout(duration)
                 began = time.monotonic()
-                with answers(code):
+                with answers(code, words):
                     execution.compute()
                 assert time.monotonic() - began < 20
 
