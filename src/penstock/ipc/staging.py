@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.ipc.constants import SHRINK, is_sealed
 from penstock.ir import NDArray
 from penstock.ir.types import dtype_of
 from penstock.memory import MemoryPool, pool_of
+from penstock.memory.regions import region_of
 
 ALIGNMENT: Final = 64
 """Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3), for a device that prefers no more."""
@@ -121,7 +122,9 @@ class Staging:
         place = pool_of(array) if array.flags.aligned else None
         if place is None:
             return None
-        region = _owner(array)
+        region = region_of(array)
+        if region is None:
+            return None
         with self._lock:
             number = self._known.get(id(region))
             if number is None:
@@ -251,16 +254,3 @@ def _lendable(memory: Memory) -> int | None:
         case "hardware_buffer_blob", (int(fd), _):
             return fd if is_sealed(fd, SHRINK) else None
     return None
-
-
-def _owner(array: NDArray) -> object:
-    """The mapping that *array* is a view of."""
-    return next(reversed(list(_bases(array))))
-
-
-def _bases(array: NDArray) -> Iterator[object]:
-    base: object = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-        if base is not None:
-            yield base

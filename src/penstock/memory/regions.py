@@ -28,6 +28,7 @@ class PoolPlace(NamedTuple):
 class _Placed(NamedTuple):
     end: int
     memory: Memory
+    region: weakref.ref[Region]
 
 
 class _Table:
@@ -69,6 +70,17 @@ def pool_of(array: NDArray) -> PoolPlace | None:
     None where its bytes are not all in one, where it has none, and where it is not C-contiguous. The descriptor in
     the place's memory is good for as long as *array* lives, whether or not its pool is closed meanwhile.
     """
+    found = _placed(array)
+    return None if found is None else PoolPlace(found[0].memory, found[1])
+
+
+def region_of(array: NDArray) -> Region | None:
+    """The mapping that *array* lies in, where `pool_of` knows its place: the same for all views, however they were made."""
+    found = _placed(array)
+    return None if found is None else found[0].region()
+
+
+def _placed(array: NDArray) -> tuple[_Placed, int] | None:
     placed = _table.placed
     if not placed or not array.nbytes or not array.flags.c_contiguous:
         return None
@@ -80,7 +92,7 @@ def pool_of(array: NDArray) -> PoolPlace | None:
     found = placed.get(starts[at])
     if found is None or address + array.nbytes > found.end:
         return None
-    return PoolPlace(found.memory, address - starts[at])
+    return found, address - starts[at]
 
 
 def live_mappings() -> int:
@@ -120,5 +132,5 @@ def place(region: Region, memory: Memory) -> None:
     """Lets `pool_of` find what lies in *region*, which is all of *memory*."""
     array = region.array
     start: int = array.__array_interface__["data"][0]
-    _table.add(start, _Placed(start + array.nbytes, memory))
+    _table.add(start, _Placed(start + array.nbytes, memory, weakref.ref(region)))
     weakref.finalize(region, _table.forget, start)

@@ -442,6 +442,20 @@ def test_arrays_in_pools_are_not_copied() -> None:
         del x, out, outputs
 
 
+def test_what_dlpack_made_of_a_pool_is_not_copied_and_is_that_pool() -> None:
+    """Each array has an owner of its own, which may lie where the one of another pool lay."""
+    with compiled(ALONE) as model:
+        for turn in range(20):
+            with MemoryPool.anonymous(2 * X.nbytes) as pool:
+                both = np.from_dlpack(pool).view(np.float32)
+                x, out = both[:16].reshape(support.SHAPE), both[16:].reshape(support.SHAPE)
+                x[...] = turn
+                outputs = model.run([np.from_dlpack(x)], out=[np.from_dlpack(out)])
+                assert outputs.receipt.copies == ()
+                assert (out == turn + 1).all()
+                del both, x, out, outputs
+
+
 def test_constants_are_copied_once_for_a_process_and_it_shows() -> None:
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, (8, 8), "x")
