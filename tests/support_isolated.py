@@ -25,7 +25,7 @@ T = TypeVar("T")
 ENTRY: Final = "tests.support_isolated:create"
 SHAPE: Final = (4, 4)
 
-KILL, STOP, ABORT, HANG, EXIT, SEGFAULT, SPEAK, ONCE, LIE = range(-1, -10, -1)
+KILL, STOP, ABORT, HANG, EXIT, SEGFAULT, SPEAK, ONCE, LIE, LEAVE, INTERRUPT = range(-1, -12, -1)
 
 
 class Misbehaving(InterceptingDevice):
@@ -130,6 +130,10 @@ def _obey(code: int) -> None:
                 with suppress(OSError):
                     if str(link.readlink()).startswith("socket:"):
                         os.write(int(link.name), b"\xff" * 64)
+        case -10:
+            sys.exit("no licence")
+        case -11:
+            raise KeyboardInterrupt
 
 
 def stop(pid: int) -> None:

@@ -281,7 +281,7 @@ def check_rank(dimensions: Sequence[int | None] | None) -> None:
         raise WireError(f"{len(dimensions)} dimensions; the limit is {wire.MAX_RANK}")
 
 
-def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
+def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
     """The message that stands for *error*; one outside the contract becomes a `GeneralFailure`."""
     text = _cut(str(error))
     match error:
@@ -299,7 +299,8 @@ def failure_of(error: Exception) -> wire.Failure | wire.Stopped:
             return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, told)
         case OSError(errno=number) if number in OUT_OF_ROOM:
             return wire.Failure(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
-    return wire.Failure(ErrorStatus.GENERAL_FAILURE, f"{type(error).__name__}: {text}")
+    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return wire.Failure(ErrorStatus.GENERAL_FAILURE, told)
 
 
 def _cut(text: str) -> str:

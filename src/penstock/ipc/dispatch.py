@@ -219,7 +219,7 @@ class Dispatcher:
         for each in reversed(unused):
             try:
                 each.close()
-            except Exception:
+            except (Exception, SystemExit):
                 # One that cannot be closed must not keep the others open.
                 logger.exception("an object of a client that left could not be closed")
 
@@ -236,7 +236,7 @@ class Dispatcher:
         def close() -> None:
             try:
                 found.close()
-            except Exception:
+            except (Exception, SystemExit):
                 logger.exception("an object that a client dropped could not be closed")
             finally:
                 with self._lock:
@@ -544,6 +544,6 @@ def tokens_of(form: wire.RequestForm) -> tuple[int, ...]:
     return tuple(a.token for a in every if isinstance(a, TokenArgument))
 
 
-def refusal(error: Exception) -> Frame:
+def refusal(error: BaseException) -> Frame:
     """The reply that stands for *error*."""
     return Packer().frame(failure_of(error))._replace(failed=True)

@@ -290,7 +290,7 @@ class RingServer:
             payload = self._encoded(result)
         except _RulesBroken:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
+        except BaseException as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
             payload = self._failed(error)
         self._took_ns = took_ns = monotonic_ns() - began
         ANSWER.pack_into(region.data, answer_at, number, ring.REPLY, took_ns, -1, -1, len(payload))
@@ -360,7 +360,7 @@ class RingServer:
             raise GeneralFailure(f"an answer of {len(payload)} bytes; {self._room} have a place")
         return payload
 
-    def _failed(self, error: Exception) -> bytes:
+    def _failed(self, error: BaseException) -> bytes:
         failure = failure_of(error)
         payload = encode(failure)
         if len(payload) > self._room:

@@ -32,7 +32,7 @@ from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.evidence import last_crash
 from penstock.ipc.resilient import IsolatedPreparedModel
-from penstock.ir import DType, ModelBuilder, Operand
+from penstock.ir import DType, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
 from penstock.runtime import discovery, isolation
 from penstock.runtime.discovery import Manager
@@ -73,6 +73,27 @@ def test_a_view_that_is_not_aligned_is_copied(burst: bool) -> None:
         assert np.array_equal(out, X + 1)
         assert outputs[0] is out
         assert burst or len(outputs.receipt.copies) == 2
+
+
+@pytest.mark.parametrize("burst", [False, True])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(support.LEAVE, "SystemExit: no licence"), (support.INTERRUPT, "KeyboardInterrupt")],
+)
+def test_a_driver_that_would_end_its_program_is_answered_for(
+    burst: bool, code: int, said: str
+) -> None:
+    with compiled(ALONE) as model, model.burst() as more:
+
+        def run(x: NDArray) -> penstock.Outputs:
+            return more.run(x, timeout=20) if burst else model.run([x], timeout=20)
+
+        check(run(X))
+        with pytest.raises(GeneralFailure, match=said):
+            run(support.order(code))
+        check(run(X))
+        (supervisor,) = isolation.supervisors()
+        assert supervisor.starts == 1
 
 
 def test_a_supervisor_says_whose_it_is() -> None:

@@ -103,7 +103,7 @@ class Client:
                 self._perform(job)
                 with self._lock:
                     self._idle += 1
-        except Exception as error:
+        except BaseException as error:  # it would end this thread, and nobody would know
             # Without room for an answer, say: a client that sees its end does not wait.
             if not isinstance(error, MemoryError | RuntimeError | OSError):
                 logger.exception("a call could not be answered")
@@ -277,7 +277,10 @@ class Client:
                 reply = refusal(error)
             else:
                 frame = Frame(ask.body, handles)
-                reply = self._dispatchers[ask.device].answer(frame, lease, job.token)
+                try:
+                    reply = self._dispatchers[ask.device].answer(frame, lease, job.token)
+                except BaseException as error:  # noqa: BLE001  # sys.exit() in a driver, say: a thread would end in silence
+                    reply = refusal(error)
                 del frame
                 del handles
             self._answer(ask.call, reply)
