@@ -12,6 +12,7 @@ from penstock.errors import (
     Cancelled,
     DriverError,
     GeneralFailure,
+    InputError,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
 )
@@ -97,6 +98,8 @@ class KernelDevice(DeviceBase):
         name, _ = self._kernels[site.operation.key]
         try:
             made: Any = getattr(self, name)(site, *inputs)
+            if made is None:
+                raise GeneralFailure(f"the kernel {name!r} returned None, not its result")
             results = list(made) if isinstance(made, tuple | list) else [made]
             if len(results) != len(site.outputs):
                 raise GeneralFailure(
@@ -138,7 +141,12 @@ class KernelDevice(DeviceBase):
             return f"the fused activation {activation} is not computed"
         if activation != "NONE" and not all(o.dtype.is_float for o in site.outputs):
             return f"the fused activation {activation} is computed on floats only"
-        return self.refuse(site)
+        reason: object = self.refuse(site)
+        if not isinstance(reason, str):
+            raise InputError(
+                f"{_place(site)}: refuse gave {reason!r}; it returns a text, empty where nothing is against it"
+            )
+        return reason
 
 
 class PreparedKernels(PreparedModelBase):

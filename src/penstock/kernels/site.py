@@ -64,11 +64,13 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     operations = list(OPERATIONS)
     for kind in types:
         if not kind.startswith(CUSTOM) and kind not in operations:
-            near = difflib.get_close_matches(kind, operations)
+            near = difflib.get_close_matches(kind.upper(), operations)
             raise InputError(
                 f"kernel: no operation is named {kind!r}"
                 + (f"; near it: {', '.join(near)}" if near else "")
             )
+    if isinstance(dtypes, str):
+        raise InputError(f"kernel: dtypes is a list of element types: dtypes=[{dtypes!r}]")
     if unknown := [d for d in dtypes if d not in known]:
         raise InputError(f"kernel: no element type is named {', '.join(map(repr, unknown))}")
     mark = Mark(types, frozenset(known[d] for d in dtypes))

@@ -102,6 +102,16 @@ def test_a_subclass_refuses_what_it_likes() -> None:
     assert answer.reason == "weights are no constant"
 
 
+def test_a_refusal_that_is_no_text_names_the_operation() -> None:
+    class Forgetful(Several):
+        def refuse(self, site: Site) -> str:
+            return None  # type: ignore[return-value]
+
+    wanted = r"^operation 0 \(RELU\): refuse gave None; it returns a text"
+    with pytest.raises(InputError, match=wanted):
+        Forgetful().supported_operations(model_of("RELU"))
+
+
 def test_a_kernel_may_be_replaced_and_added_to() -> None:
     class More(Several):
         @kernel("NEG")
@@ -169,7 +179,7 @@ def failing(result: Any) -> Device:
     [
         (np.zeros((2, 3)), GeneralFailure, r"gave float64\[2, 3\], not float32 of \[2, 3\]"),
         (np.zeros(6, np.float32), GeneralFailure, r"gave float32\[6\], not float32 of \[2, 3\]"),
-        (None, GeneralFailure, r"gave object\[\]"),
+        (None, GeneralFailure, "the kernel 'relu' returned None, not its result"),
         ((), GeneralFailure, "gave 0 results, not 1"),
         (ZeroDivisionError("by zero"), GeneralFailure, "ZeroDivisionError: by zero"),
         (MemoryError(), ResourceExhaustedTransient, "no memory left"),
@@ -250,6 +260,10 @@ def test_a_mark_needs_types_that_make_sense() -> None:
         kernel("ADD", "RELUU")
     with pytest.raises(InputError, match=r"^kernel: no operation is named 'qqqq'$"):
         kernel("qqqq")
+    with pytest.raises(InputError, match=r"^kernel: no operation is named 'relu'; near it: RELU"):
+        kernel("relu")
+    with pytest.raises(InputError, match=r"^kernel: dtypes is a list .*: dtypes=\['int8'\]$"):
+        kernel("RELU", dtypes="int8")
     kernel("CUSTOM:mine", "CUSTOM")
 
 
