@@ -56,6 +56,17 @@ def final(
     return made
 
 
+def in_model(step: ExecutionStep, words: str) -> str:
+    """*words* about an operation of *step*, by its number in the planned model instead of the step's."""
+    found = FORM.search(words)
+    if found is None or (at := int(found[1])) >= len(step.operations):
+        return words
+    operation = step.model.entry.operations[at]
+    if found[2] not in (operation.key, operation.type):
+        return words
+    return f"{words[: found.start(1)]}{step.operations[at]}{words[found.end(1) :]}"
+
+
 def with_last_crash(words: str) -> str:
     """*words* about the death of a driver's process, and where more is said of it."""
     return words if LAST_CRASH in words else f"{words}; {LAST_CRASH} says more"

@@ -239,7 +239,10 @@ class StepRunner(LaneUser):
         bound: Mapping[int, BoundMemory] | None = None,
     ) -> None:
         """Repeats the step, at which its device has failed by *error*, on another, as `run` does; raises what it does."""
-        failures = trace.failures = (Failure(self.prepared.device.name, describe(error)),)
+        from penstock.compilation.failing import in_model
+
+        words = in_model(self.prepared.step, describe(error))
+        failures = trace.failures = (Failure(self.prepared.device.name, words),)
         if error.copies:
             from penstock.execution.carried import note_lost
 

@@ -299,3 +299,23 @@ def test_the_projects_own_network_runs_on_it() -> None:
         shape = [d or 1 for d in wanted.model.inputs[0].shape or ()]
         value = np.random.default_rng(0).random(shape).astype(np.float32)
         np.testing.assert_allclose(ours(value)[0], wanted(value)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_fall_back_names_the_operation_by_its_number_in_the_whole_model() -> None:
+    b = ModelBuilder()
+    (y,) = b.operation("TANH", [b.input(F32, (2,), "x")], [(F32, (2,))])
+    model = b.build(b.operation("RELU", [y], [(F32, (2,))]))
+    policy = penstock.Policy(placement="nnapi", forbid={"RELU": "second"})
+
+    class Second(KernelDevice):
+        name, version = "second", "1"
+
+        @kernel("TANH")
+        def tanh(self, site: Site, x: NDArray) -> NDArray:
+            return np.tanh(x)
+
+    devices: list[str | Device] = [failing(ValueError("off")), Second()]
+    with penstock.compile(model, devices=devices, policy=policy, cache=None) as compiled:
+        steps = compiled(np.ones(2, np.float32)).receipt.steps
+    assert [s.device for s in steps] == ["second", "reference"]
+    assert steps[1].error == "GeneralFailure: operation 1 (RELU): ValueError: off"
