@@ -153,7 +153,7 @@ class DeviceBuffer(Closing):
 
     def value_shape(self) -> tuple[int, ...]:
         """The shape of its value. Raises `StateError` without one, `DeadObject` where it is lost with its device."""
-        if (gone := self._gone()) is not None:
+        if (gone := self.gone()) is not None:
             raise gone
         return self._initialized()
 
@@ -305,7 +305,7 @@ class DeviceBuffer(Closing):
         self._shape = None
         return DeadObject(f"{self._name} is lost with its device ({how}); {self.remedy}")
 
-    def _gone(self) -> DeadObject | None:
+    def gone(self) -> DeadObject | None:
         """What every use of it raises once its device is gone; None while that is there."""
         lost = self._storage.lost
         return self._dead(lost) if lost else None
@@ -347,7 +347,7 @@ class DeviceBuffer(Closing):
             raise ClosedError(f"{self._name} used after close()")
         if self._process != os.getpid():
             raise StateError(f"{self._name} belongs to the process before a fork; allocate it here")
-        if (gone := self._gone()) is not None:
+        if (gone := self.gone()) is not None:
             raise gone
 
 
@@ -412,7 +412,7 @@ class BoundBuffer(BoundMemory):
         self.owner._shape = None
 
     def gone(self) -> DeadObject | None:
-        return self.owner._gone()
+        return self.owner.gone()
 
     def notes(self) -> list[str]:
         return self.owner.notes()

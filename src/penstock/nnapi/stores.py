@@ -110,7 +110,10 @@ class DeviceStore:
         raise NnapiError(ResultCode.UNMAPPABLE, "memory of a device is never mapped")
 
     def place(self, kind: str) -> Any:
-        """The buffer; OP_FAILED for an input where the device has no value in it."""
+        """The buffer; OP_FAILED for an input where the device has no value in it, DEAD_OBJECT where it is lost with it."""
+        if (gone := self.buffer.gone()) is not None:
+            with translated():
+                raise gone
         if kind == "input" and not self.buffer.is_initialized:
             raise NnapiError(ResultCode.OP_FAILED, "an input is memory that holds no value")
         return self.buffer

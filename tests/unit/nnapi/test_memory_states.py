@@ -15,6 +15,7 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import GeneralFailure
 from penstock.ir import NDArray
 from penstock.memory import PROT_READ, PROT_WRITE
+from penstock.memory.storage import OnDevice
 from penstock.nnapi import (
     Compilation,
     Execution,
@@ -25,7 +26,7 @@ from penstock.nnapi import (
     ResultCode,
 )
 from penstock.testing.doubles import InterceptingDevice
-from tests.unit.nnapi.building import FLOAT, MODES, compiled, unary
+from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, unary
 
 COLUMNS: Final = 2
 MEMORIES: Final = st.integers(0, 3)
@@ -184,3 +185,21 @@ def test_memories(device: Breakable) -> None:
         case = Machine.TestCase
         case.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
         case().runTest()
+
+
+def test_memory_that_is_lost_with_its_device_says_so_each_time(
+    device: Breakable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with compiled(unary("RELU", (2, COLUMNS)), [device]) as compilation, MemoryDesc() as desc:
+        desc.add_input_role(compilation, 0)
+        desc.finish()
+        with Memory.create_from_desc(desc) as memory, shared(2) as zeros:
+            assert memory.is_in_device
+            zeros.copy(memory)
+            monkeypatch.setattr(OnDevice, "lost", "its process ended")
+            for _ in range(2):
+                execution = Execution(compilation)
+                execution.set_input_from_memory(0, memory)
+                execution.set_output(0, np.empty((2, COLUMNS), np.float32))
+                with answers(ResultCode.DEAD_OBJECT, "lost with its device .*; allocate another"):
+                    execution.compute()
