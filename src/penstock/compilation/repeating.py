@@ -60,8 +60,9 @@ def compile_elsewhere(
     Raises `MissedDeadline*` and `Cancelled`.
     """
     from penstock.compilation.compilation import PreparedStep
+    from penstock.compilation.failing import in_model
 
-    failures = [Failure(step.device, describe(error))]
+    failures = [Failure(step.device, in_model(step, describe(error)))]
     for device, moved in able_devices(step, devices, config.accuracy):
         last = failures[-1]
         log.warning(

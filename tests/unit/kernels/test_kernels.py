@@ -19,7 +19,7 @@ from penstock.errors import (
 )
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.kernels import KernelDevice, Site, kernel
+from penstock.kernels import KernelDevice, PreparedKernels, Site, kernel
 from penstock.testing.contract import CHECKS, Check, NotCovered
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.trial import PLAIN, Trial
@@ -301,7 +301,8 @@ def test_the_projects_own_network_runs_on_it() -> None:
         np.testing.assert_allclose(ours(value)[0], wanted(value)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_fall_back_names_the_operation_by_its_number_in_the_whole_model() -> None:
+@pytest.mark.parametrize("stage", ["run", "compile"])
+def test_a_fall_back_names_the_operation_by_its_number_in_the_whole_model(stage: str) -> None:
     b = ModelBuilder()
     (y,) = b.operation("TANH", [b.input(F32, (2,), "x")], [(F32, (2,))])
     model = b.build(b.operation("RELU", [y], [(F32, (2,))]))
@@ -314,8 +315,16 @@ def test_a_fall_back_names_the_operation_by_its_number_in_the_whole_model() -> N
         def tanh(self, site: Site, x: NDArray) -> NDArray:
             return np.tanh(x)
 
-    devices: list[str | Device] = [failing(ValueError("off")), Second()]
+    class First(Several):
+        name = "first"
+
+        def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
+            raise GeneralFailure("operation 0 (RELU): ValueError: off")
+
+    first = failing(ValueError("off")) if stage == "run" else First()
+    devices: list[str | Device] = [first, Second()]
     with penstock.compile(model, devices=devices, policy=policy, cache=None) as compiled:
-        steps = compiled(np.ones(2, np.float32)).receipt.steps
-    assert [s.device for s in steps] == ["second", "reference"]
+        ran = compiled(np.ones(2, np.float32)).receipt.steps
+        steps = ran if stage == "run" else compiled.receipt.steps
+    assert [s.device for s in ran] == ["second", "reference"]
     assert steps[1].error == "GeneralFailure: operation 1 (RELU): ValueError: off"
