@@ -131,7 +131,7 @@ def test_a_step_that_falls_back_copies_both_ways() -> None:
             return Held(self)
 
     class Held(Remembered):
-        gone = 0
+        losses = 0
 
         def argument(
             self,
@@ -144,7 +144,7 @@ def test_a_step_that_falls_back_copies_both_ways() -> None:
             return TokenArgument(1) if device.name == "first" else None
 
         def lost(self) -> None:
-            Held.gone += 1
+            Held.losses += 1
 
     first = FaultyDevice(ReferenceDevice(), {"execute": "always"}, name="first")
     b = ModelBuilder()
@@ -156,7 +156,7 @@ def test_a_step_that_falls_back_copies_both_ways() -> None:
     ) as compiled:
         given, y = Tokens(VALUE), Tokens()
         outputs = compiled.run([given], out=[y])
-    assert Held.gone == 1
+    assert Held.losses == 1
     assert outputs.receipt.steps[0].fallback_from == "first"
     assert np.array_equal(y.array, np.maximum(VALUE, 0))
     assert names(outputs) == [("foreign", "host"), ("host", "foreign")]
