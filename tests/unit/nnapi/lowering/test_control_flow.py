@@ -131,11 +131,12 @@ def test_a_subgraph_that_refers_to_itself_is_refused() -> None:
 
 @pytest.mark.parametrize(("depth", "good"), [(20, True), (500, False)])
 def test_subgraphs_refer_to_each_other_in_bounded_depth(depth: int, good: bool) -> None:
-    """Each branch chooses the next; the last one adds."""
+    """One branch chooses the next, the other is the last, which adds."""
 
     def link(target: int) -> NnapiSubgraph:
-        operands = (given("b8", 1), reference(target), given("f32", 2), written("f32", 2))
-        return NnapiSubgraph(operands, (NnapiOperation("IF", (0, 1, 1, 0, 2), (3,)),), (0, 2), (3,))
+        branches = reference(target), reference(depth)
+        operands = (given("b8", 1), *branches, given("f32", 2), written("f32", 2))
+        return NnapiSubgraph(operands, (NnapiOperation("IF", (0, 1, 2, 0, 3), (4,)),), (0, 3), (4,))
 
     operands = (given("b8", 1), given("f32", 2), i(0), written("f32", 2))
     last = NnapiSubgraph(operands, (NnapiOperation("ADD", (1, 1, 2), (3,)),), (0, 1), (3,))
