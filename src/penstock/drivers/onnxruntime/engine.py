@@ -142,8 +142,6 @@ def session_of(
     options.graph_optimization_level = (
         levels.ORT_DISABLE_ALL if optimised else levels.ORT_ENABLE_ALL
     )
-    for name, value in SETTINGS.items():
-        options.add_session_config_entry(name, value)
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     if profile_to is not None:
@@ -161,10 +159,6 @@ def session_of(
 
 
 CPU: Final = "CPUExecutionProvider"
-SETTINGS: Final = {
-    # Threads wait actively within a run, and not after it, when other devices of the plan may run.
-    "session.force_spinning_stop": "1",
-}
 
 
 def told(error: BaseException) -> str:
