@@ -46,17 +46,13 @@ def competitors(
 
 def hold_to_bound(path: Path, make: Make, threads: int) -> None:
     """Raises `AssertionError` where an engine's recorded cases lie farther off than `faithful` allows."""
-    from tests.golden.cases import entries
     from tests.golden.engine_rules import judge
-    from tests.golden.recorded import judged_cases
+    from tests.golden.recorded import cases_of_file
 
-    for entry in entries("network", "onnx" if path.suffix == ".onnx" else "tflite"):
-        if Path(entry["file"]).name != path.name:
-            continue
-        for inputs, judged in judged_cases(entry):
-            call = make(path, threads, inputs)
-            if call is not None:
-                judge([*call(inputs)], judged, "faithful")
+    for inputs, judged in cases_of_file(path):
+        call = make(path, threads, inputs)
+        if call is not None:
+            judge([*call(inputs)], judged, "faithful")
 
 
 def hold_operations(path: Path, make: Make, threads: int) -> None:
@@ -67,27 +63,23 @@ def hold_operations(path: Path, make: Make, threads: int) -> None:
     import penstock
     from penstock.ir import infer_shapes
     from penstock.testing.operations import cases_of, distance
-    from tests.golden.cases import entries
-    from tests.golden.recorded import judged_cases
+    from tests.golden.recorded import cases_of_file
 
-    for entry in entries("network", "onnx" if path.suffix == ".onnx" else "tflite"):
-        if Path(entry["file"]).name != path.name:
+    inputs = next((given for given, _ in cases_of_file(path)), None)
+    if inputs is None:
+        return
+    model = penstock.load(path)
+    if path.suffix == ".tflite":
+        # As LiteRT resizes an input beyond what the file declares.
+        model = infer_shapes(model, {k: array.shape for k, array in enumerate(inputs)})
+    for case in cases_of(model, inputs):
+        got = alone(case, make, threads)
+        if got is None:
             continue
-        inputs = next((given for given, _ in judged_cases(entry)), None)
-        if inputs is None:
-            continue
-        model = penstock.load(path)
-        if path.suffix == ".tflite":
-            # As LiteRT resizes an input beyond what the file declares.
-            model = infer_shapes(model, {k: array.shape for k, array in enumerate(inputs)})
-        for case in cases_of(model, inputs):
-            got = alone(case, make, threads)
-            if got is None:
-                continue
-            found = distance(case, got, "faithful")
-            place = f"operation {case.index} ({case.type}, {case.name!r})"
-            if found.departs:
-                raise AssertionError(f"{place}: {found.show()}")
+        found = distance(case, got, "faithful")
+        place = f"operation {case.index} ({case.type}, {case.name!r})"
+        if found.departs:
+            raise AssertionError(f"{place}: {found.show()}")
 
 
 def alone(case: OperationCase, make: Make, threads: int) -> list[Array] | None:
@@ -156,8 +148,11 @@ def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PER
     shapes = {port: ov.PartialShape(a.shape) for port, a in zip(model.inputs, inputs, strict=True)}
     if any(port.partial_shape != shape for port, shape in shapes.items()):
         model.reshape(shapes)
-    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-    settings["EXECUTION_MODE_HINT"] = mode
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "EXECUTION_MODE_HINT": mode,
+    }
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     return lambda given: list(request.infer([*given]).values())
 

@@ -47,16 +47,12 @@ def recorded(path: Path) -> list[Array]:
     sense; none of any other.
     """
     import penstock
-    from tests.golden.cases import entries
-    from tests.golden.recorded import judged_cases
+    from tests.golden.recorded import cases_of_file
 
     shapes = [operand.shape for operand in penstock.load(path).inputs]
     if all(shape is not None and None not in shape[1:] for shape in shapes):
         return []
-    for entry in entries("network", "onnx" if path.suffix == ".onnx" else "tflite"):
-        if Path(entry["file"]).name == path.name:
-            return next((inputs for inputs, _ in judged_cases(entry)), [])
-    return []
+    return next((inputs for inputs, _ in cases_of_file(path)), [])
 
 
 def use_cores(threads: int) -> None:

@@ -223,9 +223,9 @@ class RingClient:
             raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
         # The time that it took there, not what waking took: one late answer must not keep the next from being looked for.
         # Quick to believe that runs are short: who sleeps past the end of one pays for two wake-ups, its own and the other's.
-        longer = min(took_ns, LONG_NS) - self._usual_ns
-        self._usual_ns += longer // (8 if longer > 0 else 2)
         took_ns = min(took_ns, LONG_NS)
+        longer = took_ns - self._usual_ns
+        self._usual_ns += longer // (8 if longer > 0 else 2)
         # Quick to believe that a way has become short, slow that it has become long.
         way = self._way_ns
         further = min(max(passed_ns - took_ns, 0), MOST_WAY_NS) - way[looked]
