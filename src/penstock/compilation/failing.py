@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from penstock.compilation.receipt import Failure
 from penstock.errors import DeadObject, DriverError
+from penstock.ir import Model
 from penstock.partitioning.fallback import NOT_ALLOWED, WHOLE
 from penstock.partitioning.plan import ExecutionStep
 
@@ -35,6 +36,7 @@ def final(
     The original is its cause. An error that cannot be made anew gets the same words as a note.
     """
     words = " ".join(str(error).split()) or type(error).__name__
+    said = in_model(step, f"{type(error).__name__}: {words}")
     place, words = _place(step, words)
     if isinstance(error, DeadObject):
         words = with_last_crash(words)
@@ -51,6 +53,7 @@ def final(
     else:
         made = error
         error.add_note(text)
+    made.said = said
     for failure in others:
         made.add_note(f"{failure.device} failed at the same step: {failure.error}")
     return made
@@ -58,13 +61,18 @@ def final(
 
 def in_model(step: ExecutionStep, words: str) -> str:
     """*words* about an operation of *step*, by its number in the planned model instead of the step's."""
+    return renumbered(words, step.model, step.operations)
+
+
+def renumbered(words: str, part: Model, operations: Sequence[int]) -> str:
+    """*words* about an operation of *part*, by its number in the model that *operations* were taken from."""
     found = FORM.search(words)
-    if found is None or (at := int(found[1])) >= len(step.operations):
+    if found is None or (at := int(found[1])) >= len(operations):
         return words
-    operation = step.model.entry.operations[at]
-    if found[2] not in (operation.key, operation.type):
+    inside = part.entry.operations
+    if at >= len(inside) or found[2] not in (inside[at].key, inside[at].type):
         return words
-    return f"{words[: found.start(1)]}{step.operations[at]}{words[found.end(1) :]}"
+    return f"{words[: found.start(1)]}{operations[at]}{words[found.end(1) :]}"
 
 
 def with_last_crash(words: str) -> str:
@@ -74,9 +82,9 @@ def with_last_crash(words: str) -> str:
 
 def told(error: BaseException) -> str:
     """In one line what a driver said, without the words that `final` put around it: for who tries devices out."""
-    cause = error.__cause__
-    said = cause if isinstance(error, DriverError) and isinstance(cause, DriverError) else error
-    return f"{type(said).__name__}: {' '.join(str(said).split())}"
+    if isinstance(error, DriverError) and error.said:
+        return error.said
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _place(step: ExecutionStep, words: str) -> tuple[str, str]:

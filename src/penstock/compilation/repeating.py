@@ -79,7 +79,7 @@ def compile_elsewhere(
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as another:
-            failures.append(Failure(device.name, describe(another)))
+            failures.append(Failure(device.name, in_model(moved, describe(another))))
             continue
         receipt = StepReceipt(
             device.name,

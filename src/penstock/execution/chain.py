@@ -147,7 +147,10 @@ class Chain:
             self._trace.steps.append(step)
 
     def _note(self, runner: StepRunner, error: DriverError) -> None:
-        self._trace.failures = (Failure(runner.prepared.device.name, describe(error)),)
+        from penstock.compilation.failing import in_model
+
+        words = in_model(runner.prepared.step, describe(error))
+        self._trace.failures = (Failure(runner.prepared.device.name, words),)
 
 
 class Launched(NamedTuple):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
+from penstock.compilation.failing import told
 from penstock.compilation.receipt import Failure
 from penstock.errors import Cancelled, DriverError, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
@@ -89,9 +89,7 @@ class ControlRunner:
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:
-            trace.failures = inside.failures or (
-                Failure(self.prepared.device.name, describe(error)),
-            )
+            trace.failures = inside.failures or (Failure(self.prepared.device.name, told(error)),)
             if self._fallbacks is None or not self._fallbacks.repeat(
                 values, config, trace, began, bound=places.bound
             ):

@@ -71,7 +71,9 @@ class Fallbacks:
             except (MissedDeadline, Cancelled):
                 raise
             except DriverError as error:
-                trace.failures += (Failure(device.name, describe(error)),)
+                from penstock.compilation.failing import in_model
+
+                trace.failures += (Failure(device.name, in_model(step, describe(error))),)
                 if device.name in self._prepared:
                     note_lost(self._prepared[device.name], error, trace)
                 continue

@@ -247,7 +247,7 @@ class StepRunner(LaneUser):
             from penstock.execution.carried import note_lost
 
             note_lost(self.prepared, error, trace)
-        noted = self._noted(describe(error), values, trace)
+        noted = self._noted(words, values, trace)
         if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
             self._keep(noted, trace, config, began)
             return

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from penstock.capsules.manifest import Capsule
-from penstock.compilation.failing import told
+from penstock.compilation.failing import renumbered, told
 from penstock.errors import CapsuleError, DriverError, ModelError, PlacementError
 from penstock.execution.inputs import fits
 from penstock.hal import Device
@@ -83,7 +83,8 @@ def replay(
             reason = error.reasons.get(chosen.name, str(error))
             return Replay(chosen.name, chosen.version, same, False, run, refused=reason)
         except DriverError as error:
-            return Replay(chosen.name, chosen.version, same, True, run, error=told(error))
+            words = renumbered(told(error), model, [o.index for o in manifest.failure.operations])
+            return Replay(chosen.name, chosen.version, same, True, run, error=words)
         found = distance_of(model, capsule.inputs, results, expected, accuracy)
         if found.departs:
             return Replay(chosen.name, chosen.version, same, True, run, found)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.compilation.failing import told
 from penstock.errors import GeneralFailure, OutputInsufficientSize
 from penstock.hal import ExecutionConfig, Request
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
@@ -105,3 +106,47 @@ def test_one_error_raised_again_and_again_does_not_grow() -> None:
                 made(one, one)
             assert str(caught.value).count("the same") == 1
     assert str(error) == "the same"
+
+
+NUMBERED = "GeneralFailure: operation 1 (RELU): ValueError: no such shape"
+
+
+def test_what_is_told_of_a_measured_device_has_the_models_numbers() -> None:
+    devices = [NumpyDevice("adder", only=["ADD"]), NumpyDevice("relu", only=["RELU"], before=fail)]
+    one = f32([[1, 2, 3]] * 2)
+    policy = penstock.Policy(allow_fallback=False)
+    with (
+        penstock.compile(add_relu(), devices=devices, policy=policy, cache=False) as made,
+        pytest.raises(GeneralFailure) as caught,
+    ):
+        made(one, one)
+    assert told(caught.value) == NUMBERED
+    assert told(GeneralFailure("of its own")) == "GeneralFailure: of its own"
+
+
+@pytest.mark.parametrize("fenced", [False, True], ids=["at once", "behind fences"])
+def test_of_every_device_that_failed_at_a_step(fenced: bool) -> None:
+    relus = [NumpyDevice(name, only=["RELU"], before=fail) for name in ("first", "second")]
+    one = f32([[1, 2, 3]] * 2)
+    with penstock.compile(
+        add_relu(), devices=[NumpyDevice("adder", only=["ADD"]), *relus], cache=False
+    ) as made:
+        outputs = made.start_fenced([one, one]).result(30) if fenced else made(one, one)
+    failures = [f for step in outputs.receipt.steps for f in step.failures]
+    assert {f.device for f in failures} == ({"first"} if fenced else {"first", "second"})
+    assert {f.error for f in failures} == {NUMBERED}
+
+
+def test_of_every_device_that_failed_to_compile_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    relus = [NumpyDevice(name, only=["RELU"]) for name in ("first", "second")]
+
+    def prepare(*_: object) -> Any:
+        raise GeneralFailure("operation 0 (RELU): ValueError: no such shape")
+
+    for device in relus:
+        monkeypatch.setattr(device, "prepare_model", prepare)
+    with penstock.compile(
+        add_relu(), devices=[NumpyDevice("adder", only=["ADD"]), *relus], cache=False
+    ) as made:
+        failures = [f for step in made.receipt.steps for f in step.failures]
+    assert [(f.device, f.error) for f in failures] == [("first", NUMBERED), ("second", NUMBERED)]

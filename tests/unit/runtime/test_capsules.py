@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock import capsules
 from penstock.capsules import Capsule
 from penstock.drivers.reference import create as reference
-from penstock.errors import CapsuleError, PlacementError
+from penstock.errors import CapsuleError, GeneralFailure, PlacementError
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.runtime.replaying import replay
 from penstock.runtime.reproducing import reproduce
@@ -90,6 +90,23 @@ def test_a_device_that_raises_repeats_by_raising() -> None:
     again = replay(found, failing())
     assert again.repeats
     assert again.error.startswith("GeneralFailure: wrong: execute fails")
+
+
+def test_what_is_said_of_an_operation_has_its_number_in_the_whole_network() -> None:
+    def failing() -> FaultyDevice:
+        return FaultyDevice(
+            SubsetDevice(reference(), "wrong", lambda m, i: m.operations[i].type == "MUL"),
+            {"execute": "always"},
+            lambda _: GeneralFailure("operation 0 (MUL): it is not to be"),
+        )
+
+    words = "GeneralFailure: operation 1 (MUL): it is not to be"
+    comparison = reproduce(network(), [X], failing()).comparison
+    assert comparison.departure is not None
+    assert comparison.departure.error == words
+    found = capsule(failing())
+    assert found.manifest.failure.error == words
+    assert replay(found, failing()).error == words
 
 
 def test_a_device_that_no_longer_takes_the_step_does_not_repeat() -> None:
