@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock import knobs
 from penstock.capsules.manifest import DeviceRecord, Environment, ModelRecord, Text
+from penstock.capsules.scrubbing import Scrubber
 from penstock.errors import InputError
 from penstock.hal import Device
 from penstock.ir import Model
@@ -22,7 +23,7 @@ PACKAGES: Final = (
 """Whose versions count: what Penstock needs, and the engines."""
 
 PLACES: Final = frozenset({"cache_dir", "state_dir"})
-"""Knobs whose value is a path; a capsule says only that they are set."""
+"""Knobs whose value is a path; a capsule says only that they are set. From other values paths are taken out."""
 
 
 def environment() -> Environment:
@@ -68,6 +69,7 @@ def _version(package: str) -> str:
 
 
 def _knobs() -> dict[str, str]:
+    scrubber = Scrubber()
     changed = {}
     for name, knob in knobs.KNOBS.items():
         try:
@@ -75,5 +77,5 @@ def _knobs() -> dict[str, str]:
         except InputError:
             continue
         if source != "default":
-            changed[name] = "set" if name in PLACES else str(value)
+            changed[name] = "set" if name in PLACES else scrubber.text(str(value))
     return changed

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock import knobs
+from penstock.capsules.environment import environment
 from penstock.capsules.scrubbing import Scrubber, nameless, names_of
+from penstock.errors import InputError
 from penstock.export.tflite import write
 from penstock.ir import DType, Model, ModelBuilder, Operand
 
@@ -59,6 +63,22 @@ def test_where_the_program_stands_is_a_path(
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path) not in Scrubber().text(f"in {tmp_path}")
     assert os.fspath(tmp_path.name) not in Scrubber().text(f"opening {tmp_path}/x")
+
+
+def test_settings_that_hold_a_path_do_not_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the knob: of those that are no text of one's own, none takes a path."""
+    secret, told = "/home/marigold/secret_project/o.sock", set()
+    for name, knob in knobs.KNOBS.items():
+        monkeypatch.setenv(f"PENSTOCK_{name.upper()}", f"openvino={secret}")
+        with suppress(InputError):
+            knob()
+            told.add(name)
+    assert told >= {"services", "isolate", "devices", "state_dir", "cache_dir"}
+    found = environment().knobs
+    assert set(found) >= told
+    assert found["services"] == "openvino=<path>"
+    assert found["state_dir"] == found["cache_dir"] == "set"
+    assert not any("secret_project" in value for value in found.values())
 
 
 def model() -> Model:
