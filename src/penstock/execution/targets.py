@@ -15,6 +15,7 @@ from penstock.execution.inputs import arrange, fits, is_bindable
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.ir import DType, NDArray, Operand
+from penstock.memory.storage import viewed
 
 
 def bind_targets(
@@ -128,20 +129,8 @@ def store(
     return target
 
 
-def _viewed(value: Any) -> Any:
-    """The memory of another library's array as NumPy's; *value* itself where it cannot be seen so."""
-    if isinstance(value, np.ndarray):
-        return value
-    try:
-        if hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
-        return np.asarray(memoryview(value))
-    except (TypeError, ValueError, RuntimeError, BufferError):
-        return value
-
-
 def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
-    value = _viewed(given_value)
+    value = viewed(given_value)
     if (
         isinstance(value, np.ndarray)
         and value.dtype == operand.dtype.numpy

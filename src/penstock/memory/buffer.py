@@ -22,7 +22,7 @@ from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_static, static_shape
 from penstock.memory.bound import BoundMemory, Kind
 from penstock.memory.pool import MemoryPool
-from penstock.memory.storage import Storage, memory_of, place_of, staging
+from penstock.memory.storage import Storage, memory_of, place_of, staging, viewed
 
 if TYPE_CHECKING:
     from penstock.hal import Device, PreparedModel, RequestArgument
@@ -93,8 +93,8 @@ class DeviceBuffer(Closing):
         return self._shape is not None and not self._storage.lost
 
     def copy_to(self, destination: MemoryPool | DeviceBuffer | NDArray | Any) -> None:
-        """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, a C-contiguous array of
-        its dtype and shape, or another device buffer.
+        """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, an array of its dtype and
+        shape, also one of another library that DLPack or the buffer protocol shows, or another device buffer.
 
         Raises `StateError` without a value, `InputError` for what does not fit, `ClosedError`, `DriverError`. After an
         error *destination* may hold some, all or none of the bytes.
@@ -106,6 +106,7 @@ class DeviceBuffer(Closing):
         shape = self._initialized()
         self._touched(read=True)
         began = time.perf_counter_ns()
+        destination = viewed(destination)
         if isinstance(destination, np.ndarray):
             count = self._copy_to_array(destination, shape)
             self._tell(destination.nbytes, count, began, out=True)
@@ -133,6 +134,7 @@ class DeviceBuffer(Closing):
         if isinstance(source, DeviceBuffer):
             self._copy_from_buffer(source)
             return
+        source = viewed(source)
         if isinstance(source, np.ndarray):
             count = self._copy_from_array(source, dimensions)
             self._tell(source.nbytes, count, began)
@@ -180,7 +182,8 @@ class DeviceBuffer(Closing):
 
     def __repr__(self) -> str:
         where = f"on {self.device}" if self.device is not None else "in a pool"
-        return f"<DeviceBuffer {self._allocation.dtype.value}{list(self.shape or ())} {where}>"
+        shape = " of unknown rank" if self.shape is None else list(self.shape)
+        return f"<DeviceBuffer {self._allocation.dtype.value}{shape} {where}>"
 
     def notes(self) -> list[str]:
         """What a receipt says of it."""

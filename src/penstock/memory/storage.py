@@ -255,6 +255,20 @@ def place_of(array: NDArray) -> Memory | None:
     return None
 
 
+def viewed(value: Any) -> Any:
+    """The memory of another library's array as NumPy's, by DLPack or the buffer protocol; *value* itself where it is a
+    pool or the like, or cannot be seen so.
+    """
+    if isinstance(value, np.ndarray | Memory) or hasattr(value, "memory"):
+        return value
+    try:
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        return np.asarray(memoryview(value))
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        return value
+
+
 def memory_of(value: Any, verb: str) -> Memory:
     """The memory of a pool, or of a hardware buffer that has bytes. Raises `InputError`."""
     memory = value if isinstance(value, Memory) else getattr(value, "memory", None)

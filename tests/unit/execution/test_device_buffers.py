@@ -361,6 +361,7 @@ def test_a_buffer_of_unknown_shape_takes_that_of_what_is_written(
     ):
         assert one.device == "reference"
         assert one.shape == shape
+        assert ("of unknown rank" in repr(one)) == (shape is None)
         for rows in (4, 2, 7):
             given = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) - 5
             compiled.run([given], out=[one])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,38 @@ def test_what_is_read_only_is_read_and_never_written(compiled: penstock.Compiled
     with pytest.raises(InputError, match="not read-only float32"):
         compiled.run([values()], out=[fixed])
     assert fixed.tolist() == values().tolist()
+
+
+@pytest.mark.parametrize("device", ["reference", "xnnpack"])
+def test_device_buffers_are_copied_to_and_from_arrays_of_others(device: str) -> None:
+    """Each copy of the value stands beside the buffer, whether it is on the device or in a pool."""
+    if device == "xnnpack" and find_spec("ai_edge_litert") is None:
+        pytest.skip("LiteRT is not installed")
+    b = ModelBuilder()
+    model = b.build(b.operation("RELU", [b.input(F32, (4,), "x")], [(F32, (4,))]))
+    fixed = values()
+    fixed.flags.writeable = False
+    with (
+        penstock.compile(model, devices=[device], cache=None) as compiled,
+        compiled.allocate(inputs=["x"]) as buffer,
+    ):
+        source: Any
+        target: Any
+        for source in (Foreign(fixed), array.array("f", fixed), memoryview(fixed)):
+            buffer.copy_from(np.zeros(4, np.float32))
+            buffer.copy_from(source)
+            assert {copy.nbytes for copy in buffer.copies} == {16}
+            for target in (Foreign(np.zeros(4, np.float32)), array.array("f", [0] * 4)):
+                buffer.copy_to(target)
+                held = target.values if isinstance(target, Foreign) else target
+                assert held.tolist() == fixed.tolist()
+        for target in (Foreign(fixed), memoryview(fixed), bytes(16)):
+            with pytest.raises(InputError):
+                buffer.copy_to(target)
+        for source in (Elsewhere(fixed), bytes(16), [1, 2]):
+            with pytest.raises(InputError):
+                buffer.copy_from(source)
+        assert buffer.numpy().tolist() == values().tolist()
 
 
 def test_memory_elsewhere_is_refused(compiled: penstock.CompiledModel) -> None:
