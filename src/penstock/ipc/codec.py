@@ -41,6 +41,8 @@ from penstock.ipc import wire
 from penstock.ipc.text import printable
 from penstock.ipc.until import current_deadline
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
+from penstock.ir.operand import MAX_COPIED_VALUE
+from penstock.ir.pooling import holds_large_values, pooled
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
 
@@ -101,7 +103,8 @@ class Packer:
         return len(self.handles) - 1
 
     def model(self, model: Model) -> wire.ModelForm:
-        """The one form of *model*: equal contents give equal bytes."""
+        """The one form of *model*, large values of which travel as handles: equal contents give equal bytes."""
+        model = pooled(model)
         return wire.ModelForm(
             model.subgraphs,
             tuple(self.handle(pool) for pool in model.pools),
@@ -196,9 +199,14 @@ class Unpacker:
         """The model, validated as every model is on construction."""
         pools = tuple(self.handle(i, ConstantPool, "a pool of constants") for i in form.pools)
         try:
-            return Model(form.subgraphs, pools, form.variables, form.signatures, main=form.main)
+            model = Model(form.subgraphs, pools, form.variables, form.signatures, main=form.main)
         except ModelError as error:
             raise WireError(f"the model in the message is not valid: {error}") from error
+        if holds_large_values(model):
+            raise WireError(
+                f"the model in the message holds a value of more than {MAX_COPIED_VALUE} bytes"
+            )
+        return model
 
     def memory(self, form: wire.MemoryForm) -> Memory:
         memory = self._memory(form)

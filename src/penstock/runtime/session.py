@@ -251,8 +251,11 @@ class _Session:
         """None where all devices are in this process."""
         if not any(getattr(device, "isolated", False) for device in self.chosen):
             return None
+        from penstock.ir.pooling import pooled
         from penstock.runtime.elsewhere import Elsewhere
 
+        # What is copied for other processes is told by the pools of this model.
+        self.model = pooled(self.model)
         return Elsewhere(self.model, deadline_ns)
 
     def _placed(

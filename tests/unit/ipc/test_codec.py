@@ -50,8 +50,11 @@ from penstock.ir import (
     ConstantPool,
     DataLocation,
     DType,
+    Lifetime,
     Model,
     ModelBuilder,
+    Operand,
+    Variable,
 )
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.testing.contract.cases import Case, every_case
@@ -107,6 +110,44 @@ def test_constants_travel_by_handle_and_never_as_bytes() -> None:
     frame = pack.frame(wire.SupportedOperations(pack.model(model)))
     assert len(frame.data) < 1000
     assert [type(h) for h in frame.handles] == [ConstantPool]
+
+
+def holding(nbytes: int) -> Model:
+    """A model of a constant and a variable of *nbytes* each, which it holds itself."""
+    kind, shape, value = DType.UINT8, (nbytes,), bytes(range(nbytes))
+    b = ModelBuilder()
+    x = b.input(kind, shape, "x")
+    k = b.operand(Operand(kind, shape, Lifetime.CONSTANT_COPY, value=value))
+    model = b.build(b.operation("ADD", [x, k], [(kind, shape)]))
+    return replace(model, variables=(Variable("v", kind, shape, value=value),))
+
+
+def test_only_small_values_travel_in_a_message() -> None:
+    small, large = holding(128), holding(129)
+    assert by_wire(small).operands[1].lifetime is Lifetime.CONSTANT_COPY
+    pack = Packer()
+    frame = pack.frame(wire.SupportedOperations(pack.model(large)))
+    assert [type(h) for h in frame.handles] == [ConstantPool]
+    assert bytes(range(64)) not in frame.data
+    received = by_wire(large)
+    assert received == large
+    constant, (variable,) = received.operands[1], received.variables
+    assert constant.lifetime is Lifetime.CONSTANT_POOL
+    assert bytes(received.constant(constant)) == large.operands[1].value
+    assert variable.value is None
+    assert variable.location is not None
+
+
+@pytest.mark.parametrize("what", ["subgraphs", "variables"])
+def test_a_message_that_holds_a_large_value_is_refused(what: str) -> None:
+    large = holding(129)
+    form = wire.ModelForm(large.subgraphs, (), large.variables, {}, 0)
+    if what == "subgraphs":
+        form = replace(form, variables=())
+    else:
+        form = replace(form, subgraphs=holding(128).subgraphs)
+    with pytest.raises(WireError, match="more than 128 bytes"):
+        Unpacker(()).model(form)
 
 
 def test_every_kind_of_attribute_comes_back_as_itself() -> None:

@@ -32,7 +32,7 @@ from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.evidence import last_crash
 from penstock.ipc.resilient import IsolatedPreparedModel
-from penstock.ir import DType, ModelBuilder, NDArray, Operand
+from penstock.ir import DType, Lifetime, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
 from penstock.runtime import discovery, isolation
 from penstock.runtime.discovery import Manager
@@ -477,10 +477,15 @@ def test_what_dlpack_made_of_a_pool_is_not_copied_and_is_that_pool() -> None:
                 del both, x, out, outputs
 
 
-def test_constants_are_copied_once_for_a_process_and_it_shows() -> None:
+@pytest.mark.parametrize("lifetime", [Lifetime.CONSTANT_POOL, Lifetime.CONSTANT_COPY])
+def test_constants_are_copied_once_for_a_process_and_it_shows(lifetime: Lifetime) -> None:
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, (8, 8), "x")
-    k = b.constant(np.ones((8, 8), np.float32), "k")
+    ones = np.ones((8, 8), np.float32)
+    if lifetime is Lifetime.CONSTANT_POOL:
+        k = b.constant(ones, "k")
+    else:
+        k = b.operand(Operand(DType.FLOAT32, (8, 8), lifetime, value=ones.tobytes()))
     model = b.build(b.operation("ADD", [x, k], [(DType.FLOAT32, (8, 8))]))
     for nbytes in (256, 0):
         with penstock.compile(
