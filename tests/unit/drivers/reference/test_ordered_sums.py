@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +10,7 @@ from penstock.drivers.reference.ops.numerics.products import (
     multiply_fast,
     multiply_fused,
     multiply_in_order,
+    multiply_wide,
 )
 from penstock.drivers.reference.program import make_sites
 from penstock.ir import AttributeValue, DType, ModelBuilder, NDArray, Operand, Quantization
@@ -54,6 +56,29 @@ def test_a_fused_sum_begins_at_the_bias_and_rounds_once_a_step(
                 total = Fraction(float(np.float32(float(total + exact))))
             wanted[row, column] = np.float32(float(total))
     np.testing.assert_array_equal(multiply_fused(left, right, bias), wanted)
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(7, 3, 40), (1, 9, 300), (2, 5, 0)])
+def test_a_wide_sum_is_rounded_once(rows: int, columns: int, depth: int) -> None:
+    random = np.random.default_rng(depth)
+    left = random.standard_normal((rows, depth)).astype(np.float32)
+    right = random.standard_normal((columns, depth)).astype(np.float32)
+    wanted = [
+        [math.fsum(np.multiply(row, column, dtype=np.float64)) for column in right] for row in left
+    ]
+    np.testing.assert_array_equal(multiply_wide(left, right), np.array(wanted, np.float32))
+
+
+def test_equal_columns_have_equal_wide_sums_wherever_they_stand() -> None:
+    random = np.random.default_rng(0)
+    left = random.uniform(0, 1e6, (13, 512)).astype(np.float32)
+    right = np.tile(random.uniform(0, 1e3, 512).astype(np.float32), (1001, 1))
+    assert all(len(np.unique(row)) == 1 for row in multiply_wide(left, right))
+
+
+def test_a_wide_sum_beyond_float32_is_infinite() -> None:
+    left = np.full((1, 2), np.float32(3e38))
+    assert multiply_wide(left, np.ones((1, 2), np.float32)).tolist() == [[np.inf]]
 
 
 def test_many_rows_are_taken_in_tiles() -> None:

@@ -9,11 +9,8 @@ from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.drivers.reference.ops.numerics.products import (
     TILE_BYTES,
     Columns,
-    MultiplyAlike,
     SignedInput,
     exact_dtype,
-    multiply_fast,
-    multiply_for,
     multiply_rows,
     tiles,
 )
@@ -58,30 +55,3 @@ def test_tiles_cover_everything_once_within_the_limit() -> None:
     found = list(tiles(10, TILE_BYTES // 4))
     assert [(t.start, t.stop) for t in found] == [(0, 4), (4, 8), (8, 10)]
     assert [t.stop - t.start for t in tiles(3, 2 * TILE_BYTES)] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("kinds", [1, 3])
-def test_alike_columns_have_the_same_sums_to_the_last_bit(kinds: int) -> None:
-    rng = np.random.default_rng(2)
-    left = rng.standard_normal((169, 512)).astype(np.float32)
-    kind = rng.permutation(np.arange(1000) % kinds)
-    columns = rng.standard_normal((kinds, 512)).astype(np.float32)[kind]
-    sums = multiply_for(columns)(left, columns)
-    np.testing.assert_allclose(sums, left @ columns.T, rtol=0, atol=1e-4)
-    for each in range(kinds):
-        of_one = sums[:, kind == each]
-        assert np.array_equal(of_one, np.broadcast_to(of_one[:, :1], of_one.shape))
-
-
-def test_a_group_s_share_of_alike_columns_is_multiplied_by_itself() -> None:
-    columns = np.repeat(np.array([[1, 2], [3, 4]], np.float32), 2, axis=0)
-    left = np.array([[1, 1]], np.float32)
-    multiply = multiply_for(columns)
-    assert isinstance(multiply, MultiplyAlike)
-    assert multiply(left, columns[2:]).tolist() == [[7, 7]]
-
-
-def test_columns_that_begin_alike_and_differ_are_multiplied_each() -> None:
-    columns = np.ones((8, 40), np.float32)
-    columns[:, 39] = np.arange(8)
-    assert multiply_for(columns) is multiply_fast

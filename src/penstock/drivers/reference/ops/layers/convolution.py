@@ -123,7 +123,7 @@ def _float_layer(site: Site) -> Prepare:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         columns = flattened(filters).astype(np.float32, copy=False)
-        multiply, rest = float_product(site, columns, bias)
+        multiply, rest = float_product(site, bias)
         finish = float_finish(rest, activation)
         extents = _extents(filters)
 

@@ -65,7 +65,7 @@ def conv_3d(site: Site) -> Kernel:
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         *extents, depth, channels = filters.shape
         columns = np.ascontiguousarray(filters.reshape(-1, channels).T)
-        multiply, rest = float_product(site, columns, bias)
+        multiply, rest = float_product(site, bias)
         finish = float_finish(rest, activation)
 
         def layer(volume: NDArray) -> NDArray:

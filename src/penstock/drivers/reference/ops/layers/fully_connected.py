@@ -72,7 +72,7 @@ def _float_layer(site: Site) -> Prepare:
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
         columns = weights.astype(np.float32, copy=False)
-        multiply, rest = float_product(site, columns, bias)
+        multiply, rest = float_product(site, bias)
         finish = float_finish(rest, activation)
 
         def layer(source: NDArray) -> NDArray:

@@ -115,7 +115,7 @@ def _float_layer(site: Site) -> Prepare:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:
         columns = flattened(filters).astype(np.float32, copy=False)
-        multiply, rest = float_product(site, columns, bias)
+        multiply, rest = float_product(site, bias)
         finish = float_finish(rest, activation)
         return _layer(site, filters, columns, grouping, finish, multiply, 0, lambda x: x)
 

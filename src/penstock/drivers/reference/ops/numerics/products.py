@@ -26,9 +26,6 @@ Finish: TypeAlias = Callable[[NDArray, NDArray], None]
 Multiply: TypeAlias = Callable[[NDArray, NDArray], NDArray]
 """[rows, depth] times [columns, depth] to fresh sums [rows, columns]."""
 
-FEW: Final = 16
-"""Weights of a column that are looked at first: columns seldom begin alike."""
-
 ORDERED_TILE_ROWS: Final = 256
 """Bytes of work memory weigh this much more where sums are taken in order: blocks stay in the cache."""
 
@@ -80,33 +77,16 @@ def multiply_fast(left: NDArray, columns: NDArray) -> NDArray:
     return sums
 
 
-class MultiplyAlike:
-    """`multiply_fast` with columns of few *kinds* [kinds, depth]: *kind* tells that of each."""
-
-    def __init__(self, kinds: NDArray, kind: NDArray) -> None:
-        self._kinds, self._kind = kinds, kind
-
-    def __call__(self, left: NDArray, columns: NDArray) -> NDArray:
-        # A group's share of the columns is another matter.
-        if len(columns) != len(self._kind):
-            return multiply_fast(left, columns)
-        sums: NDArray = multiply_fast(left, self._kinds)[:, self._kind]
-        return sums
-
-
-def multiply_for(columns: NDArray) -> Multiply:
-    """How to multiply with *columns* [columns, depth] through BLAS, which adds in another order from one column to the
-    next. Where most are like others, each kind is multiplied once: alike filters then have the same results to the last
-    bit, as in loops, and logits that are alike become alike shares.
+def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
+    """Sums [rows, columns] of float32, taken in float64 and rounded once: the same on every processor, and the same for
+    equal rows and columns wherever they stand. BLAS adds in an order that depends on both.
     """
-    few = {row.tobytes() for row in columns[:, :FEW]}
-    if 2 * len(few) > len(columns):
-        return multiply_fast
-    known: dict[bytes, int] = {}
-    kind = np.array([known.setdefault(row.tobytes(), len(known)) for row in columns], np.intp)
-    if 2 * len(known) > len(columns):
-        return multiply_fast
-    return MultiplyAlike(columns[np.unique(kind, return_index=True)[1]], kind)
+    wide = left.astype(np.float64)
+    sums = np.empty((len(left), len(columns)), np.float32)
+    with np.errstate(over="ignore"):
+        for part in tiles(len(columns), columns.shape[1] * wide.itemsize):
+            sums[:, part] = np.matmul(wide, columns[part].astype(np.float64).T)
+    return sums
 
 
 def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
@@ -153,13 +133,11 @@ def _add_fused(sums: NDArray, a: NDArray, b: NDArray) -> None:
     np.copyto(sums, np.multiply(a, b, dtype=np.float64) + sums, casting="same_kind")
 
 
-def float_product(
-    site: Site, columns: NDArray, bias: NDArray | None
-) -> tuple[Multiply, NDArray | None]:
-    """How a float layer multiplies with *columns*, and the bias that is left to add afterwards."""
+def float_product(site: Site, bias: NDArray | None) -> tuple[Multiply, NDArray | None]:
+    """How a float layer multiplies, and the bias that is left to add afterwards."""
     if site.sums == "fused":
         return partial(multiply_fused, bias=None if bias is None else bias.reshape(-1)), None
-    return (multiply_in_order if site.sums == "ordered" else multiply_for(columns)), bias
+    return (multiply_in_order if site.sums == "ordered" else multiply_wide), bias
 
 
 def multiply_rows(
