@@ -8,6 +8,7 @@ duplicate in every process sees it, and it says what failed. One whose other end
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -23,6 +24,7 @@ from penstock.errors import (
     GeneralFailure,
     InvalidArgument,
     OutputInsufficientSize,
+    ResourceExhaustedTransient,
     driver_error_classes,
 )
 from penstock.hal.fence import EventFence, Fence, FenceStatus
@@ -41,7 +43,7 @@ class DescriptorFence:
     """A fence that another process can be sent: any descriptor that is readable once it has signalled.
 
     Keeps a duplicate of *fd* until `close`, or until it is forgotten. Raises `InvalidArgument` for what is no
-    descriptor. Safe from any thread.
+    descriptor, `ResourceExhaustedTransient` where this process has none left. Safe from any thread.
     """
 
     def __init__(self, fd: int) -> None:
@@ -51,7 +53,10 @@ class DescriptorFence:
         try:
             self._fd = os.dup(fd)
         except OSError as error:
-            raise InvalidArgument(f"descriptor {fd} cannot be a fence: {error}") from error
+            text = f"descriptor {fd} cannot be a fence: {error}"
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                raise ResourceExhaustedTransient(text) from error
+            raise InvalidArgument(text) from error
 
     def fileno(self) -> int:
         """The descriptor, still owned by this fence; -1 once closed."""

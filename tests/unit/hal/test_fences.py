@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from penstock.errors import (
     GeneralFailure,
     InvalidArgument,
     OutputInsufficientSize as TooSmall,
+    ResourceExhaustedTransient,
     driver_error_classes,
 )
 from penstock.hal import (
@@ -241,3 +243,14 @@ class TestOthers:
         fence.when_signalled(lambda: called.append("after"))
         assert called == ["before", "after"]
         assert fence.error() is None
+
+
+def test_a_process_without_descriptors_left_is_not_the_callers_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", full)
+    with pytest.raises(ResourceExhaustedTransient, match="descriptor 0 cannot be a fence"):
+        DescriptorFence(0)
