@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,6 +74,12 @@ class Slow:
     def await_begun(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.began) >= count, PATIENCE_S)
+
+
+def threads_of_a_pool() -> int:
+    """How many `ThreadPoolExecutor` has where nothing is said."""
+    with ThreadPoolExecutor() as pool:
+        return pool._max_workers
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -469,7 +475,7 @@ class TestSubmit:
     def test_a_queued_run_that_is_cancelled_never_begins(self, slow: Slow) -> None:
         device = NumpyDevice(before=slow)
         with compiled_for(device) as compiled:
-            pool_size = min(32, (os.cpu_count() or 1) + 4)
+            pool_size = threads_of_a_pool()
             running = [compiled.submit(X, X) for _ in range(pool_size)]
             slow.await_begun(pool_size)
             queued = compiled.submit(X, X)
@@ -483,7 +489,7 @@ class TestSubmit:
     def test_a_queued_run_expires_where_it_waits(self, slow: Slow) -> None:
         device = NumpyDevice(before=slow)
         with compiled_for(device) as compiled:
-            pool_size = min(32, (os.cpu_count() or 1) + 4)
+            pool_size = threads_of_a_pool()
             running = [compiled.submit(X, X, timeout=600) for _ in range(pool_size)]
             slow.await_begun(pool_size)
             late = [compiled.submit(X, X, timeout=t) for t in (0.02, 0.01)]
