@@ -30,7 +30,7 @@ from penstock.hal import (
     Request,
     Support,
 )
-from penstock.ir import Model
+from penstock.ir import Model, validate
 from penstock.memory import Mapping, map_memory
 from penstock.testing.contract import (
     CHECKS,
@@ -119,6 +119,13 @@ def test_checks_are_callable_with_a_device_alone() -> None:
         assert list(parameters) == ["device"]
 
 
+def test_a_cycle_that_nobody_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = reference()
+    assert not failing(device, "check_cycle")
+    monkeypatch.setattr(validate, "validate", lambda _: None)
+    assert failing(device, "check_cycle")
+
+
 @pytest.mark.parametrize(
     ("device", "expected"),
     [
@@ -133,23 +140,23 @@ def test_checks_are_callable_with_a_device_alone() -> None:
         (ScribblingDevice(sample(), "inputs"), "check_values"),
         (ScribblingDevice(sample(), "behind"), "check_values"),
         (ScribblingDevice(sample(), "before"), "check_values_at_any_offset"),
-        (Changed(name=""), "check_name_and_version"),
-        (Changed(version=""), "check_name_and_version"),
-        (Changed(type="cpu"), "check_type_and_levels"),
-        (Changed(feature_level=9), "check_type_and_levels"),
-        (Changed(hal_version=0), "check_type_and_levels"),
-        (Changed(capabilities=Capabilities(alignment=48)), "check_capabilities"),
+        (Changed(name=""), "check_get_device_name"),
+        (Changed(version=""), "check_get_device_version_string"),
+        (Changed(type="cpu"), "check_get_device_type"),
+        (Changed(feature_level=9), "check_levels"),
+        (Changed(hal_version=0), "check_levels"),
+        (Changed(capabilities=Capabilities(alignment=48)), "check_get_capabilities"),
         (
             Changed(capabilities=Capabilities(performance={"int8": PerformanceInfo(-1.0)})),
-            "check_capabilities",
+            "check_get_capabilities",
         ),
         (
             Changed(capabilities=Capabilities(performance={"int9": PerformanceInfo()})),
-            "check_capabilities",
+            "check_get_capabilities",
         ),
         (Changed(capabilities=Capabilities(memory_kinds=("ashmem",))), "check_memory_kinds"),
         (Changed(check=lambda: ""), "check_check_gives_a_reason"),
-        (Changed(cache_files_needed=lambda: (33, 0)), "check_cache_files_needed"),
+        (Changed(cache_files_needed=lambda: (33, 0)), "check_get_number_of_cache_files_needed"),
         (
             Changed(supported_operations=lambda m: [Support(False)] * len(m.operations)),
             "check_support_gives_reasons",

@@ -51,6 +51,7 @@ def check_burst_reads_its_inputs_anew(device: Device) -> None:
 
 
 def check_burst_refuses_bad_requests(device: Device) -> None:
+    """VTS's ValidateBurst: `InvalidArgument`."""
     case = one_case(device)
     with (
         closing(prepare(device, case)) as prepared,
@@ -64,7 +65,7 @@ def check_burst_refuses_bad_requests(device: Device) -> None:
 
 @needs_values
 def check_burst_runs_one_at_a_time(device: Device) -> None:
-    """A run beside another of the same burst is `GeneralFailure`, or waits; no answer is wrong."""
+    """VTS's ValidateBurst: a run beside another of the same burst is `GeneralFailure`, or waits; no answer is wrong."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
 

@@ -31,8 +31,8 @@ from penstock.testing.contract.promise import Check, NotCovered, needs_values, r
 from penstock.testing.contract.trial import prepare
 
 
-def check_cache_files_needed(device: Device) -> None:
-    """Two numbers, each 0 to 32, constant."""
+def check_get_number_of_cache_files_needed(device: Device) -> None:
+    """BasicTests.getNumberOfCacheFilesNeeded: two numbers, each 0 to 32, constant."""
     model, data = device.cache_files_needed()
     for label, count in (("model", model), ("data", data)):
         require(0 <= count <= MAX_NUMBER_OF_CACHE_FILES, f"{count} {label} cache files")
@@ -190,7 +190,7 @@ def _wrong(counts: tuple[int, int]) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
-    check_cache_files_needed,
+    check_get_number_of_cache_files_needed,
     check_loading_without_a_cache,
     check_loading_nothing,
     check_saving_leaves_descriptors_open,

@@ -51,37 +51,43 @@ LOOP_TIMEOUT_NS: Final = 20_000_000
 
 @needs_values
 def check_general_sync(device: Device) -> None:
+    """GeneratedTest: GENERAL, synchronous."""
     _general(device, SYNC)
 
 
 @needs_values
 def check_general_async(device: Device) -> None:
+    """GeneratedTest: GENERAL, in a thread of its own."""
     _general(device, ASYNC)
 
 
 @needs_values
 def check_general_burst(device: Device) -> None:
+    """GeneratedTest: GENERAL, in a burst."""
     _general(device, BURST)
 
 
 @needs_values
 def check_general_reusable(device: Device) -> None:
+    """GeneratedTest: GENERAL, by a reusable execution."""
     _general(device, REUSABLE)
 
 
 @needs_values
 def check_general_reusable_async(device: Device) -> None:
+    """GeneratedTest: GENERAL, by a reusable execution in a thread of its own."""
     _general(device, REUSABLE_ASYNC)
 
 
 @needs_values
 def check_fenced_compute(device: Device) -> None:
+    """GeneratedTest: FENCED_COMPUTE."""
     _general(device, FENCED)
 
 
 @needs_values
 def check_dynamic_shape(device: Device) -> None:
-    """Outputs of unknown shape, with room and with just enough of it: their shapes are reported."""
+    """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape, with room and with just enough of it: their shapes are reported."""
     for case in dynamic_cases(device):
         with closing(prepare(device, case)) as prepared:
             for executor in EXECUTORS:
@@ -99,7 +105,7 @@ def check_dynamic_shape(device: Device) -> None:
 
 @needs_values
 def check_dynamic_shape_insufficient(device: Device) -> None:
-    """`OutputInsufficientSize` with the true shape of every output, after which more memory is enough."""
+    """GeneratedTest: DYNAMIC_SHAPE without room. `OutputInsufficientSize` with the true shape of every output, after which more memory is enough."""
     for case in dynamic_cases(device):
         with closing(prepare(device, case)) as prepared:
             for executor in EXECUTORS:
@@ -116,7 +122,7 @@ def check_dynamic_shape_insufficient(device: Device) -> None:
 
 @needs_values
 def check_infinite_loop_timeout(device: Device) -> None:
-    """A WHILE that never ends is `MissedDeadlineTransient` after its timeout, and one that ends is right."""
+    """GeneratedTest: INFINITE_LOOP_TIMEOUT. A WHILE that never ends is `MissedDeadlineTransient` after its timeout, and one that ends is right."""
     endless, ending = replace(loop(), model=looping(step=0.0)), loop()
     if not is_supported(device, endless):
         raise NotCovered("it does not support WHILE")
@@ -137,7 +143,7 @@ def check_infinite_loop_timeout(device: Device) -> None:
 
 @needs_values
 def check_quantization_coupling(device: Device) -> None:
-    """A model quantised unsigned, and the same one 128 lower and signed, give the same real values."""
+    """GeneratedTest: QUANTIZATION_COUPLING. A model quantised unsigned, and the same one 128 lower and signed, give the same real values."""
     unsigned, signed = add_uint8(), add_int8()
     both = [is_supported(device, case) for case in (unsigned, signed)]
     if not all(both):

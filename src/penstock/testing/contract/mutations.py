@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -61,6 +61,22 @@ def model_mutations(model: Model) -> Iterator[ModelMutation]:
         for name, changes in _operation(model.entry, operation):
             yield f"operation {index}: {name}", partial(_with_operation, model, index, changes)
     yield from _order(model)
+
+
+def cycles(model: Model) -> Iterator[ModelMutation]:
+    """*model* with an operation that reads what it writes, or what an operation behind it writes."""
+    operations = model.operations
+    for index, operation in enumerate(operations):
+        for later in range(index, len(operations)):
+            for output in operations[later].outputs[:1]:
+                if later == index or _reads(operations[later], operation.outputs):
+                    changes = {"inputs": (output, *operation.inputs[1:])}
+                    name = f"operation {index} reads what operation {later} writes"
+                    yield name, partial(_with_operation, model, index, changes)
+
+
+def _reads(operation: Operation, operands: Sequence[int]) -> bool:
+    return not set(operation.inputs).isdisjoint(operands)
 
 
 def _with_entry(model: Model, **changes: Any) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Final
@@ -26,8 +27,9 @@ from penstock.hal import (
     PreparedModel,
     ProgressEvent,
 )
+from penstock.ir import Model
 from penstock.testing.contract.cases import Case, one_case, supported_cases
-from penstock.testing.contract.mutations import model_mutations
+from penstock.testing.contract.mutations import cycles, model_mutations
 from penstock.testing.contract.promise import (
     Check,
     NotCovered,
@@ -105,20 +107,31 @@ def check_prepare_refuses_what_is_no_model(device: Device) -> None:
             device.prepare_model(thing, PrepareConfig())  # type: ignore[arg-type]  # the point
 
 
+def check_cycle(device: Device) -> None:
+    """BasicTests.CycleTest: operations that read each other's results, or one its own, are refused."""
+    for case in supported_cases(device):
+        for name, mutate in cycles(case.model):
+            _refuses_model(device, f"{case.name}, {name}", mutate)
+
+
 def check_prepare_refuses_every_mutation(device: Device) -> None:
-    """Each single mutation of a valid model is refused: it cannot be built, or the driver says
+    """VTS's ValidateModel: each single mutation of a valid model is refused: it cannot be built, or the driver says
     `InvalidArgument`; nothing crashes.
     """
     for case in supported_cases(device):
         for name, mutate in model_mutations(case.model):
-            try:
-                model = mutate()
-            except ModelError:
-                continue
-            except Exception as error:
-                raise Violation(f"{case.name}, {name}: {describe(error)}") from error
-            with refused(f"{case.name}, {name}", InvalidArgument):
-                device.prepare_model(model, PrepareConfig()).close()
+            _refuses_model(device, f"{case.name}, {name}", mutate)
+
+
+def _refuses_model(device: Device, what: str, mutate: Callable[[], Model]) -> None:
+    try:
+        model = mutate()
+    except ModelError:
+        return
+    except Exception as error:
+        raise Violation(f"{what}: {describe(error)}") from error
+    with refused(what, InvalidArgument):
+        device.prepare_model(model, PrepareConfig()).close()
 
 
 @needs_values
@@ -184,6 +197,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_prepare_accepts_any_number_of_threads,
     check_prepare_refuses_bad_configurations,
     check_prepare_refuses_what_is_no_model,
+    check_cycle,
     check_prepare_refuses_every_mutation,
     check_prepare_past_its_deadline,
     check_prepare_before_a_far_deadline,

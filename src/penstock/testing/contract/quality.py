@@ -31,7 +31,7 @@ LATE: Final[dict[str, Callable[[], int | None]]] = {
 
 @needs_values
 def check_prepare_by_a_deadline(device: Device) -> None:
-    """Preparing is missed, `MissedDeadline*`, or what it makes is right; with time enough it is not missed."""
+    """QualityOfServiceTest: preparing is missed, `MissedDeadline*`, or what it makes is right; with time enough it is not missed."""
     for case in static_cases(device)[:3]:
         for name, deadline in SOON.items():
             with allowed(f"preparing by a deadline {name}", MissedDeadline):
@@ -46,7 +46,7 @@ def check_prepare_by_a_deadline(device: Device) -> None:
 
 @needs_values
 def check_every_way_by_a_deadline(device: Device) -> None:
-    """An execution is missed, `MissedDeadline*`, or right; with time enough it is not missed."""
+    """QualityOfServiceTest: an execution is missed, `MissedDeadline*`, or right; with time enough it is not missed."""
     case = one_case(device)
     with closing(prepare(device, case, PREPARE)) as prepared:
         for executor in EXECUTORS:
@@ -66,7 +66,7 @@ def check_every_way_by_a_deadline(device: Device) -> None:
 
 @needs_values
 def check_every_way_at_every_priority(device: Device) -> None:
-    """Priorities change no answer."""
+    """QualityOfServiceTest: priorities change no answer."""
     case = one_case(device)
     for prepared_at in PRIORITIES:
         config = PrepareConfig(priority=prepared_at)

@@ -22,24 +22,38 @@ from penstock.testing.contract.cases import (
 from penstock.testing.contract.promise import Check, NotCovered, require
 
 
-def check_name_and_version(device: Device) -> None:
-    """Both are strings that are not empty, and stay what they are."""
-    for label in ("name", "version"):
-        value = getattr(device, label)
-        require(isinstance(value, str) and value, f"{label} is {value!r}")
-        require(getattr(device, label) == value, f"{label} changes from call to call")
+def check_get_device_name(device: Device) -> None:
+    """BasicTests.GetDeviceName: a string that is not empty, and stays what it is."""
+    _same_text(device, "name")
 
 
-def check_type_and_levels(device: Device) -> None:
-    """A `DeviceType`, a feature level of 1 to 8, and the HAL version of this Penstock."""
+def check_get_device_version_string(device: Device) -> None:
+    """BasicTests.GetDeviceVersionString: likewise."""
+    _same_text(device, "version")
+
+
+def _same_text(device: Device, label: str) -> None:
+    value = getattr(device, label)
+    require(isinstance(value, str) and value, f"{label} is {value!r}")
+    require(getattr(device, label) == value, f"{label} changes from call to call")
+
+
+def check_get_device_type(device: Device) -> None:
+    """BasicTests.GetDeviceType: a `DeviceType`, which is never unknown."""
     require(isinstance(device.type, DeviceType), f"type is {device.type!r}")
+
+
+def check_levels(device: Device) -> None:
+    """A feature level of 1 to 8, and the HAL version of this Penstock."""
     level = device.feature_level
     require(level in range(1, 9), f"feature level is {level!r}")
     require(device.hal_version == HAL_VERSION, f"HAL version is {device.hal_version!r}")
 
 
-def check_capabilities(device: Device) -> None:
-    """Costs are positive and named by element types; alignments are powers of two."""
+def check_get_capabilities(device: Device) -> None:
+    """BasicTests.GetCapabilitiesTest: costs are positive and named by element types, none of which is a subgraph;
+    alignments are powers of two.
+    """
     claims = device.capabilities
     names = {d.value for d in DType}
     for name, cost in claims.performance.items():
@@ -158,9 +172,11 @@ def check_control_flow_needs_its_subgraphs(device: Device) -> None:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
-    check_name_and_version,
-    check_type_and_levels,
-    check_capabilities,
+    check_get_device_name,
+    check_get_device_version_string,
+    check_get_device_type,
+    check_levels,
+    check_get_capabilities,
     check_memory_kinds,
     check_check_gives_a_reason,
     check_support_has_one_answer_per_operation,
