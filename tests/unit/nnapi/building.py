@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -9,11 +10,14 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi import (
     Burst,
     Compilation,
     Event,
     Execution,
+    Memory,
+    MemoryDesc,
     Model,
     NnapiError,
     OperandType,
@@ -105,6 +109,38 @@ def compiled(model: Model, devices: Sequence[Any] | None = None) -> Compilation:
     made = Compilation(model) if devices is None else Compilation.create_for_devices(model, devices)
     made.finish()
     return made
+
+
+def shared(nbytes: int, protect: int = PROT_READ | PROT_WRITE) -> Memory:
+    """Anonymous memory of that size."""
+    fd = os.memfd_create("test")
+    try:
+        os.ftruncate(fd, nbytes)
+        return Memory.create_from_fd(nbytes, protect, fd)
+    finally:
+        os.close(fd)
+
+
+def blob(nbytes: int) -> Memory:
+    """A hardware buffer of that size."""
+    with HardwareBuffer.allocate(nbytes) as buffer:
+        return Memory.create_from_hardware_buffer(buffer)
+
+
+def filled(memory: Memory, value: float) -> Memory:
+    """*memory* with that value in every float of it."""
+    memory.store.content().view(np.float32)[:] = value
+    return memory
+
+
+def described(compilation: Compilation, *, dimensions: tuple[int, ...] = ()) -> Memory:
+    """Memory for input 0 and output 0 of *compilation*."""
+    with MemoryDesc() as desc:
+        desc.add_input_role(compilation, 0)
+        desc.add_output_role(compilation, 0)
+        desc.set_dimensions(dimensions)
+        desc.finish()
+        return Memory.create_from_desc(desc)
 
 
 def ended(event: Event) -> None:
