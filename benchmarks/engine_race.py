@@ -25,9 +25,6 @@ from benchmarks.competitors import Array, Call, competitors
 TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
 
-REST_S: Final = 0.004
-"""Threads of the subject before spin no longer than this."""
-
 OURS: Final = "penstock"
 
 
@@ -64,10 +61,16 @@ def use_cores(threads: int) -> None:
 
 
 def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """The median run of each subject's turn in each round; every round begins with another subject."""
+    """The median run of each subject's turn in each round. Every round begins with another subject, every second one goes
+    the other way round, and each turn begins when the threads of the subject before have stopped spinning.
+    """
+    from penstock.runtime.rest import Rest
+
+    rest = Rest()
     names = list(subjects)
     counts = {}
     for name, run in subjects.items():
+        rest()
         run()
         began = time.perf_counter()
         run()
@@ -75,9 +78,9 @@ def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, li
         counts[name] = max(1, min(1000, round(TURN_S / took)))
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        for position in range(len(names)):
-            name = names[(turn + position) % len(names)]
-            time.sleep(REST_S)
+        order = [names[(turn + position) % len(names)] for position in range(len(names))]
+        for name in order if turn % 2 == 0 else reversed(order):
+            rest()
             times[name].append(turn_of(subjects[name], counts[name]))
     return times
 

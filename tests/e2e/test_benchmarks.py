@@ -16,6 +16,7 @@ from benchmarks import competitors, engine_race, operations
 from benchmarks.measuring import Row, interleaved, medians
 from benchmarks.models.making import Case
 from penstock.ir import NDArray
+from penstock.runtime.rest import Rest
 from tests.conftest import ROOT
 
 
@@ -30,6 +31,16 @@ def test_subjects_take_turns_and_no_one_is_always_first() -> None:
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert values == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
     assert medians(values) == {"a": 6, "b": 4, "c": 5}
+
+
+def test_engines_race_at_rest_and_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(engine_race, "TURN_S", 0.0)
+    monkeypatch.setattr(Rest, "__call__", lambda _: order.append("|"))
+    subjects = {name: partial(order.append, name) for name in "abc"}
+    times = engine_race.race(subjects, 3)
+    assert "".join(order) == "|aa|bb|cc" + "|aa|bb|cc" + "|aa|cc|bb" + "|cc|aa|bb"
+    assert {name: len(each) for name, each in times.items()} == {"a": 3, "b": 3, "c": 3}
 
 
 @pytest.mark.parametrize(("value", "limit", "met"), [(1, 1, True), (2, 1, False), (2, None, None)])

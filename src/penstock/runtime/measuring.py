@@ -16,11 +16,11 @@ from penstock.partitioning.plan import Measured
 from penstock.partitioning.reasons import duration
 
 LEAST_ROUNDS: Final = 9
-MOST_ROUNDS: Final = 101
+MOST_ROUNDS: Final = 51
 """Samples of each candidate."""
 
-SAMPLE_NS: Final = 1_000_000
-"""A sample is as many runs as take about this long, at least one."""
+SAMPLE_NS: Final = 8_000_000
+"""A sample is as many runs as take about this long, at least one: longer than what holds up a run for a moment."""
 
 ENERGY_SAMPLE_NS: Final = 50_000_000
 """The same where energy is counted, whose counters move about once a millisecond."""
@@ -32,9 +32,12 @@ BUDGET_NS: Final = 5_000_000_000
 """How long all rounds after the least number may take."""
 
 COLD_NS: Final = 20_000_000
-"""Runs shorter than this are run once before each sample: caches hold what the candidate before has left, which a plan
-that runs again and again does not meet. Longer ones fill them in passing.
+"""Runs shorter than this are run before each sample: caches hold what the candidate before has left, and the engine's
+threads sleep, which a plan that runs again and again does not meet. Longer ones get over that in passing.
 """
+
+WARM_NS: Final = 4_000_000
+"""How long they are run then, at least once."""
 
 LONG_NS: Final = 100_000_000
 """Longer than anything else on the machine holds up a run."""
@@ -48,7 +51,9 @@ FAR: Final = 4.0
 FIRST_ROUNDS: Final = 2
 
 HOPELESS: Final = 1.5
-"""The same of any after the least rounds: what else the machine does makes samples larger, never smaller."""
+"""The same of any after the least rounds, where it is worse than the best one by the noise, too: what else the machine
+does makes samples larger, never smaller, yet on a full one each of a few long runs may have been held up.
+"""
 
 SURE: Final = 3.0
 """After the least rounds, a candidate is out that is worse than the best one by so many times the noise."""
@@ -66,10 +71,11 @@ class Counter(Protocol):
 
 
 class Contender(Struct, frozen=True):
-    """A placement to be measured: *run* runs it once."""
+    """A placement to be measured: *run* runs it once, *close* frees it when it is out."""
 
     name: str
     run: Callable[[], None]
+    close: Callable[[], None] = lambda: None
 
 
 class Series:
@@ -78,7 +84,7 @@ class Series:
     """
 
     def __init__(self, contender: Contender, *, by_energy: bool = False) -> None:
-        self.name, self.run = contender.name, contender.run
+        self.name, self.run, self.close = contender.name, contender.run, contender.close
         self.times: list[float] = []
         self.energies: list[float] = []
         self.error: str | None = None
@@ -115,18 +121,22 @@ def measure(
     clock: Callable[[], int] = time.perf_counter_ns,
     energy: Counter | None = None,
     check: Callable[[], None] = lambda: None,
+    rest: Callable[[], None] = lambda: None,
 ) -> list[Series]:
     """Each contender's samples of the time of a run, and of its energy where *energy* counts it, in the same order.
 
     All that are not out take one sample in each round. Each round begins with another one, and every second one goes the
     other way round, so that nobody follows always the same. One whose run raises a `PenstockError` is out, with that as
-    its error; so are those that are far behind the best, and later those that surely are behind. *check* is called before
-    each round, and may raise.
+    its error; so are those that are far behind the best, and later those that surely are behind. Who is out is closed.
+    *check* is called before each round, and may raise. *rest* is called before each turn: it returns when the engine of
+    the turn before has let go of the processors.
     """
     every = [Series(contender, by_energy=energy is not None) for contender in contenders]
     for series in every:
+        rest()
         _warm_up(series, clock, energy)
     _leave_out(every)
+    _free(every)
     began = clock()
     for turn in range(MOST_ROUNDS):
         check()
@@ -140,9 +150,18 @@ def measure(
         for series in order if turn % 2 == 0 else reversed(order):
             if turn == 0:
                 series.times, series.energies, series.counted = [], [], 0
+            rest()
             _sample(series, clock, energy)
         _drop(racing, turn + 1)
+        _free(racing)
     return every
+
+
+def _free(every: Sequence[Series]) -> None:
+    """Closes those that are out: what an engine keeps for its sessions disturbs the others no longer."""
+    for series in every:
+        if not series.races:
+            series.close()
 
 
 def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
@@ -194,15 +213,15 @@ def _compared(one: Series, other: Series) -> tuple[float, float]:
 
 
 def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
-    """Two runs, the second of which says how many a sample takes, and is one if there is no other; short ones are run a
-    third time for that.
+    """Two runs, the second of which says how many a sample takes, and is one if there is no other; short ones are run
+    on for that.
     """
     try:
         series.run()
         before = energy.read() if energy else 0
         took = _timed(series, clock)
         after = energy.read() if energy else 0
-        series.run_ns = took if took >= COLD_NS else min(took, _timed(series, clock))
+        series.run_ns = took if took >= COLD_NS else min(took, *_run_warm(series, clock))
     except PenstockError as error:
         series.error = told(error)
         return
@@ -217,6 +236,15 @@ def _timed(series: Series, clock: Callable[[], int]) -> int:
     began = clock()
     series.run()
     return max(1, clock() - began)
+
+
+def _run_warm(series: Series, clock: Callable[[], int]) -> list[int]:
+    """What runs took until caches and threads are the contender's own."""
+    began = clock()
+    taken = [_timed(series, clock)]
+    while clock() - began < WARM_NS:
+        taken.append(_timed(series, clock))
+    return taken
 
 
 def _leave_out(every: Sequence[Series]) -> None:
@@ -242,14 +270,14 @@ def _drop(racing: Sequence[Series], rounds: int) -> None:
             series.out = behind > FAR and series.run_ns >= COLD_NS
         else:
             share, noise = _compared(series, best)
-            series.out = behind > HOPELESS or share - 1 > SURE * noise
+            series.out = share - 1 > noise * (1 if behind > HOPELESS else SURE)
 
 
 def _sample(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
     """One sample: the median of its runs, some of which others on the machine may have held up."""
     try:
         if series.run_ns < COLD_NS:
-            series.run()
+            _run_warm(series, clock)
         before = energy.read() if energy else 0
         taken = [_timed(series, clock) for _ in range(series.runs)]
         after = energy.read() if energy else 0

@@ -32,6 +32,7 @@ from penstock.partitioning.reasons import duration
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.energy import EnergyCounter
 from penstock.runtime.measuring import Contender, Counter, Series, choose, joules, measure
+from penstock.runtime.rest import Rest
 
 log = logging.getLogger(__name__)
 
@@ -204,10 +205,13 @@ def _measure(
             except DriverError as error:
                 failed[name] = Measured(name, 0, 0, 0, error=told(error))
                 continue
-            stack.callback(variant.close)
+            own = stack.enter_context(ExitStack())
+            own.callback(variant.close)
             compiles += variant.compilation.receipt.compiles
-            contenders.append(Contender(name, _runner(variant, inputs)))
-        more: dict[str, Any] = {} if occasion.clock is None else {"clock": occasion.clock}
+            contenders.append(Contender(name, _runner(variant, inputs), own.close))
+        more: dict[str, Any] = (
+            {"rest": Rest()} if occasion.clock is None else {"clock": occasion.clock}
+        )
         series = measure(
             contenders,
             energy=counter,
@@ -230,7 +234,11 @@ def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
     config = ExecutionConfig()
 
     def run() -> None:
-        variant.run(inputs, None, state, config, Trace())
+        trace = Trace()
+        # As a compiled model's runs do.
+        if variant.is_one_call and variant.run_once(inputs, state, config, trace) is not None:
+            return
+        variant.run(inputs, None, state, config, trace)
 
     return run
 

@@ -646,7 +646,13 @@ def test_bench_tunes_and_a_later_one_remembers(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.runtime.measuring.BUDGET_NS", 1)
+    for name in (
+        "measuring.BUDGET_NS",
+        "measuring.WARM_NS",
+        "measuring.SAMPLE_NS",
+        "rest.WINDOW_NS",
+    ):
+        monkeypatch.setattr(f"penstock.runtime.{name}", 1)
     given = ("bench", model, "-d", "sample", "-d", "reference", "--runs", "2", "--json")
     assert parsed(run(*given))["tuned"] is None
     now, later = parsed(run(*given, "--tune"))["tuned"], parsed(run(*given))["tuned"]

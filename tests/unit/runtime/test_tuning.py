@@ -37,6 +37,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now, self.energy = 0, 0.0
+        self.events: list[str] = []
 
     def __call__(self) -> int:
         return self.now
@@ -66,6 +67,11 @@ class TimedDevice(NumpyDevice):
         self.jitter, self.rng = jitter, np.random.default_rng(0)
         self.compiles = 0
 
+    def happens(self, what: str) -> None:
+        event = f"{self.name} {what}"
+        if self.clock.events[-1:] != [event]:
+            self.clock.events.append(event)
+
     def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
         self.compiles += 1
         if self.fails:
@@ -79,8 +85,12 @@ class _Timed(NumpyPrepared):
         super().__init__(model)
         self.device = device
 
+    def close(self) -> None:
+        self.device.happens("closed")
+
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         device = self.device
+        device.happens("ran")
         took = int(device.rng.integers(0, device.jitter + 1))
         for operation in self.model.operations:
             dtype = self.model.operands[operation.inputs[0]].dtype.value
@@ -133,6 +143,13 @@ def test_what_was_declared_is_replaced_by_what_was_measured() -> None:
     assert medians["a"] == 15 * MS
     assert medians["b"] == 3 * MS
     assert plan.tuned.compiles == len(plan.tuned.candidates) >= 2
+
+
+def test_what_was_measured_is_closed_and_who_is_far_behind_before_the_others_run_on() -> None:
+    devices = liars()
+    devices[0].costs = dict.fromkeys(KINDS, 2_000 * MS)
+    tuned_plan(occasion(chain(KINDS), devices))
+    assert devices[0].clock.events == ["a ran", "b ran", "a closed", "b ran", "b closed"]
 
 
 def two_types() -> Model:
@@ -342,6 +359,7 @@ def test_what_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
     assert only.tuned.reason == "there is no other placement"
 
 
+@pytest.mark.usefixtures("briefly")
 def test_the_receipt_says_that_nothing_was_measured() -> None:
     net = ModelBuilder()
     x = net.input(DType.FLOAT32, (None, 3), "x")
@@ -368,6 +386,14 @@ def test_a_cancelled_compile_measures_no_further() -> None:
         tuned_plan(occasion(chain(KINDS), liars(), config=PrepareConfig(cancel=token)))
 
 
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured under the machine's clock takes a moment."""
+    for name in ("measuring.BUDGET_NS", "measuring.WARM_NS", "measuring.SAMPLE_NS"):
+        monkeypatch.setattr(f"penstock.runtime.{name}", 1)
+    monkeypatch.setattr("penstock.runtime.rest.WINDOW_NS", 1)
+
+
 class Sleepy(NumpyDevice):
     """Really takes 3 ms a run."""
 
@@ -381,10 +407,8 @@ class Sleepy(NumpyDevice):
         return Slow(model)
 
 
-def test_compile_measures_once_and_remembers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.runtime.measuring.BUDGET_NS", 50_000_000)
+@pytest.mark.usefixtures("briefly")
+def test_compile_measures_once_and_remembers(tmp_path: Path) -> None:
     model = chain(KINDS)
     devices = [Sleepy("sleepy", other=(0.01, 0.01)), NumpyDevice("brisk", other=(0.9, 0.9))]
     x = np.ones((2, 3), np.float32)
@@ -415,10 +439,8 @@ def test_compile_measures_once_and_remembers(
         assert compiled.plan.steps[0].device == "sleepy"
 
 
-def test_what_explains_the_cache_knows_the_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.runtime.measuring.BUDGET_NS", 50_000_000)
+@pytest.mark.usefixtures("briefly")
+def test_what_explains_the_cache_knows_the_verdict(tmp_path: Path) -> None:
     model = chain(KINDS)
     devices = [Sleepy("sleepy", other=(0.01, 0.01)), NumpyDevice("brisk", other=(0.9, 0.9))]
     assert [s.step.device for s in explain_model(model, tmp_path, devices)[1]] == ["sleepy"]
