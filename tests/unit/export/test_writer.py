@@ -111,6 +111,21 @@ def test_constants_are_written_once_and_aligned() -> None:
     assert content.index(data) % 16 == 0
 
 
+def test_outputs_follow_inputs_where_that_is_asked() -> None:
+    builder = ModelBuilder()
+    x, y = (builder.input(F32, (4,), name) for name in "xy")
+    w = builder.constant(np.arange(4, dtype=np.float32))
+    (a,) = builder.operation("ADD", [x, w], [(F32, (4,))])
+    (b,) = builder.operation("MUL", [a, y], [(F32, (4,))])
+    (c,) = builder.operation("SUB", [b, w], [(F32, (4,))])
+    model = builder.build([c, a])
+    opened = interpreter(writer.write(model, outputs_first=True))
+    assert [d["index"] for d in opened.get_output_details()] == [2, 3]
+    given = np.full(4, 2, np.float32)
+    for found, same in zip(run(opened, given, given), run(interpreter(write(model)), given, given), strict=True):  # fmt: skip
+        assert np.array_equal(found, same)
+
+
 def test_constants_beyond_the_limit_stand_behind_and_litert_finds_them() -> None:
     builder = ModelBuilder()
     x = builder.input(F32, (100,), "x")

@@ -14,7 +14,7 @@ from penstock.drivers.xnnpack.steady import is_steady
 from penstock.drivers.xnnpack.support import classify
 from penstock.engines.unrolling import flattened
 from penstock.errors import GeneralFailure, PenstockError
-from penstock.export.tflite import write
+from penstock.export.tflite.writer import write
 from penstock.hal import PrepareConfig, check_deadline
 from penstock.ir import Model
 
@@ -42,7 +42,9 @@ def prepare(model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
 
 def _written(segment: Segment) -> bytes:
     try:
-        return write(segment.model)
+        # LiteRT lays tensors that last all of a run out in the file's order: those of a state lie side by side then, and are
+        # copied as one (`neighbours`).
+        return write(segment.model, outputs_first=True)
     except PenstockError as error:
         raise GeneralFailure(f"the model cannot be written for LiteRT: {told(error)}") from error
 

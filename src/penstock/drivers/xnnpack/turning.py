@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from penstock.drivers.xnnpack.arguments import unknown
@@ -19,11 +19,11 @@ class Turning:
         self, read: Sequence[int], written: Sequence[int], counts: tuple[int, int]
     ) -> None:
         self._read, self._written = tuple(read), tuple(written)
-        self._of_read, self._of_written = itemgetter(*read), itemgetter(*written)
+        self._of_read, self._of_written = _getter(self._read), _getter(self._written)
         self._inputs = tuple([k for k in range(counts[0]) if k not in self._read])
         self._outputs = tuple([k for k in range(counts[1]) if k not in self._written])
 
-    def put(self, runner: Runner, arguments: Sequence[RequestArgument]) -> None:
+    def put(self, runner: Runner, arguments: tuple[RequestArgument, ...]) -> None:
         """Copies the arrays of *arguments* to where *runner* reads them."""
         views, positions = runner.inputs, self._inputs
         sides = runner.sides or self._sides(runner)
@@ -39,7 +39,7 @@ class Turning:
                 raise unknown(argument)
             views[k][...] = argument.array
 
-    def fetch(self, runner: Runner, arguments: Sequence[RequestArgument]) -> None:
+    def fetch(self, runner: Runner, arguments: tuple[RequestArgument, ...]) -> None:
         """Copies what *runner* made to the arrays of *arguments*."""
         views, positions = runner.outputs, self._outputs
         sides = runner.sides or self._sides(runner)
@@ -62,6 +62,16 @@ class Turning:
             Neighbours([runner.outputs[k] for k in self._written]),
         )
         return sides
+
+
+def _getter(
+    positions: tuple[int, ...],
+) -> Callable[[tuple[RequestArgument, ...]], tuple[RequestArgument, ...]]:
+    """What takes the arguments at *positions*, two at the least; a slice, which is faster, where they follow one another."""
+    first, last = positions[0], positions[-1]
+    if positions == tuple(range(first, last + 1)):
+        return itemgetter(slice(first, last + 1))
+    return itemgetter(*positions)
 
 
 def turning(model: Model) -> Turning | None:

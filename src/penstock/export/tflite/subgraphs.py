@@ -48,11 +48,16 @@ class SubgraphWriter:
         """Whether some resource variable of this subgraph is given a value before the first run."""
         return any(has_initial_value(self.model, p) for p in self.state.resources)
 
-    def table(self, init: int | None) -> Values:
-        """The `SubGraph` table; *init* is the subgraph of initial values, entered before anything else."""
+    def table(self, init: int | None, *, outputs_first: bool = False) -> Values:
+        """The `SubGraph` table; *init* is the subgraph of initial values, entered before anything else. With *outputs_first*
+        the tensors of outputs follow those of inputs.
+        """
         subgraph = self.subgraph
         state_inputs = {p.input for p in subgraph.states}
         inputs = [self.tensor_of(i) for i in subgraph.inputs if i not in state_inputs]
+        if outputs_first:
+            for i in subgraph.ordinary_outputs:
+                self.tensor_of(i)
         if self.has_initial_values and init is not None:
             self.call_once(init)
         handles = {port.variable: self.read_variable(port) for port in self.state.resources}

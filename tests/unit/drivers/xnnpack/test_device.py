@@ -29,7 +29,7 @@ def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
 
 def test_without_litert_the_device_says_so() -> None:
     absent = XnnpackDevice(ABSENT)
-    assert absent.version == "1 (litert missing)"
+    assert absent.version == "2 (litert missing)"
     assert absent.check() == ABSENT.reason
     with pytest.raises(DeviceUnavailable, match="not installed"):
         absent.prepare_model(relu(), PrepareConfig())

@@ -202,6 +202,28 @@ def test_states_of_several_variables_keep_apart() -> None:
 
 
 @needs_litert
+def test_a_state_lies_in_one_piece_in_whatever_order_it_is_computed() -> None:
+    builder = ModelBuilder()
+    x = builder.input(F32, (16,), "x")
+    names = range(4)
+    before = [
+        builder.operand(Operand(F32, (16,), Lifetime.SUBGRAPH_INPUT, f"before {n}")) for n in names
+    ]
+    made: dict[int, int] = {}
+    for n in reversed(names):
+        (between,) = builder.operation("MUL", [before[n], x], [(F32, (16,))])
+        (made[n],) = builder.operation("ADD", [between, x], [(F32, (16,))])
+    for n in names:
+        builder.state(builder.variable(f"v{n}", F32, (16,)), before[n], made[n])
+    model = builder.build(builder.operation("MUL", [made[0], x], [(F32, (16,))]))
+    prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
+    ((runner,),) = prepared._free
+    for places in (runner.inputs[1:], runner.outputs[1:]):
+        arrays = side_by_side([(p.shape, p.dtype) for p in places])
+        assert len(merged(places, arrays)) == 1
+
+
+@needs_litert
 def test_a_run_writes_to_nothing_between_its_outputs() -> None:
     model = counters()
     prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
