@@ -78,6 +78,13 @@ class CompiledModel(Closing):
         """Makes *interface* what callers see."""
         self._exchange = Exchange(interface, len(self._base.model.outputs))
         self._ready = ready_inputs(interface.inputs) if self._exchange.is_in_order else None
+        # Whether every run is the base's, and gives what that does.
+        self._plainly = (
+            not self._dynamic
+            and self._awaited is None
+            and self._feedback is None
+            and self._exchange.has_all_outputs
+        )
 
     @property
     def model(self) -> Model:
@@ -167,7 +174,6 @@ class CompiledModel(Closing):
         try:
             if gate._closed:
                 gate.check()
-            trace = Trace()
             config = self._plain
             if (
                 timeout is not None
@@ -190,20 +196,17 @@ class CompiledModel(Closing):
                 and config is self._plain
                 and base.shadow is None
                 and not base._pending
-                and not self._dynamic
-                and self._awaited is None
-                and self._feedback is None
-                and self._exchange.has_all_outputs
+                and self._plainly
             ):
                 own = self._state
-                found = (
-                    alone.run_alone(arrays, config, trace)
+                ran = (
+                    alone.run_alone(arrays, config, None, None, began)
                     if own is None
-                    else base.run_once(arrays, own, config, trace)
+                    else base.run_once(arrays, own, config, None, began)
                 )
-                if found is not None:
-                    make = partial(trace.receipt, began, time.perf_counter_ns())
-                    return Outputs(found, self._exchange.output_names, make)
+                if ran is not None:
+                    return Outputs(ran.outputs, self._exchange.output_names, ran)
+            trace = Trace()
             if arrays is None:
                 arrays = self._exchange.bind(self, inputs, dequantize, trace.copies)
                 plain = all(type(a) is np.ndarray for a in arrays)
@@ -440,12 +443,12 @@ class CompiledModel(Closing):
             and variant.is_one_call
             and self._feedback is None
         ):
-            found = variant.run_once(arrays, self._state_for(state), config, trace)
-            if found is not None:
+            ran = variant.run_once(arrays, self._state_for(state), config, trace)
+            if ran is not None:
                 exchange = self._exchange
                 if exchange.has_all_outputs and not real:
-                    return found
-                return exchange.deliver(found, real, trace.copies)
+                    return ran.outputs
+                return exchange.deliver(ran.outputs, real, trace.copies)
         targets = None
         if out is not None:
             if real:

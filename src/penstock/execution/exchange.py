@@ -127,7 +127,7 @@ class Ready(Struct, frozen=True):
         for value, (dtype, shape) in zip(values, self.kinds):  # noqa: B905  # as many, which was looked at
             if (
                 type(value) is not ndarray
-                or value.dtype != dtype
+                or (value.dtype is not dtype and value.dtype != dtype)
                 or value.shape != shape
                 or not value.flags.c_contiguous
             ):

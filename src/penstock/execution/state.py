@@ -82,12 +82,14 @@ class State:
         self._alone, self._turns = False, None
         self._put(values)
 
-    def turn(self, ports: Sequence[TurningPort], copies: list[CopyReceipt]) -> Turn | None:
+    def turn(self, ports: Sequence[TurningPort], copies: list[CopyReceipt] | None) -> Turn | None:
         """What the next run of a model with *ports* reads and writes, `end_turn` after its success; None where new values
-        must have arrays of their own. Values that were on a device are here then, each copy added to *copies*. The
-        lock is held.
+        must have arrays of their own. Values that were on a device are here then, each copy added to *copies*; without
+        that nothing is copied, and it is None, too. The lock is held.
         """
         if self._away:
+            if copies is None:
+                return None
             self._fetch(copies)
         if not self._alone:
             return None

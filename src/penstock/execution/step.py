@@ -18,7 +18,7 @@ from penstock.errors import Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.lanes import LaneUser
 from penstock.execution.results import allocate, check_result, is_sized
-from penstock.execution.trace import StepTrace, Trace
+from penstock.execution.trace import LoneStep, StepTrace, Trace
 from penstock.execution.transfer import call_execute, execute, lent, not_agreed, ports_of
 from penstock.hal import (
     Device,
@@ -170,11 +170,13 @@ class StepRunner(LaneUser):
         self,
         inputs: Sequence[NDArray],
         config: ExecutionConfig,
-        trace: Trace,
+        trace: Trace | None = None,
         turn: Turn | None = None,
-    ) -> list[NDArray]:
+        run_began: int = 0,
+    ) -> LoneStep:
         """As `run` where it is all of a plan: outputs of *inputs*, both in the order of the step's own; what the step has
-        behind them is in *turn*. Only where `is_direct`.
+        behind them is in *turn*. Without a *trace* what it returns tells of all of the run, which began at *run_began*.
+        Only where `is_direct`.
         """
         began = perf_counter_ns()
         kinds = self._kinds
@@ -182,16 +184,14 @@ class StepRunner(LaneUser):
         wanted: list[HostMemory] = []
         every: list[RequestArgument] = []
         for array in inputs:
-            readable = array
-            if array.flags.writeable:
-                # As `lent`; calls that can be done without are, see `CompiledModel.run`.
-                readable = array.view()
-                readable.setflags(False)  # type: ignore[call-arg]  # as there
+            # As `lent`; calls that can be done without are, see `CompiledModel.run`.
+            readable = array.view()
+            readable.setflags(False)  # type: ignore[call-arg]  # as there
             every.append(HostMemory(readable))
         tail = None
         if turn is not None:
             tail = turn.tails.get(self) or self._tail(len(inputs), turn)
-            kinds = kinds[: len(kinds) - len(tail.outputs)]
+            kinds = tail.kinds
         try:
             for _, (shape, dtype) in kinds:
                 try:
@@ -219,15 +219,25 @@ class StepRunner(LaneUser):
             values = {} if turn is None else dict(turn.values)
             values.update(zip(self._inputs, inputs, strict=False))
             values.update(zip(self.outputs, outputs, strict=False))
+            if trace is None:
+                trace = Trace()
             self.failed(error, values, config, trace, began)
-            return [values[i] for i, _ in kinds]
+            outputs = [values[i] for i, _ in kinds]
+            ran = trace.steps[-1]
+            return LoneStep(
+                outputs, ran.prepared, run_began, began, perf_counter_ns(), ran.result, trace
+            )
         self._request = self._proven
-        if type(result) is not ExecutionResult:
-            from penstock.execution.carried import note_carried
+        ended = perf_counter_ns()
+        if trace is not None or type(result) is not ExecutionResult:
+            if trace is None:
+                trace = Trace()
+            if type(result) is not ExecutionResult:
+                from penstock.execution.carried import note_carried
 
-            note_carried(self.prepared, result, trace)
-        trace.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result, ()))
-        return outputs
+                note_carried(self.prepared, result, trace)
+            trace.steps.append(StepTrace(self.prepared, began, ended, result, ()))
+        return LoneStep(outputs, self.prepared, run_began, began, ended, result, trace)
 
     def failed(
         self,
@@ -336,7 +346,8 @@ class StepRunner(LaneUser):
 
         read = tuple([turn.readable[i] for i in self._inputs[inputs:]])
         written = [HostMemory(turn.values[i]) for i, _ in self._kinds if i in turn.writable]
-        tail = turn.tails[self] = Tail(read, tuple(written))
+        kinds = self._kinds[: len(self._kinds) - len(written)]
+        tail = turn.tails[self] = Tail(read, tuple(written), kinds)
         return tail
 
     def _execute(

@@ -9,6 +9,7 @@ from msgspec import Struct
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure, Receipt, Span
 from penstock.hal import ExecutionResult
+from penstock.ir import NDArray
 
 
 class StepTrace(Struct, frozen=True):
@@ -68,3 +69,26 @@ class Trace(Struct):
         from penstock.execution.reporting import run_receipt
 
         return run_receipt(self, began_ns, ended_ns)
+
+
+class LoneStep(Struct):
+    """What a run did that was one call: its *outputs*, and its receipt once somebody asks for it. *trace* is there where there
+    is more to tell than that the step ran.
+    """
+
+    outputs: list[NDArray]
+    prepared: PreparedStep
+    run_began_ns: int
+    began_ns: int
+    ended_ns: int
+    result: ExecutionResult
+    trace: Trace | None = None
+
+    def __call__(self) -> Receipt:
+        trace = self.trace
+        if trace is None:
+            trace = Trace()
+            trace.steps.append(
+                StepTrace(self.prepared, self.began_ns, self.ended_ns, self.result, ())
+            )
+        return trace.receipt(self.run_began_ns, self.ended_ns)

@@ -61,10 +61,11 @@ def turning_ports(model: Model) -> tuple[TurningPort, ...]:
 
 
 class Tail(NamedTuple):
-    """Arguments of one step."""
+    """Arguments of one step, and the *kinds* of the outputs before them, by operand."""
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[HostMemory, ...]
+    kinds: tuple[tuple[int, tuple[tuple[int, ...], np.dtype[np.generic]]], ...]
 
 
 class Turn(Places):

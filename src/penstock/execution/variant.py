@@ -20,7 +20,7 @@ from penstock.errors import (
 from penstock.execution.arena import NO_PLACES, Arena, slots_of
 from penstock.execution.lanes import Lane, lane_of
 from penstock.execution.step import StepRunner
-from penstock.execution.trace import Trace
+from penstock.execution.trace import LoneStep, Trace
 from penstock.execution.turns import turning_ports
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, Priority, check_deadline
 from penstock.ir import Model, NDArray, Operand
@@ -143,25 +143,31 @@ class Variant:
         return self._alone is not None and not self._pending and self.shadow is None
 
     def run_once(
-        self, inputs: Sequence[NDArray], state: State | None, config: ExecutionConfig, trace: Trace
-    ) -> list[NDArray] | None:
+        self,
+        inputs: Sequence[NDArray],
+        state: State | None,
+        config: ExecutionConfig,
+        trace: Trace | None = None,
+        began: int = 0,
+    ) -> LoneStep | None:
         """As `run`, where `is_one_call`, of arrays that nothing is bound to, without a deadline and a cancel token; None,
-        with nothing run, where the new values of *state* must have arrays of their own. A step that fails is all of the
-        plan: where nothing repeats it, nothing repeats the whole model.
+        with nothing run, where the new values of *state* must have arrays of their own. Without a *trace* what it returns
+        tells of all of the run, which *began* then; None where the values of *state* must be copied from a device before.
+        A step that fails is all of the plan: where nothing repeats it, nothing repeats the whole model.
         """
         alone = self._alone
         assert alone is not None
         if state is None or not self._states:
-            return alone.run_alone(inputs, config, trace)
+            return alone.run_alone(inputs, config, trace, None, began)
         with state.lock:
             if self._needed:
                 self.check_assigned(state)
-            turn = state.turn(self._turning, trace.copies)
+            turn = state.turn(self._turning, None if trace is None else trace.copies)
             if turn is None:
                 return None
-            results = alone.run_alone(inputs, config, trace, turn)
+            ran = alone.run_alone(inputs, config, trace, turn, began)
             state.end_turn(turn)
-            return results
+            return ran
 
     def bound(self, inputs: Sequence[Any], out: Sequence[Any] | None) -> dict[int, BoundMemory]:
         """For `run`, the operands among *inputs* and *out* that are a `BoundMemory`.
