@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.openvino.graph import FIRST_AXIS, Graph
+from penstock.drivers.openvino.graph import FIRST_AXIS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.engines.computing import reduced_axes
@@ -22,6 +22,19 @@ def _check(site: Site) -> AccuracyClass:
 
 
 EXTREMES: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN"})
+
+
+PICTURE: Final = [2, 3]
+"""The axes of height and width, channels first."""
+
+
+def _mean_of_picture(graph: Graph, site: Site, x: Node, *, keep: bool) -> Node:
+    """The mean of each channel as one window of a pool. A reduction adds the channels beyond the last 8 or 16 in another
+    order than the others, so that channels that are alike get means that are not.
+    """
+    window = list(site.shape()[1:3])
+    node = graph.op.avg_pool(x, [1, 1], [0, 0], [0, 0], window, True)
+    return node if keep else graph.op.squeeze(node, graph.whole(PICTURE))
 
 
 @rule("MEAN", "SUM", *EXTREMES, check=_check)
@@ -39,7 +52,10 @@ def emit_reduction(graph: Graph, site: Site) -> None:
     if first:
         axes = sorted(FIRST_AXIS[a] for a in axes)
     x = graph.get(index, first=first)
-    node = reduce(x, graph.whole(axes), keep) if axes else x
+    if first and site.operation.type == "MEAN" and axes == PICTURE and not site.is_quantized:
+        node = _mean_of_picture(graph, site, x, keep=keep)
+    else:
+        node = reduce(x, graph.whole(axes), keep) if axes else x
     if site.is_quantized and site.operation.type not in EXTREMES:
         count = math.prod(site.shape()[a] for a in reduced_axes(site))
         divided = count if site.operation.type == "MEAN" else 1
