@@ -37,12 +37,6 @@ ALTERNATING_GAPS: Final[dict[tuple[str, str], str]] = {
         f"{ONE_BY_ONE}32 of 256 steps of a softmax on one of three images of noise, 9 and 1 on the "
         "others; LiteRT 0, 15 and 1, which allows 23.5"
     ),
-    ("ssd_mobilenet_v1_coco_uint8-r", "faithful"): (
-        f"{ONE_BY_ONE}boxes in noise of scores up to 0.27 change places"
-    ),
-    ("ssd_mobilenet_v1_coco_uint8-i", "faithful"): (
-        f"{ONE_BY_ONE}two boxes of scores 0.31 and 0.29, below what counts as found, change places"
-    ),
     ("mobilenet_v1_0.25_128_uint8-i", "relaxed"): (
         "the two best classes of a cat, 34 and 30 of 256 steps on every engine alone, are both 34 on all in turn: a tie, in "
         "which the other goes first"
