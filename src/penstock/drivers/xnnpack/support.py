@@ -21,9 +21,11 @@ from penstock.engines.answers import LEFT_OUT, STUMBLES, joined
 from penstock.engines.control import fits
 from penstock.engines.site import Refused, require
 from penstock.engines.unrolling import flattened
+from penstock.errors import ModelError
 from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
-from penstock.ir import Model
+from penstock.ir import Attributes, Model
+from penstock.ir.operations.custom_options import dot_product_attention
 from penstock.ir.settled import branches_of
 from penstock.ir.types import is_static, static_shape
 
@@ -116,14 +118,16 @@ def _attends_rightly(site: Site) -> bool:
     query = site.input().shape
     if query is None or query[0] != 1:
         return False
-    from flatbuffers import flexbuffers
-
     try:
-        options = flexbuffers.Loads(site.operation.attributes.blob("composite_attributes"))
-        scale = float(options["scale"])
-    except (KeyError, TypeError, ValueError, LookupError):
+        options = dot_product_attention(
+            Attributes(
+                custom_code=ATTENTION,
+                custom_options=site.operation.attributes.blob("composite_attributes"),
+            )
+        )
+    except ModelError:
         return False
-    return float(np.float32(scale)) == scale
+    return options.scale is not None and float(np.float32(options.scale)) == options.scale
 
 
 def check_if(site: Site) -> Classes:
