@@ -61,9 +61,13 @@ def agreed(desc: BufferDesc, roles: Sequence[ManagedRole]) -> Allocation:
     if not roles:
         raise InvalidArgument("a buffer needs at least one role")
     first = roles[0].operand
+    known = set[tuple[int, str, int]]()
     for place, role in enumerate(roles):
         check_frequency(role.frequency, place)
-        _check_again(role, roles[:place], place)
+        use = id(role.prepared), role.kind, role.index
+        if use in known:
+            raise InvalidArgument(f"role {place}, {role.kind} {role.index}, is there already")
+        known.add(use)
         _check_alike(role.operand, first, place)
     shape = _described(desc)
     for place, role in enumerate(roles):
@@ -118,16 +122,6 @@ def _checked(role: BufferRole, place: int, interface_of: InterfaceOf) -> Managed
         )
     operand = entry.operands[indexes[role.index]]
     return ManagedRole(role.prepared, role.kind, role.index, operand, role.frequency)
-
-
-def _check_again(role: ManagedRole, before: Sequence[ManagedRole], place: int) -> None:
-    for other in before:
-        if (
-            other.prepared is role.prepared
-            and other.kind == role.kind
-            and other.index == role.index
-        ):
-            raise InvalidArgument(f"role {place}, {role.kind} {role.index}, is there already")
 
 
 def _check_alike(operand: Operand, first: Operand, place: int) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
@@ -52,16 +53,20 @@ def validate_prepare(
 
 def check_constants(model: Model, memory_kinds: Container[str]) -> None:
     """Raises `GeneralFailure` where constants of *model* lie in memory of another kind, or in an image."""
-    for number, pool in enumerate(model.pools):
-        if not pool.kind or (pool.kind in memory_kinds and pool.kind != IMAGE):
-            continue
-        operands = [operand for subgraph in model.subgraphs for operand in subgraph.operands]
-        items: list[Operand | Variable] = [*model.variables, *operands]
-        for item in items:
-            if item.location is not None and item.location.pool == number:
-                raise GeneralFailure(
-                    f"constant {item.name!r} lies in {pool.kind} memory, which this device does not map"
-                )
+    foreign = {
+        number: pool.kind
+        for number, pool in enumerate(model.pools)
+        if pool.kind and (pool.kind not in memory_kinds or pool.kind == IMAGE)
+    }
+    if not foreign:
+        return
+    operands = chain.from_iterable(subgraph.operands for subgraph in model.subgraphs)
+    items: Iterable[Operand | Variable] = chain(model.variables, operands)
+    for item in items:
+        if item.location is not None and item.location.pool in foreign:
+            raise GeneralFailure(
+                f"constant {item.name!r} lies in {foreign[item.location.pool]} memory, which this device does not map"
+            )
 
 
 def validate_support(model: Model, answers: Sequence[Support]) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.errors import CyclicModel
+
+MAX_DEPTH: Final = 32
+"""How deep subgraphs may be nested."""
 
 
 def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
+from penstock.ir.calls import MAX_DEPTH
 from penstock.ir.operand import Lifetime
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations import spec_of
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 MAX_FOLDED_BYTES: Final = 4096
 """Values larger than this are not followed: shape computations are small."""
-
-MAX_DEPTH: Final = 32
-"""How deep subgraphs may be nested."""
 
 MAX_CALLED_OPERATIONS: Final = 200_000
 """Operations of referenced subgraphs that one inference looks at, before it gives up."""

@@ -7,7 +7,7 @@ operation table; subgraph references, which may not recurse; state ports.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import (
     CyclicModel,
@@ -23,21 +23,21 @@ from penstock.errors import (
     ShapeOverflow,
     UnwrittenOperand,
 )
-from penstock.ir.calls import callees_first
+from penstock.ir.calls import MAX_DEPTH, callees_first
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
 from penstock.ir.types import DType, Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
-    from penstock.ir.model import Model, Subgraph, Variable
+    from penstock.ir.model import Model, Signature, Subgraph, Variable
     from penstock.ir.operation import Operation
 
 MAX_RANK = 32
 """Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
 
-MAX_ENTERED = 1 << 18
-"""Operands and operations of all subgraphs that an entry enters, each counted as often as it is entered: a few subgraphs
-that enter each other twice would be without end to whoever follows them.
+MAX_ENTERED = 1 << 15
+"""Operands and operations of all subgraphs that an entry enters, each counted as often as it is entered, beyond those that
+the model has: a few subgraphs that enter each other twice would be without end to whoever follows them.
 """
 
 
@@ -51,8 +51,9 @@ def validate(model: Model) -> None:
         _Checker(model, subgraph, index).run()
     _check_recursion(model)
     _check_calls(model)
+    ports: dict[int, _Ports] = {}
     for name, signature in model.signatures.items():
-        _check_signature(model, name, signature.subgraph, signature.inputs, signature.outputs)
+        _check_signature(model, name, signature, ports)
 
 
 def subgraph_references(operation: Operation) -> list[int]:
@@ -295,17 +296,24 @@ def _check_recursion(model: Model) -> None:
         [t for operation in s.operations for t in subgraph_references(operation)]
         for s in model.subgraphs
     ]
-    sizes = [0] * len(entered)
+    sizes, depths = [0] * len(entered), [0] * len(entered)
+    most = MAX_ENTERED + sum(len(s.operands) + len(s.operations) for s in model.subgraphs)
     for index in callees_first([sorted(set(targets)) for targets in entered]):
         subgraph = model.subgraphs[index]
         inner = sum(sizes[t] for t in entered[index])
-        if inner > MAX_ENTERED:
+        if inner > most:
             raise LimitExceeded(
                 f"the subgraphs that it enters, each as often as it does, have {inner} operands and "
-                f"operations; the limit is {MAX_ENTERED}",
+                f"operations; the limit for this model is {most}",
                 where=f"subgraph {index}",
             )
         sizes[index] = len(subgraph.operands) + len(subgraph.operations) + inner
+        depths[index] = 1 + max((depths[t] for t in entered[index]), default=-1)
+        if depths[index] > MAX_DEPTH:
+            raise LimitExceeded(
+                f"it enters subgraphs {depths[index]} deep; the limit is {MAX_DEPTH}",
+                where=f"subgraph {index}",
+            )
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
             for target in subgraph_references(operation):
@@ -371,20 +379,25 @@ def _check_call(
             )
 
 
+_Ports: TypeAlias = tuple[frozenset[int], frozenset[int]]
+"""The inputs and the outputs of a subgraph that signatures name."""
+
+
 def _check_signature(
-    model: Model,
-    name: str,
-    subgraph: int,
-    inputs: tuple[tuple[str, int], ...],
-    outputs: tuple[tuple[str, int], ...],
+    model: Model, name: str, signature: Signature, ports: dict[int, _Ports]
 ) -> None:
+    """*ports* are those of subgraphs that signatures before were of."""
     where = f"signature {name!r}"
+    subgraph = signature.subgraph
     if not 0 <= subgraph < len(model.subgraphs):
         raise InvalidSignature(f"subgraph {subgraph} of {len(model.subgraphs)}", where=where)
-    target = model.subgraphs[subgraph]
+    if subgraph not in ports:
+        target = model.subgraphs[subgraph]
+        ports[subgraph] = frozenset(target.ordinary_inputs), frozenset(target.ordinary_outputs)
+    takes, gives = ports[subgraph]
     for kind, named, real in (
-        ("input", inputs, frozenset(target.ordinary_inputs)),
-        ("output", outputs, frozenset(target.ordinary_outputs)),
+        ("input", signature.inputs, takes),
+        ("output", signature.outputs, gives),
     ):
         labels = [label for label, _ in named]
         if len(set(labels)) != len(labels):

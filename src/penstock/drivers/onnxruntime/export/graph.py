@@ -7,7 +7,7 @@ them, turned only for a reader that needs NHWC. Quantised values are uint8 throu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -79,12 +79,13 @@ class Node:
             for node in branch.nodes:
                 yield from node.reads()
 
-    def rename(self, value: Value, name: Value) -> None:
-        self.inputs = [name if v == value else v for v in self.inputs]
-        self.outputs = [name if v == value else v for v in self.outputs]
+    def rename(self, names: Mapping[Value, Value]) -> None:
+        """Calls the values that *names* has as it says."""
+        self.inputs = [names.get(v, v) for v in self.inputs]
+        self.outputs = [names.get(v, v) for v in self.outputs]
         for branch in self.branches():
             for node in branch.nodes:
-                node.rename(value, name)
+                node.rename(names)
 
 
 class Graph:
@@ -140,14 +141,20 @@ class Graph:
     def finish(self) -> None:
         """Names the outputs of the entry subgraph that are not its inputs; those of a branch, all of them."""
         if self.around is not None:
+            named = set[Value]()
             for index in self.entry.outputs:
-                self.outputs.append((self._made(index), self.entry.operands[index]))
+                named.add(value := self._made(index, named))
+                self.outputs.append((value, self.entry.operands[index]))
             self._leave_out_unread()
             return
         self.operation = None
+        names: dict[Value, Value] = {}
+        inputs = set(self.entry.inputs)
         for index in self.entry.outputs:
-            if index not in self.entry.inputs:
-                self._output(index)
+            if index not in inputs:
+                self._output(index, names)
+        for node in self.nodes:
+            node.rename(names)
         self._leave_out_unread()
 
     def node(self, kind: str, *inputs: Value, domain: str = "", **attributes: Any) -> Value:
@@ -356,13 +363,17 @@ class Graph:
             self._shapes[name] = known_shape(operand, f"input {operand.name!r}")
         self._last[index] = self._flip(name) if operand.dtype is DType.INT8 else name
 
-    def _output(self, index: int) -> None:
+    def _output(self, index: int, names: dict[Value, Value]) -> None:
+        """Has *names* call the value of an output so; one that no node of its own makes, or that has a name, is copied."""
         operand, value = self.entry.operands[index], self.get(index)
         name = f"o{len(self.outputs)}"
         self.outputs.append((name, operand))
         if operand.dtype is DType.INT8:
             value = self._flip(value)
-        self._rename(value, name)
+        if value in self._makers and value not in names:
+            names[value] = name
+        else:
+            self.nodes.append(Node("Identity", [value], [name], "", {}))
 
     def _turned_back(self, index: int) -> Value:
         """By a reshape, where that moves nothing."""
@@ -371,29 +382,16 @@ class Graph:
             return self.reshape(value, shape)
         return self.transpose(value, TURNED)
 
-    def _made(self, index: int) -> Value:
-        """Operand *index* as the result of a node of this graph, named once."""
+    def _made(self, index: int, named: Container[Value]) -> Value:
+        """Operand *index* as the result of a node of this graph, which is not among those *named*."""
         value = self.get(index)
-        if value not in self._makers or value in {name for name, _ in self.outputs}:
+        if value not in self._makers or value in named:
             value = self.node("Identity", value)
         return value
 
     def _flip(self, value: Value) -> Value:
         """Between int8, seen as bytes, and the uint8 that is 128 more."""
         return self.node("BitwiseXor", value, self.constant(np.array(BIAS, np.uint8)))
-
-    def _rename(self, value: Value, name: Value) -> None:
-        """Lets a node's output be the model's; what no node of its own makes is copied."""
-        made = [node for node in self.nodes if value in node.outputs]
-        if not made or value in {n for n, _ in self.outputs}:
-            self.nodes.append(Node("Identity", [value], [name], "", {}))
-            return
-        for node in self.nodes:
-            node.rename(value, name)
-        for values in (self._last, self._first, self._turned):
-            for index, known in values.items():
-                if known == value:
-                    values[index] = name
 
     def _leave_out_unread(self) -> None:
         """Drops the nodes that nothing reads any more."""

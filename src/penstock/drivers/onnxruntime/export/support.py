@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final
 
 from penstock.drivers.onnxruntime.export.rules import judge
 from penstock.engines.answers import answered, joined
-from penstock.engines.site import make_sites
+from penstock.engines.site import Site, make_sites, require
 from penstock.engines.unrolling import flattened
 from penstock.hal import AccuracyClass, Support
-from penstock.ir import Model
+from penstock.ir import Model, Operation
 from penstock.ir.settled import has_control_flow
 from penstock.ir.types import static_shape
+from penstock.ir.validate import subgraph_references
 
 MAX_BYTES: Final = 1 << 31
 """What an ONNX model may hold: the limit of its wire form."""
+
+MOST_IN_BRANCHES: Final = 1 << 12
+"""Operations and branches that all IFs of a model may become: ONNX Runtime takes 0.3 ms and 20 KB for each branch."""
 
 ROOM: Final = 1 << 24
 """Kept free for everything besides the constants."""
@@ -29,7 +33,35 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]
     flat = flattened(model)
-    return joined(model, flat, answered(make_sites(flat.model), judge, best))
+    grown = in_branches(flat.model)
+
+    def judged(site: Site) -> AccuracyClass:
+        require(
+            site.operation.type != "IF" or grown <= MOST_IN_BRANCHES,
+            f"the model's branches have {grown} operations and branches, each as often as it is written: "
+            f"ONNX Runtime is given {MOST_IN_BRANCHES} at most",
+        )
+        return judge(site)
+
+    return joined(model, flat, answered(make_sites(flat.model), judged, best))
+
+
+def in_branches(model: Model) -> int:
+    """Operations and branches of the IFs of the entry subgraph, each as often as an ONNX model, which has no subgraphs that
+    several nodes share, holds it.
+    """
+    known: dict[int, int] = {}
+
+    def written(operations: Iterable[Operation]) -> int:
+        total = 0
+        for target in chain.from_iterable(map(subgraph_references, operations)):
+            if target not in known:
+                inner = model.subgraphs[target].operations
+                known[target] = len(inner) + written(inner)
+            total += 1 + known[target]
+        return total
+
+    return written(o for o in model.operations if o.type == "IF")
 
 
 def constant_bytes(model: Model) -> int:
