@@ -122,4 +122,4 @@ def remaining_ns(deadline_ns: int | None) -> int | None:
 def remaining_seconds(deadline_ns: int | None) -> float | None:
     """As `remaining_ns`, in seconds: what locks and threads of Python wait by."""
     left = remaining_ns(deadline_ns)
-    return None if left is None else left / 1e9
+    return None if left is None else min(threading.TIMEOUT_MAX, left / 1e9)

@@ -112,6 +112,11 @@ class PreparedModelBase:
     cache_report: CacheReport = NO_CACHE_REPORT
     """Optional. The default says nothing."""
 
+    loops: bool = True
+    """Optional: whether a run of it may have rounds whose number only the run shows. Where it may, a driver's process gives
+    each run of what was loaded from a cache a cancel token, which is set when the client leaves.
+    """
+
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """Required."""
         raise GeneralFailure(f"{type(self).__name__} has no execute")

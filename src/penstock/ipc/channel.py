@@ -37,6 +37,7 @@ from penstock.ipc.constants import descriptor_of
 from penstock.ipc.staging import ALIGNMENT, Staged, Staging, unit_of
 from penstock.ipc.standstill import Standstill
 from penstock.ipc.transport import Connection, Received, close_all
+from penstock.ipc.untouchable import UNTOUCHABLE
 from penstock.ir import ConstantPool
 
 CANCEL_POLL_NS: Final = 10_000_000
@@ -402,6 +403,8 @@ class Session:
 
     def _handle(self, form: wire.HandleForm, descriptors: Sequence[int]) -> object:
         if isinstance(form, wire.FenceForm) and 0 <= form.place < len(descriptors):
+            if descriptors[form.place] < 0:
+                raise WireError(UNTOUCHABLE)
             return DescriptorFence(descriptors[form.place])
         raise WireError(f"a {type(form).__name__} in an answer")
 

@@ -92,7 +92,14 @@ class RemoteDevice:
         self._description = _ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
         )[0]
-        for what, told in (("name", self.name), ("version", self.version)):
+        can = self.capabilities
+        names = (*can.families, *can.memory_kinds, *can.performance)
+        told_as = (
+            ("name", self.name),
+            ("version", self.version),
+            *(("capability", n) for n in names),
+        )
+        for what, told in told_as:
             if not told.isprintable() or len(told) > MOST_CHARACTERS:
                 raise GeneralFailure(
                     f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, not "

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import (
     Cancelled,
@@ -36,6 +37,7 @@ from penstock.hal import (
     PrepareConfig,
     Request,
     RequestArgument,
+    Support,
 )
 from penstock.ipc import wire
 from penstock.ipc.text import printable
@@ -233,7 +235,11 @@ class Unpacker:
             tuple(map(self.memory, form.pools)),
         )
 
-    def prepare_config(self, form: wire.PrepareForm) -> PrepareConfig:
+    def prepare_config(
+        self, form: wire.PrepareForm, stop: CancelToken | None = None
+    ) -> PrepareConfig:
+        """*stop* is the cancel token where *form* has none."""
+        cancel = self._cancel(form.cancel)
         return PrepareConfig(
             preference=form.preference,
             priority=form.priority,
@@ -247,7 +253,7 @@ class Unpacker:
             num_threads=form.num_threads,
             options=form.options,
             progress=None if form.progress is None else self._callback(form.progress),
-            cancel=self._cancel(form.cancel),
+            cancel=stop if cancel is None else cancel,
         )
 
     def execution_config(
@@ -350,8 +356,10 @@ def decode_call(data: bytes) -> wire.Call:
 
 
 def decode_reply(data: bytes) -> wire.Reply:
-    """The reply that *data* is, or `WireError`."""
-    return _decode(_REPLIES, data)
+    """The reply that *data* is, or `WireError`: no shape in it has more dimensions than a value may have, and no text what would
+    command a terminal.
+    """
+    return _believed(_decode(_REPLIES, data))
 
 
 def decode_to_host(data: bytes) -> wire.ToHost:
@@ -360,13 +368,54 @@ def decode_to_host(data: bytes) -> wire.ToHost:
 
 
 def decode_to_client(data: bytes) -> wire.ToClient:
-    """What a host sent, or `WireError`."""
-    return _decode(_TO_CLIENT, data)
+    """What a host sent, or `WireError`; no text of progress in it commands a terminal."""
+    message = _decode(_TO_CLIENT, data)
+    if isinstance(message, wire.Progress):
+        event = message.event
+        told = replace(event, stage=_shown(event.stage), subject=_shown(event.subject))
+        return wire.Progress(told, message.call)
+    return message
 
 
 def decode_notice(data: bytes) -> wire.Notice:
     """The notice that *data* is, or `WireError`."""
     return _decode(_NOTICES, data)
+
+
+def _believed(reply: wire.Reply) -> wire.Reply:
+    match reply:
+        case wire.Executed(result=result):
+            _check_shapes(result.output_shapes)
+            timing = result.timing
+            if timing.operations:
+                shown = tuple(replace(o, name=_shown(o.name)) for o in timing.operations)
+                result = replace(result, timing=replace(timing, operations=shown))
+                return wire.Executed(result)
+        case wire.Failure(output_shapes=shapes):
+            _check_shapes(shapes)
+        case wire.Made(target=target, cache=cache) if cache.reason or cache.artefact:
+            told = {"reason": _shown(cache.reason), "artefact": _shown(cache.artefact)}
+            return wire.Made(target, replace(cache, **told))
+        case wire.Reason(reason=str(reason)):
+            return wire.Reason(_shown(reason))
+        case wire.Supports(answers=answers):
+            return wire.Supports(tuple(map(_shown_support, answers)))
+    return reply
+
+
+def _check_shapes(shapes: Sequence[OutputShape]) -> None:
+    for shape in shapes:
+        check_rank(shape.dimensions)
+
+
+def _shown_support(answer: Support) -> Support:
+    if not answer.reason and not answer.distance:
+        return answer
+    return replace(answer, reason=_shown(answer.reason), distance=_shown(answer.distance))
+
+
+def _shown(text: str) -> str:
+    return printable(_cut(text))
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:

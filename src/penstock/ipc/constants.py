@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +18,28 @@ from penstock.ir import ConstantPool
 from penstock.memory.regions import OUT_OF_ROOM
 
 if TYPE_CHECKING:
-    from penstock.ipc.account import Account
+    from penstock.ipc.account import Account, Charge
+
+
+class _Counted:
+    """A charge that several hold: it is released by the last."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge, self._holders = charge, 1
+        self._lock = threading.RLock()
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+
+    def drop(self) -> None:
+        # A finalizer may call it in the middle of anything: of `hold` in the same thread, too.
+        with self._lock:
+            self._holders -= 1
+            last = not self._holders
+        if last:
+            self._charge.release()
+
 
 _lock = threading.Lock()
 _mapped: weakref.WeakValueDictionary[tuple[int, int, int, str], ConstantPool] = (
@@ -27,6 +48,7 @@ _mapped: weakref.WeakValueDictionary[tuple[int, int, int, str], ConstantPool] = 
 _equal: weakref.WeakValueDictionary[tuple[bytes, int, str], ConstantPool] = (
     weakref.WeakValueDictionary()
 )
+_counted: weakref.WeakKeyDictionary[ConstantPool, _Counted] = weakref.WeakKeyDictionary()
 _made: weakref.WeakKeyDictionary[ConstantPool, int] = weakref.WeakKeyDictionary()
 
 
@@ -75,9 +97,11 @@ def mapped(fd: int, size: int, kind: str = "", account: Account | None = None) -
         if sealed and (known := _mapped.get(file)) is not None:
             return known
         with ExitStack() as unused:
+            counted = None
             if account is not None:
                 charge = account.memory(fd, size) if sealed else account.own(size)
-                unused.callback(charge.release)
+                counted = _Counted(charge)
+                unused.callback(counted.drop)
             if sealed:
                 pool, known = _shared(fd, size, kind)
                 if known is pool:
@@ -86,6 +110,8 @@ def mapped(fd: int, size: int, kind: str = "", account: Account | None = None) -
             else:
                 pool = known = ConstantPool(_read(fd, size), None, kind)
             if known is pool:
+                if counted is not None:
+                    _counted[pool] = counted
                 weakref.finalize(pool, unused.pop_all().close).atexit = False
     except (OSError, ValueError) as error:
         told = f"a pool of constants cannot be read: {error}"
@@ -93,6 +119,15 @@ def mapped(fd: int, size: int, kind: str = "", account: Account | None = None) -
             raise ResourceExhaustedTransient(told) from None
         raise WireError(told) from None
     return known
+
+
+def hold(pool: ConstantPool) -> Callable[[], None]:
+    """Lets *pool* count, where it does, until what is given is called, also where nothing maps it any more."""
+    counted = _counted.get(pool)
+    if counted is None:
+        return lambda: None
+    counted.hold()
+    return counted.drop
 
 
 def _shared(fd: int, size: int, kind: str) -> tuple[ConstantPool, ConstantPool]:
@@ -134,14 +169,14 @@ if sys.platform == "linux":
         try:
             held = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             return held & seals == seals and os.fstatvfs(fd).f_bsize <= mmap.PAGESIZE
-        except (OSError, OverflowError):
+        except (OSError, OverflowError, ValueError):
             return False
 
     def may_grow(fd: int) -> bool:
         """Whether *fd* is memory that somebody can make longer."""
         try:
             return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
-        except (OSError, OverflowError):
+        except (OSError, OverflowError, ValueError):
             return False
 
     def _sealed_copy(content: memoryview) -> int:

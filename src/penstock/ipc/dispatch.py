@@ -26,13 +26,16 @@ from penstock.errors import (
 from penstock.hal import (
     BYTE_SIZE_OF_CACHE_TOKEN,
     NO_CACHE_REPORT,
+    BufferDesc,
     BufferRole,
+    CacheHandle,
     CancelToken,
     Device,
     Fence,
     Memory,
     PrepareConfig,
     TokenArgument,
+    validate_allocate,
 )
 from penstock.ipc import wire
 from penstock.ipc.account import NOTHING, Account, Charge
@@ -45,6 +48,7 @@ from penstock.ipc.codec import (
     decode_call,
     failure_of,
 )
+from penstock.ipc.preparations import MOST_THREADS, Preparations, form_bytes
 from penstock.ipc.threads import begin_or_do
 from penstock.memory.mapping import ASHMEM
 
@@ -73,9 +77,6 @@ MAX_LENT_POOLS: Final = 4096
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
 """Operations that may go on for as long as their loop timeout, each of them."""
 
-MOST_THREADS: Final = os.cpu_count() or 1
-"""Threads that a client may have a prepared model compute on: as many as there are processors."""
-
 OWNED: Final = b"penstock cache owner\0"
 
 
@@ -89,7 +90,8 @@ class Lease:
         self, close: Callable[[], None] = lambda: None, account: Account | None = None
     ) -> None:
         self.kept = False
-        self._account = account
+        self.message_bytes = 0
+        self.account = account
         self._charges: list[Charge] = []
         self._close_all = close
         self._users, self._over = 0, False
@@ -105,7 +107,14 @@ class Lease:
 
     def charge(self, memory: Memory) -> Charge:
         """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for it."""
-        return NOTHING if self._account is None else self._account.charge(memory)
+        return NOTHING if self.account is None else self.account.charge(memory)
+
+    def of_own(self, nbytes: int) -> Lease:
+        """Another, by which bytes of the host's own count likewise."""
+        made = Lease()
+        if self.account is not None:
+            made._charges.append(self.account.own(nbytes))
+        return made
 
     def count(self, memory: Memory) -> None:
         """Counts *memory*, which the call has mapped, likewise."""
@@ -133,6 +142,16 @@ class Lease:
                 last = self._over and not self._users
             if last:
                 self._close()
+
+
+@contextmanager
+def closing_unless_kept(lease: Lease) -> Iterator[Lease]:
+    """At the end of the block *lease* is closed, unless it is kept."""
+    try:
+        yield lease
+    finally:
+        if not lease.kept:
+            lease.close()
 
 
 class _Object(NamedTuple):
@@ -177,6 +196,7 @@ class Dispatcher:
         self._parting = 0
         self._fences = threading.BoundedSemaphore(MAX_FENCES)
         self._rings = threading.BoundedSemaphore(MAX_RINGS)
+        self._prepared = Preparations()
         self._lent: WeakSet[LentPool] = WeakSet()
         self._lock = threading.Lock()
 
@@ -184,12 +204,14 @@ class Dispatcher:
         self, frame: Frame, lease: Lease | None = None, stop: CancelToken | None = None
     ) -> Frame:
         """The reply to the call in *frame*, beside which came what *lease* closes; never raises. *stop* is set when its
-        client leaves: it ends executions that could go on for long, also where the call has no cancel token.
+        client leaves, until *lease* is closed: it ends preparations, and executions that could go on for long, also where
+        the call has no cancel token.
 
         A call that makes no sense gets `InvalidArgument`, one that the device fails gets its error.
         """
         pack = Packer()
         lease = Lease() if lease is None else lease
+        lease.message_bytes = len(frame.data)
 
         def admit(memory: Memory) -> None:
             self._admit(memory)
@@ -269,15 +291,33 @@ class Dispatcher:
                 return wire.Supports(tuple(device.supported_operations(take.model(form))))
             case wire.Prepare(model=form, config=config):
                 model = take.model(form)
-                prepared = device.prepare_model(model, self._prepare_config(take, config))
-                return self._keep("prepared model", prepared, loops=_loops(model))
+                given = self._prepare_config(take, config, stop)
+                nbytes = form_bytes(lease.message_bytes)
+                place = Lease(self._prepared.place(lease.account, given.num_threads, nbytes, model))
+                with closing_unless_kept(place):
+                    prepared = device.prepare_model(model, given)
+                    made = self._keep("prepared model", prepared, place, loops=_loops(model))
+                    place.kept = True
+                return made
             case wire.PrepareFromCache(config=config):
-                prepared = device.prepare_model_from_cache(self._prepare_config(take, config))
-                return self._keep("prepared model", prepared)
+                given = self._prepare_config(take, config, stop)
+                nbytes = sum(map(_file_bytes, (*given.model_cache, *given.data_cache)))
+                place = Lease(self._prepared.place(lease.account, given.num_threads, nbytes))
+                with closing_unless_kept(place):
+                    prepared = device.prepare_model_from_cache(given)
+                    # Only its driver has seen its operations.
+                    loops = getattr(prepared, "loops", True) is not False
+                    made = self._keep("prepared model", prepared, place, loops=loops)
+                    place.kept = True
+                return made
             case wire.Allocate(desc=desc, roles=roles):
                 check_rank(desc.dimensions)
-                token, buffer = device.allocate(desc, [self._role(r) for r in roles])
-                return wire.Allocated(token, self._keep("buffer", buffer, token=token).target)
+                uses = [self._role(r) for r in roles]
+                with closing_unless_kept(lease.of_own(_buffer_bytes(desc, uses))) as place:
+                    token, buffer = device.allocate(desc, uses)
+                    made = self._keep("buffer", buffer, place, token=token)
+                    place.kept = True
+                return wire.Allocated(token, made.target)
             case wire.CopyTo(buffer=target, destination=memory):
                 self._find(target, "buffer").copy_to(take.memory(memory))
                 return wire.Done()
@@ -424,8 +464,10 @@ class Dispatcher:
         self._lent.add(made)
         return made
 
-    def _prepare_config(self, take: Unpacker, form: wire.PrepareForm) -> PrepareConfig:
-        config = take.prepare_config(form)
+    def _prepare_config(
+        self, take: Unpacker, form: wire.PrepareForm, stop: CancelToken | None
+    ) -> PrepareConfig:
+        config = take.prepare_config(form, stop)
         # Threads are the machine's, and no engine bounds how many it is asked for.
         if config.num_threads is not None and config.num_threads > MOST_THREADS:
             config = replace(config, num_threads=MOST_THREADS)
@@ -526,6 +568,22 @@ def _loops(model: Model) -> bool:
     """Whether *model* may take long whatever its size."""
     subgraphs = model.subgraphs
     return len(subgraphs) > 1 and any(o.type in LOOPS for s in subgraphs for o in s.operations)
+
+
+def _file_bytes(handle: CacheHandle) -> int:
+    try:
+        return os.fstat(handle.fd).st_size
+    except (OSError, OverflowError):
+        return 0
+
+
+def _buffer_bytes(desc: BufferDesc, roles: Sequence[BufferRole]) -> int:
+    """Bytes of a buffer whose shape is known; 0 for one that its driver refuses, which says why."""
+    try:
+        made = validate_allocate(desc, roles, lambda prepared: getattr(prepared, "model", None))
+    except Exception:  # noqa: BLE001  # a driver's prepared model may have anything for a model
+        return 0
+    return made.nbytes or 0
 
 
 def _take_place(places: threading.BoundedSemaphore, what: str) -> None:

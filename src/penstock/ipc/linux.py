@@ -34,7 +34,7 @@ def is_memory(fd: int) -> bool:
 
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -390,7 +390,7 @@ def _enter(
             raise WireError(f"{type(answer).__name__} in answer to Hello")
         if not is_memory(descriptors[1]):
             # Reading a pipe, or a file of a process's own making, may never end.
-            os.close(descriptors.pop())
+            close_all([descriptors.pop()])
             descriptors.append(os.open(os.devnull, os.O_RDONLY))
         known = pid if pid is not None else _process_of(sock, answer.pid)
         if known is not None:

@@ -21,9 +21,11 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
+from penstock.hal.descriptors import MOST_MS
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc import wire
 from penstock.ipc.linux import LINUX_ONLY
+from penstock.ipc.untouchable import accepted
 
 HEADER: Final = struct.Struct("<IQ")
 """How many descriptors a frame has, and how many bytes."""
@@ -36,8 +38,8 @@ CHUNK: Final = 1 << 20
 
 
 class Received(NamedTuple):
-    """One frame. Its *descriptors* are the receiver's to close; not *complete* means that this process had no room for
-    them, and has none.
+    """One frame. Its *descriptors* are the receiver's to close, -1 those that it must not touch (`penstock.ipc.untouchable`);
+    not *complete* means that this process had no room for them, and has none.
     """
 
     data: bytes
@@ -297,7 +299,7 @@ class Connection:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     came = array.array("i")
                     came.frombytes(content[: len(content) - len(content) % came.itemsize])
-                    self._partial.descriptors += came
+                    self._partial.descriptors += map(accepted, came)
             self._partial.truncated |= bool(told & socket.MSG_CTRUNC)
             if not data:
                 raise EOFError("the other side is gone")
@@ -316,7 +318,7 @@ class Connection:
             poll.poll()
             return
         left = deadline_ns - time.monotonic_ns()
-        if left <= 0 or not poll.poll(left / 1e6):
+        if left <= 0 or not poll.poll(min(left / 1e6, MOST_MS)):
             raise TimeoutError("nothing happened by the deadline")
 
 

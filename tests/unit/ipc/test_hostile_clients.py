@@ -42,6 +42,7 @@ from penstock.ipc.transport import close_all
 from penstock.ir import DType
 from penstock.memory import MemoryPool
 from tests import support_isolated as support
+from tests.support_fuse import stuck_file, unable
 
 PLACE: Final = Place("domains", "tests.support_isolated:domains")
 MODEL: Final = support.add_one()
@@ -449,3 +450,11 @@ def test_refusals_are_named_as_any_driver_names_them() -> None:
         wrong = HostMemory(np.zeros((2, 2), np.float32))
         with pytest.raises((InvalidArgument, GeneralFailure)):
             prepared.execute(Request((wrong,), (out,)), ExecutionConfig())
+
+
+@pytest.mark.skipif(unable() is not None, reason=str(unable()))
+def test_a_file_whose_program_never_answers_holds_no_host(raw: Raw, tmp_path: Path) -> None:
+    with stuck_file(tmp_path / "file") as stuck:
+        assert "FUSE" in raw.refusal(run(wire.FenceForm(0)), [stuck])
+        raw.send(wire.Lend(1, 8), [stuck])
+        assert "FUSE" in raw.refusal(run(array(1, 0, (1,)), call=2))

@@ -20,16 +20,33 @@ from penstock.errors import (
     MissedDeadlineTransient,
     WireError,
 )
-from penstock.hal import ProgressEvent
+from penstock.hal import (
+    CacheReport,
+    Capabilities,
+    ExecutionResult,
+    OperationTiming,
+    OutputShape,
+    ProgressEvent,
+    Support,
+    Timing,
+)
 from penstock.ipc import evidence, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.codec import Frame, decode_to_host, encode, error_of
+from penstock.ipc.codec import (
+    Frame,
+    decode_reply,
+    decode_to_client,
+    decode_to_host,
+    encode,
+    error_of,
+)
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heart import PAGE, Pulse
 from penstock.ipc.link import Link
 from penstock.ipc.starting import Place, _enter, tail
 from penstock.ipc.transport import HEADER, Connection, close_all
+from tests.unit.ipc.test_hostile_sizes import Local
 
 CHECK = encode(wire.Check())
 
@@ -206,3 +223,81 @@ def test_the_newest_crash_is_the_last_one_kept(
     last = evidence.last_crash()
     assert last is not None
     assert last.how == "new"
+
+
+COLOURS = "\x1b[31m"
+
+
+def replied(pair: tuple[Session, socket.socket], reply: wire.Reply) -> wire.Reply:
+    """*reply*, as the client has it."""
+    session, theirs = pair
+    Connection(theirs).send(encode(wire.Answer(1, encode(reply))))
+    return decode_reply(session.call(0, Frame(CHECK, (), soon(5))).data)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        wire.Reason(COLOURS),
+        wire.Supports((Support(False, COLOURS), Support(True, "", "relaxed", COLOURS))),
+        wire.Made(1, CacheReport("failed", COLOURS, False, COLOURS)),
+        wire.Executed(
+            ExecutionResult((), Timing(operations=(OperationTiming((), COLOURS, 0, 1),)))
+        ),
+    ],
+    ids=lambda reply: type(reply).__name__,
+)
+def test_no_text_of_a_host_commands_a_terminal(
+    pair: tuple[Session, socket.socket], reply: wire.Reply
+) -> None:
+    told = replied(pair, reply)
+    assert type(told) is type(reply)
+    assert b"\x1b" not in encode(told)
+    assert rb"\x1b[31m" in encode(told)
+
+
+def test_no_progress_of_a_host_commands_a_terminal() -> None:
+    event = encode(wire.Progress(ProgressEvent(COLOURS, COLOURS * 10_000, 1, 2), 1))
+    told = decode_to_client(event)
+    assert isinstance(told, wire.Progress)
+    assert told.event.stage == r"\x1b[31m"
+    assert "\x1b" not in told.event.subject
+    assert len(told.event.subject) < 100_000
+
+
+@pytest.mark.parametrize("name", [COLOURS, "x" * 2000])
+def test_a_capability_of_a_name_that_cannot_be_shown_is_refused(name: str) -> None:
+    class Boasting(NullDevice):
+        capabilities = Capabilities(families=(name,))
+
+    with pytest.raises(GeneralFailure, match="can be printed"):
+        RemoteDevice(Local(Boasting()))
+
+
+MANY = (OutputShape((2**62,) * (wire.MAX_RANK + 1)),)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        wire.Executed(ExecutionResult(MANY)),
+        wire.Failure(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "", MANY),
+    ],
+    ids=lambda reply: type(reply).__name__,
+)
+def test_shapes_of_more_dimensions_than_a_value_has_are_not_believed(reply: wire.Reply) -> None:
+    """Their product is one step of the interpreter that takes hours."""
+    with pytest.raises(WireError, match="33 dimensions"):
+        decode_reply(encode(reply))
+
+
+def test_deadlines_that_no_system_call_takes_are_waited_for(
+    pair: tuple[Session, socket.socket],
+) -> None:
+    session, theirs = pair
+    answering = threading.Timer(
+        0.05, lambda: Connection(theirs).send(encode(wire.Answer(1, encode(wire.Done()))))
+    )
+    answering.start()
+    answer = session.call(0, Frame(CHECK, (), time.monotonic_ns() + 10**17))
+    assert isinstance(decode_reply(answer.data), wire.Done)

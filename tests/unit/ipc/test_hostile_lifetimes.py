@@ -228,6 +228,97 @@ def test_a_fence_that_nobody_signals_keeps_no_run_of_a_client_that_left() -> Non
     close_all([readable, writable])
 
 
+class Told(HeldPreparedModel):
+    """What was loaded from a cache: it runs until it is told to stop."""
+
+    def __init__(self, device: HeldDevice) -> None:
+        super().__init__(device)
+        self.configs: list[ExecutionConfig] = []
+
+    def execute(self, _: Request, config: ExecutionConfig) -> ExecutionResult:
+        self.configs.append(config)
+        assert config.cancel is not None
+        assert soon(config.cancel.is_set)
+        config.cancel.check()
+        return hal.DONE
+
+    def execute_fenced(self, *given: Any) -> EventFence:
+        self.configs.append(given[2])
+        return super().execute_fenced(*given)
+
+
+class Caching(HeldDevice):
+    """Gives *prepared* for whatever lies in a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared = Told(self)
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> Any:
+        return self.prepared
+
+
+def from_cache(client: Served) -> wire.ObjectId:
+    made = client.ask(wire.PrepareFromCache(Packer().prepare_config(PrepareConfig())))
+    assert isinstance(made, wire.Made)
+    return made.target
+
+
+def test_what_was_loaded_from_a_cache_stops_when_its_client_leaves() -> None:
+    """Only its driver knows whether it has loops."""
+    device = Caching()
+    with Served(device) as client:
+        client.tell(wire.Execute(from_cache(client), REQUEST, PLAIN))
+        assert soon(lambda: bool(device.prepared.configs))
+    assert soon(lambda: client.host._threads == 0)
+
+
+def test_a_driver_says_that_what_it_loads_has_no_loops() -> None:
+    device = Caching()
+    device.prepared.loops = False  # type: ignore[attr-defined]  # as `PreparedModelBase` has it
+    with Served(device) as client:
+        client.ask(wire.ExecuteFenced(from_cache(client), REQUEST, (), PLAIN, None))
+        device.fences[0].signal()
+    assert device.prepared.configs[0].cancel is None
+
+
+def test_a_fenced_run_is_told_when_its_client_leaves_after_the_answer() -> None:
+    device = Caching()
+    with Served(device) as client:
+        target = from_cache(client)
+        for _ in range(2):
+            client.ask(wire.ExecuteFenced(target, REQUEST, (), PLAIN, None))
+        device.fences[0].signal()
+        assert soon(lambda: len(client.host._tokens) == 1)
+    over, going_on = (c.cancel for c in device.prepared.configs)
+    assert over is not None
+    assert going_on is not None
+    assert soon(going_on.is_set)
+    assert not over.is_set()
+    device.fences[1].signal()
+    assert soon(lambda: not client.host._tokens)
+
+
+def test_a_preparation_is_told_when_its_client_leaves() -> None:
+    class Slow(HeldDevice):
+        stopped = False
+
+        def prepare_model(self, model: Model, config: PrepareConfig) -> Any:
+            self.running.set()
+            assert config.cancel is not None
+            self.stopped = soon(config.cancel.is_set)
+            config.cancel.check()
+
+    device = Slow()
+    with Served(device) as client:
+        packer = Packer()
+        model, config = packer.model(slow_model()), packer.prepare_config(PrepareConfig())
+        client.tell(wire.Prepare(model, config))
+        assert device.running.wait(SECONDS)
+    assert soon(lambda: client.host._threads == 0)
+    assert device.stopped
+
+
 def test_memories_of_a_client_have_a_limit_that_ends_no_connection(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +358,10 @@ def test_a_clients_fence_says_what_became_of_it() -> None:
     assert bad.wait()
     assert "broken" in str(bad.error())
     assert not good.wait(1_000_000)
-    leaving.tell()
+    far = threading.Timer(0.02, leaving.tell)
+    far.start()
+    assert good.wait(10**17)
+    far.join()
     leaving.tell()
     assert good.wait()
     assert "has left" in str(good.error())

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.drivers.reference import create
 from penstock.drivers.reference.arguments import bind_inputs
@@ -23,6 +25,7 @@ from penstock.errors import (
     Cancelled,
     GeneralFailure,
     InvalidArgument,
+    InvalidSignature,
     ResourceExhaustedTransient,
     WireError,
 )
@@ -41,6 +44,7 @@ from penstock.hal import (
     PrepareConfig,
     Request,
     as_descriptor,
+    check_constants,
 )
 from penstock.ipc import account, codec, ring, wire
 from penstock.ipc.account import Account
@@ -56,16 +60,28 @@ from penstock.ipc.codec import (
     encode,
     failure_of,
 )
-from penstock.ipc.dispatch import MOST_THREADS, Dispatcher, Lease
+from penstock.ipc.dispatch import Dispatcher, Lease
 from penstock.ipc.host.process import Guest, Host
 from penstock.ipc.host.serving import Client, _Job
+from penstock.ipc.preparations import MOST_THREADS
 from penstock.ipc.ring import Layout
 from penstock.ipc.ring_server import LentPool, RingServer
 from penstock.ipc.transport import Connection
 from penstock.ipc.wakeup import Doorbell
-from penstock.ir import Attributes, DataLocation, DType, Model, ModelBuilder, Operation, Subgraph
+from penstock.ir import (
+    Attributes,
+    ConstantPool,
+    DataLocation,
+    DType,
+    Model,
+    ModelBuilder,
+    Operation,
+    Signature,
+    Subgraph,
+)
 from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.validate import _check_signature
 from penstock.memory import MemoryPool
 from tests import support_isolated as support
 
@@ -415,3 +431,69 @@ def test_what_may_be_an_index_is_read_once(kind: DType) -> None:
     request = Request((HostMemory(lent),), ())
     (bound,) = bind_inputs(request, [input_operand(kind, (4,), "x")], [])
     assert np.shares_memory(bound, lent) == kind.is_float
+
+
+def test_constants_are_looked_at_once_however_many_pools_there_are() -> None:
+    looked = 0
+
+    class Looked(tuple[Operand, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[Operand]:
+            nonlocal looked
+            looked += 1
+            return super().__iter__()
+
+    place = DataLocation(99, 0, 4)
+    constant = Operand(DType.FLOAT32, (1,), Lifetime.CONSTANT_POOL, "last", location=place)
+    graph = SimpleNamespace(operands=Looked((constant,)))
+    pools = [ConstantPool(memoryview(bytes(4)), None, "of nobody") for _ in range(100)]
+    model: Any = SimpleNamespace(pools=pools, variables=(), subgraphs=(graph,))
+    with pytest.raises(GeneralFailure, match="'last' lies in of nobody memory"):
+        check_constants(model, ())
+    assert looked == 1
+
+
+def test_a_subgraph_is_looked_at_once_however_many_signatures_it_has() -> None:
+    looked = 0
+
+    class Looked(tuple[int, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[int]:
+            nonlocal looked
+            looked += 1
+            return super().__iter__()
+
+    model = support.add_one()
+    graph = SimpleNamespace(ordinary_inputs=Looked((0,)), ordinary_outputs=Looked((1,)))
+    ports: Any = {}
+    signature = Signature(0, (("x", 0),), (("y", 1),))
+    for name in "abc":
+        _check_signature(cast("Model", SimpleNamespace(subgraphs=(graph,))), name, signature, ports)
+    assert looked == 2
+    wrong = Signature(0, (("x", 7),), ())
+    with pytest.raises(InvalidSignature, match="operand 7"):
+        replace(model, signatures={"good": Signature(0, (), ()), "bad": wrong})
+
+
+@pytest.mark.parametrize("driver", ["onnxruntime", "openvino", "xnnpack"])
+def test_engines_begin_no_more_threads_than_there_are_processors(driver: str) -> None:
+    """For one prepared model and a run of it, beside what the engine keeps for all."""
+    made = pytest.importorskip(f"penstock.drivers.{driver}").create()
+    engine = made[0] if isinstance(made, list | tuple) else made
+    if (reason := engine.check()) is not None:
+        pytest.skip(reason)
+    device = RemoteDevice(Local(engine))
+
+    def threads_of(config: PrepareConfig) -> int:
+        prepared = device.prepare_model(support.add_one(), config)
+        x, y = (HostMemory(np.zeros(support.SHAPE, np.float32)) for _ in range(2))
+        prepared.execute(Request((x,), (y,)), ExecutionConfig())
+        count = len(list(Path("/proc/self/task").iterdir()))
+        prepared.close()
+        return count
+
+    threads_of(PrepareConfig(num_threads=1))
+    before = threads_of(PrepareConfig(num_threads=1))
+    assert threads_of(PrepareConfig(num_threads=100_000)) <= before + MOST_THREADS

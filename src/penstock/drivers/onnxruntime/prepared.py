@@ -31,6 +31,8 @@ class OnnxRuntimePreparedModel(PreparedModelBase):
     measured.
     """
 
+    loops = False
+
     def __init__(
         self,
         ports: Ports,

@@ -41,6 +41,7 @@ class OpenVinoPreparedModel(PreparedModelBase):
     """
 
     device: OpenVinoDevice | None = None
+    loops = False
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ from penstock.ipc.dispatch import Dispatcher, Lease, refusal
 from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, Received, close_all
+from penstock.ipc.untouchable import UNTOUCHABLE
 from penstock.ir import NDArray
 from penstock.memory.regions import OUT_OF_ROOM
 
@@ -76,6 +77,7 @@ class Client:
         self._idle = 0
         self._over = False
         self._calls: dict[wire.CallId, CancelToken] = {}
+        self._tokens: set[CancelToken] = set()
         self._memories: dict[wire.MemoryId, NDArray | WireError | DriverError] = {}
         self._leaving = Leaving()
         self._descriptors = 0
@@ -117,7 +119,9 @@ class Client:
             over, self._over = self._over, True
         self._connection.shut()
         self._leaving.tell()
-        for token in list(self._calls.values()):
+        with self._lock:
+            tokens = list(self._tokens)
+        for token in tokens:
             token.set()
         if not over:
             self._ended()
@@ -218,7 +222,10 @@ class Client:
         token = CancelToken()
         self._calls[ask.call] = token
         with self._lock:
+            self._tokens.add(token)
             self._descriptors += len(received.descriptors)
+            if self._over:
+                token.set()
         return _Job(ask, received.descriptors, token, charge, {})
 
     def _borrow(self, lend: wire.Lend, received: Received) -> None:
@@ -233,6 +240,8 @@ class Client:
                 raise ResourceExhaustedTransient(told)
             if len(received.descriptors) != 1:
                 raise WireError("memory is lent with one descriptor")
+            if received.descriptors[0] < 0:
+                raise WireError(UNTOUCHABLE)
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size, self._account)
         except (WireError, DriverError) as error:
             # Without its frames, which have this client.
@@ -258,14 +267,16 @@ class Client:
         while (close := self._dropped.get()) is not None:
             close()
 
-    def _return(self, descriptors: Sequence[int]) -> None:
-        close_all(descriptors)
+    def _return(self, job: _Job) -> None:
+        """Gives back what a call, and what goes on behind it, needed."""
+        close_all(job.descriptors)
         with self._lock:
-            self._descriptors -= len(descriptors)
+            self._tokens.discard(job.token)
+            self._descriptors -= len(job.descriptors)
 
     def _perform(self, job: _Job) -> None:
         ask = job.ask
-        lease = Lease(lambda: self._return(job.descriptors), self._account)
+        lease = Lease(lambda: self._return(job), self._account)
         try:
             try:
                 if not 0 <= ask.device < len(self._dispatchers):
@@ -314,9 +325,10 @@ class Client:
     def _handle(self, form: wire.HandleForm, job: _Job) -> object:
         match form:
             case wire.DescriptorForm(place=place):
+                # One that is not taken is as one that was not open: without its cache files a model is prepared all the same.
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
             case wire.ConstantsForm(place=place, size=size, kind=kind):
-                return mapped(self._descriptor(job, place), size, kind, self._account)
+                return mapped(self._taken(job, place), size, kind, self._account)
             case wire.ArrayForm():
                 return self._array(form)
             case wire.CancelForm(is_set=is_set):
@@ -329,7 +341,7 @@ class Client:
                 # One a descriptor: each keeps a duplicate.
                 fence = job.fences.get(place)
                 if fence is None:
-                    fence = ClientFence(self._descriptor(job, place), self._leaving)
+                    fence = ClientFence(self._taken(job, place), self._leaving)
                     job.fences[place] = fence
                 return fence
             case wire.ValueForm():
@@ -340,6 +352,12 @@ class Client:
         if not 0 <= place < len(job.descriptors):
             raise WireError(f"descriptor {place} of {len(job.descriptors)}")
         return job.descriptors[place]
+
+    def _taken(self, job: _Job, place: int) -> int:
+        fd = self._descriptor(job, place)
+        if fd < 0:
+            raise WireError(UNTOUCHABLE)
+        return fd
 
     def _array(self, form: wire.ArrayForm) -> NDArray:
         memory = self._memories.get(form.memory)

@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock.errors import DeadObject, DriverError, ResourceExhaustedTransient
 from penstock.hal import DescriptorFence
+from penstock.hal.descriptors import MOST_MS
 from penstock.hal.fence import remaining_ns
 from penstock.ipc.linux import LINUX_ONLY
 from penstock.ipc.transport import close_all
@@ -65,7 +66,7 @@ class ClientFence:
         poll.register(self._life, 0)
         while True:
             left = remaining_ns(end)
-            if poll.poll(None if left is None else -(-left // NS_PER_MS)):
+            if poll.poll(None if left is None else min(MOST_MS, -(-left // NS_PER_MS))):
                 return True
             if left == 0:
                 return False
