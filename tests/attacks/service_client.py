@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 import penstock
+from penstock.hal import PrepareConfig
+from penstock.ipc.client import RemoteDevice, RemotePreparedModel
+from penstock.ir import ConstantPool, Model, Operand
 from penstock.testing.contract.cases import every_case
 
 CASE = next(case for case in every_case() if case.name == "fully_connected")
@@ -54,6 +58,30 @@ def rewrite(cache: str, forged: str, *roots: str) -> dict[str, Any]:
     return {"written": written, "kept out": kept_out}
 
 
+def sow(own: str, cache: str) -> dict[str, Any]:
+    """Has the service seal another model in the place of the one that token and binding are of, and puts it into *cache*."""
+    honest = RemoteDevice.prepare_model
+
+    def prepare_model(
+        self: RemoteDevice, model: Model, config: PrepareConfig
+    ) -> RemotePreparedModel:
+        return honest(self, _other(model), config)
+
+    RemoteDevice.prepare_model = prepare_model  # type: ignore[method-assign]  # the attack
+    return {**run(own, isolate=True), **rewrite(cache, own, cache)}
+
+
+def _other(model: Model) -> Model:
+    """*model* with other constants."""
+    pools = tuple(ConstantPool(memoryview(_altered(bytes(pool.view)))) for pool in model.pools)
+    graph = replace(model.entry, operands=tuple(map(_changed, model.operands)))
+    return replace(model, pools=pools, subgraphs=(graph, *model.subgraphs[1:]))
+
+
+def _changed(operand: Operand) -> Operand:
+    return operand if operand.value is None else replace(operand, value=_altered(operand.value))
+
+
 def reach(places: list[str]) -> dict[str, str]:
     """What opening each place gives."""
     found = {}
@@ -80,6 +108,8 @@ def main() -> None:
         answer: Any = run(arguments[0], isolate=True)
     elif action == "forge":
         answer = run(arguments[0], isolate=False)
+    elif action == "sow":
+        answer = sow(*arguments)
     elif action == "rewrite":
         answer = rewrite(*arguments)
     else:

@@ -1,5 +1,5 @@
 """A host that runs as a user of its own: a client that rewrites every file it can reach gets a refusal, never unverified
-code. Needs root, for two users beside it.
+code. Needs root, for three users beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from tests.support_ring import ROOT
 
-SERVICE, CLIENT = 64123, 64124
+SERVICE, CLIENT, OTHER = 64123, 64124, 64125
 DRIVER = "penstock.drivers.sample:create"
 REFUSALS = {"SealBroken", "WrongLength", "ForeignEntry", "RegistryMissing"}
 
@@ -33,6 +33,7 @@ class Stage:
         self.socket = self._made("service", SERVICE, 0o755) / "sample.sock"
         self.registry = self._made("registry", SERVICE, 0o700)
         self.home = self._made("client", CLIENT, 0o700)
+        self.other = self._made("other", OTHER, 0o755)
         self.directories = self.socket.parent, self.registry, self.home
         self.cache, self.forged = self.home / "cache", self.home / "forged"
 
@@ -70,13 +71,13 @@ class Stage:
             "OPENBLAS_NUM_THREADS": "1",
         }
 
-    def client(self, *arguments: object) -> Any:
-        """What the client program answers."""
+    def client(self, *arguments: object, user: int = CLIENT) -> Any:
+        """What the client program answers to that user."""
         program = [sys.executable, "-m", "tests.attacks.service_client", *map(str, arguments)]
         done = subprocess.run(
-            self.command(CLIENT, program),
+            self.command(user, program),
             cwd=ROOT,
-            env=self.environment(self.home),
+            env=self.environment(self.home if user == CLIENT else self.other),
             capture_output=True,
             text=True,
             timeout=120,
@@ -89,7 +90,7 @@ class Stage:
         """The service, once it listens."""
         program = [sys.executable, "-m", "penstock.ipc.host", "--service", str(self.socket)]
         process = subprocess.Popen(
-            self.command(SERVICE, [*program, "--users", str(CLIENT), "sample", DRIVER]),
+            self.command(SERVICE, [*program, "--users", f"{CLIENT},{OTHER}", "sample", DRIVER]),
             cwd=ROOT,
             env=self.environment(self.registry),
         )
@@ -113,7 +114,7 @@ def _barred() -> tuple[Path, Path] | None:
 
 def _unable() -> str | None:
     if sys.platform != "linux" or os.geteuid() != 0:
-        return "needs root, to run programs as two other users"
+        return "needs root, to run programs as three other users"
     if shutil.which("setpriv") is None:
         return "needs setpriv of util-linux"
     if _barred() is None:
@@ -158,10 +159,22 @@ def test_a_client_that_rewrites_what_it_can_reach_gets_a_refusal(stage: Stage) -
         service.wait()
 
 
-def test_bits_of_the_entries_are_refused_too(stage: Stage) -> None:
+def test_what_others_have_the_service_seal_and_bits_of_the_entries_are_refused_too(
+    stage: Stage,
+) -> None:
     service = stage.serve()
     try:
         stage.client("run", stage.cache)
+        # The service's own seal, for the same token and binding, and of another model.
+        stage.home.chmod(0o755)
+        for path in (stage.cache, *stage.cache.rglob("*")):
+            path.chmod(0o777)
+        done = stage.client("sow", stage.other / "cache", stage.cache, user=OTHER)
+        assert (done["saved"], done["right"]) == (True, False), done
+        assert len(done["written"]) >= 2
+        after = stage.client("run", stage.cache)
+        assert (after["right"], after["outcome"]) == (True, "miss"), after
+        assert after["reason"].partition(":")[0] == "TokenCollision", after
         stage.client("rewrite", stage.cache, stage.forged, stage.cache)
         after = stage.client("run", stage.cache)
         assert (after["right"], after["outcome"]) == (True, "miss"), after
