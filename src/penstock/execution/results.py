@@ -104,8 +104,8 @@ def _made(
 
 
 def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:
-    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at a multiple of 64 bytes: a device
-    that keeps its own so may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
+    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at an address that is a multiple of 64
+    bytes, as copies are fastest: a device that keeps its own so may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
     """
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
     starts, end = [], 0
@@ -113,7 +113,9 @@ def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) ->
         starts.append(end)
         if size <= MOST_BESIDE and not dtype.hasobject:
             end += size + -size % MIN_ALIGNMENT
-    shared = allocate((end,), np.dtype(np.uint8)).view(PaddedBytes)
+    memory = allocate((end + MIN_ALIGNMENT,), np.dtype(np.uint8))
+    begin = -memory.ctypes.data % MIN_ALIGNMENT
+    shared = memory[begin : begin + end].view(PaddedBytes)
     shared.fill(0)
     found: list[NDArray] = []
     for start, size, (shape, dtype) in zip(starts, sizes, kinds, strict=True):

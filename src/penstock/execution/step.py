@@ -200,10 +200,10 @@ class StepRunner(LaneUser):
                     made = allocate(shape, dtype)
                 outputs.append(made)
                 wanted.append(HostMemory(made))
-            if tail is not None:
-                every += tail.inputs
-                wanted += tail.outputs
-            request = self._request(tuple(every), tuple(wanted))
+            if tail is None:
+                request = self._request(tuple(every), tuple(wanted))
+            else:
+                request = self._request(tuple(every) + tail.inputs, tuple(wanted) + tail.outputs)
             prepared = self.prepared
             try:
                 result = prepared.prepared.execute(request, config)
@@ -212,7 +212,8 @@ class StepRunner(LaneUser):
             except Exception as error:
                 raise not_agreed(prepared, error) from error
             if type(result) is not ExecutionResult or result.output_shapes:
-                check_result(result, self._outputs, [each.array for each in wanted])
+                given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory
+                check_result(result, self._outputs, given)
         except (MissedDeadline, Cancelled):
             raise
         except DriverError as error:

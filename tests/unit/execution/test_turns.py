@@ -174,3 +174,18 @@ def test_arrays_that_find_no_room_are_one_named_error() -> None:
         side_by_side([((1 << 60,), np.dtype(np.uint8))])
     with pytest.raises(ResourceExhaustedTransient, match="no memory"):
         side_by_side([((2,), np.dtype(np.uint8)), ((1 << 61,), np.dtype(np.float32))])
+
+
+@pytest.mark.parametrize("length", [1, 16, 100, 1000, 50_000])
+def test_small_arrays_begin_at_multiples_of_64(length: int) -> None:
+    kinds: list[tuple[tuple[int, ...], np.dtype[np.generic]]] = [
+        ((length,), np.dtype(np.uint8)),
+        ((3,), np.dtype(np.float32)),
+    ]
+    # Kept, so that each set finds other memory.
+    sets = [side_by_side(kinds) for _ in range(8)]
+    assert {array.ctypes.data % 64 for arrays in sets for array in arrays} == {0}
+    assert {arrays[1].ctypes.data - arrays[0].ctypes.data for arrays in sets} == {
+        length + -length % 64
+    }
+    assert not any(array.any() for arrays in sets for array in arrays)
