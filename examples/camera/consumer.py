@@ -68,8 +68,11 @@ def camera(path: str | None = None) -> Iterator[socket.socket]:
             command + ([path] if path else []), pass_fds=[its.fileno()], env=dict(os.environ)
         )
         its.close()
-        yield ours
-    process.wait()
+        try:
+            yield ours
+        finally:
+            ours.close()
+            process.wait()
 
 
 def wrap(descriptors: list[int], stream: Stream) -> list[HardwareBuffer]:
@@ -107,6 +110,16 @@ def watch(
             yield sequence, int(outputs[0][0]), copied
 
 
+def say(line: str) -> None:
+    """Prints *line*, and ends the program quietly where nobody reads on (`| head`)."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # Python would complain once more while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="reference")
@@ -119,10 +132,12 @@ def main() -> None:
             for sequence, cell, copied in watch(
                 line, given.device, isolate=given.isolate, frames=given.frames
             ):
-                print(
+                say(
                     f"picture {sequence}: brightest in cell {cell}, {copied} bytes copied to the driver"
                 )
         except PlacementError as error:
+            if not error.reasons:
+                sys.exit(str(error))
             sys.exit(f"{given.device} cannot run this network; reference and xnnpack can\n{error}")
         except PenstockError as error:
             sys.exit(str(error))

@@ -66,14 +66,14 @@ class Knob(Struct, Generic[T], frozen=True):
 
     def _parse(self, raw: object, source: str) -> T:
         convert: Callable[[object], T] = _CONVERT[self.kind]  # type: ignore[assignment]  # keyed by kind
-        wanted = self.kind.__name__
+        wanted = _WANTED[self.kind]
         try:
             value = convert(raw)
             if self.choices and value not in self.choices:
                 wanted = f"one of {', '.join(map(str, self.choices))}"
                 raise ValueError(value)
             if self.least is not None and not self.least <= float(value) < math.inf:
-                wanted = f"{wanted}, {self.least} or more"
+                wanted = f"{wanted}, {self.least:g} or more"
                 raise ValueError(value)
         except ValueError:
             raise InputError(f"knob {self.name} ({source}) must be {wanted}, not {raw!r}") from None
@@ -102,6 +102,14 @@ _CONVERT: Final[dict[type, Callable[[object], object]]] = {
     int: lambda raw: int(str(raw)),
     float: lambda raw: float(str(raw)),
     str: str,
+}
+
+
+_WANTED: Final[dict[type, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
 }
 
 

@@ -28,6 +28,7 @@ LEAVES = {
         "__main__",
         "blobcache",
         "closing",
+        "counting",
         "errors",
         "facade",
         "knobs",

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.capsules.manifest import FORMAT, ArrayRecord, Capsule, CaseRecord, Manifest
+from penstock.counting import counted
 from penstock.errors import CapsuleError, ModelError
 from penstock.ir import DType, NDArray
 from penstock.ir.builder import pack_strings
@@ -79,7 +80,9 @@ def read(path: str | os.PathLike[str]) -> Capsule:
     if not stat.S_ISREG(status.st_mode):
         raise CapsuleError("it is not a regular file")
     if status.st_size > MOST_BYTES:
-        raise CapsuleError(f"it has {status.st_size} bytes; a capsule has {MOST_BYTES} at most")
+        raise CapsuleError(
+            f"it has {counted(status.st_size, 'byte')}; a capsule has {MOST_BYTES} at most"
+        )
     with open(path, "rb") as file:
         return parse(file.read(MOST_BYTES + 1))
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from penstock.counting import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 
@@ -142,5 +143,5 @@ class Capsule(Struct, frozen=True, eq=False):
             lines.append(f"no step to repeat: {self.manifest.no_case or 'none was kept'}")
         else:
             nbytes = len(self.model) + sum(a.nbytes for a in self.inputs)
-            lines.append(f"the step and its inputs: {nbytes} bytes")
+            lines.append(f"the step and its inputs: {counted(nbytes, 'byte')}")
         return "\n".join(lines)

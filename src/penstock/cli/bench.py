@@ -100,18 +100,18 @@ def bench(
         "peak_memory_bytes": memory,
     }
     output.table(("measure", "value"), table_rows(data))
-    output.notes(fed.notes)
+    notes = [*receipt.notes, *fed.notes]
+    output.notes(notes)
     output.line(f"plan: {summary}", "dim")
     if tuned is not None:
         show_tuned(output, tuned)
     show_cache(output, receipt)
-    show_fallbacks(output, receipt)
-    show_fallbacks(output, last)
+    show_fallbacks(output, receipt, last)
     output.json(
         {
             **data,
             "inputs": fed.sources,
-            "notes": fed.notes,
+            "notes": notes,
             "plan": plan,
             "tuned": None if tuned is None else to_builtins(tuned),
             "compile_receipt": json.loads(receipt.to_json()),

@@ -10,6 +10,7 @@ from penstock.cli import writing
 from penstock.cli.cache.directory import when
 from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
 from penstock.cli.output import Output
+from penstock.counting import counted
 from penstock.errors import CacheError, CapsuleError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def write_capsule(
         source = "brought about now"
     _write(target, capsule)
     output.line(capsule.show())
-    output.line(f"written: {target} ({target.stat().st_size} bytes; {source})")
+    output.line(f"written: {target} ({counted(target.stat().st_size, 'byte')}; {source})")
     if capsule.manifest.case is not None:
         output.line(f"penstock replay {target} repeats it", "dim")
     else:
@@ -195,7 +196,7 @@ def forget(output: Output, beginning: str) -> None:
     store = DriverVerdicts()
     if beginning == ALL:
         count = store.clear()
-        output.line(f"{count} {'verdict' if count == 1 else 'verdicts'} forgotten")
+        output.line(f"{counted(count, 'verdict')} forgotten")
         output.json({"forgotten": count})
         return
     found = [v for v in store.every() if beginning and v.key.startswith(beginning)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.cli.output import shortened
+from penstock.counting import counted
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
@@ -107,4 +108,4 @@ def _when(when: float) -> str:
     for unit, seconds in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if ago >= 2 * seconds:
             return f"{ago // seconds} {unit} ago"
-    return f"{ago} seconds ago"
+    return f"{counted(ago, 'second')} ago"

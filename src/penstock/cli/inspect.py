@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.output import milliseconds, output_of, size
+from penstock.counting import counted
 
 if TYPE_CHECKING:
     from penstock.ir import Model, Operand, TensorMetadata
@@ -133,7 +134,7 @@ def _rows(
             mean, std = (", ".join(f"{v:g}" for v in values) for values in about.normalization)
             parts.append(f"mean {mean} std {std}")
         if about.labels is not None:
-            parts.append(f"{len(about.labels)} labels")
+            parts.append(f"{counted(len(about.labels), 'label')}")
         rows.append(
             (
                 f"{kind} {position}",

@@ -81,6 +81,9 @@ def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
         error = failures.OutputError("the output", failures.os_reason(cast("OSError", error)))
     if isinstance(error, typer.TyperException):
         code, text = error.exit_code, " ".join(error.format_message().split())
+        context = getattr(error, "ctx", None)
+        if context is not None and text.startswith("No such "):
+            text = f"{text.rstrip('.')}; '{context.command_path} --help' lists what there is"
     else:
         code, text = failures.exit_code(error), failures.message(error)
     if debug:

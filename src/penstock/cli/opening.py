@@ -6,6 +6,7 @@ What is imported or found once a process (the loaders, the runtime, the devices)
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -77,6 +78,8 @@ def compile_model(
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
+    if twice := [name for name, times in Counter(devices).items() if times > 1]:
+        raise UsageError(f"device {twice[0]!r} is named twice; once is enough")
     if not devices:
         check_knob()
     policy = policy_of(accuracy)

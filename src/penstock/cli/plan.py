@@ -12,6 +12,7 @@ from penstock.cli import options, writing
 from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
 from penstock.cli.shapes import assumed_shapes, in_words, parse_shapes, shaped
+from penstock.counting import counted
 from penstock.errors import ModelError, PlacementError
 
 NAME_WIDTH: Final = 48
@@ -120,7 +121,7 @@ def report_refusals(
         ],
     )
     types = ", ".join(dict.fromkeys(o["type"] for o in homeless))
-    text = f"no plan: {len(homeless)} of {len(operations)} operations have no device ({types})"
+    text = f"no plan: {len(homeless)} of {counted(len(operations), 'operation')} {'has' if len(homeless) == 1 else 'have'} no device ({types})"
     described = {"type": type(error).__name__, "message": text}
     output.json({"plan": None, "operations": operations, "error": described})
     raise Unfinished(text) from error

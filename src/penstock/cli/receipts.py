@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.output import Output
+from penstock.counting import counted
 
 if TYPE_CHECKING:
     from penstock.compilation import CacheOutcome, Receipt, StepReceipt
@@ -26,18 +27,25 @@ def show_cache(output: Output, receipt: Receipt) -> None:
         told.setdefault((step.device, kind), Counter())[cache] += 1
     for (device, _), outcomes in told.items():
         first, others = next(iter(outcomes)), len(outcomes) - 1
-        more = f"; {others} other {'reason' if others == 1 else 'reasons'}" if others else ""
+        more = f"; {counted(others, 'other reason')}" if others else ""
         style = "yellow" if refused(first) else "dim"
         output.line(f"cache: {device} {in_words(first, outcomes.total())}{more}", style)
 
 
-def show_fallbacks(output: Output, receipt: Receipt) -> None:
-    """A line for each device that failed to compile or to run what it had said it could, with its reason."""
-    failed = Counter(pair for step in receipt.steps for pair in _failures(step))
-    act = "compile" if receipt.stage == "compile" else "run"
-    for (device, error), steps in failed.items():
-        many = f" ({steps} steps)" if steps > 1 else ""
-        output.line(f"fall-back: {device} failed to {act}{many}: {error}", "yellow")
+def show_fallbacks(output: Output, *receipts: Receipt) -> None:
+    """A line for each device that failed to compile or to run what it had said it could, with its reason. What several
+    *receipts* of one model have is told by the first.
+    """
+    told: set[tuple[str, str]] = set()
+    for receipt in receipts:
+        failed = Counter(pair for step in receipt.steps for pair in _failures(step))
+        act = "compile" if receipt.stage == "compile" else "run"
+        for (device, error), steps in failed.items():
+            if (device, error) in told:
+                continue
+            many = f" ({steps} steps)" if steps > 1 else ""
+            output.line(f"fall-back: {device} failed to {act}{many}: {error}", "yellow")
+        told |= set(failed)
 
 
 def _failures(step: StepReceipt) -> list[tuple[str, str]]:

@@ -212,13 +212,12 @@ def report(
     """The answer, what was assumed on the way, the plan in one line, the time. *refused*: what could not
     be written, for `--json`.
     """
-    notes = [*empty_devices(compiled.plan), *fed.notes, *found.notes]
+    notes = [*empty_devices(compiled.plan), *compiled.receipt.notes, *fed.notes, *found.notes]
     found.show(output)
     output.notes(notes)
     output.line(f"plan: {compiled.plan.summary()}", "dim")
     show_cache(output, compiled.receipt)
-    show_fallbacks(output, compiled.receipt)
-    show_fallbacks(output, outputs.receipt)
+    show_fallbacks(output, compiled.receipt, outputs.receipt)
     output.line(
         "time: " + ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items()), "dim"
     )

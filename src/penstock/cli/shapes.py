@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.failures import UsageError
+from penstock.counting import there_are
 
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand
@@ -84,8 +85,8 @@ def shaped(
     known = {o.name: o for o in operands}
     for name, shape in given.items():
         if name not in known:
-            there = ", ".join(map(repr, known)) or "none"
-            raise UsageError(f"--shape {name}=...: no input is named {name!r}; there are {there}")
+            there = there_are(list(known))
+            raise UsageError(f"--shape {name}=...: no input is named {name!r}; {there}")
         if not fits(shape, known[name].shape):
             raise UsageError(
                 f"--shape {name}={','.join(map(str, shape))}: the input is {show_operand(known[name])}"

@@ -32,7 +32,7 @@ def final(
     """*error* of *device* at *step* as its caller gets it: of the same class, its message begun with the operation
     of the planned model, or the first and last of several, and ended with why nothing repeats the step.
 
-    *others* are the devices that failed at it too, as notes also; *allowed* False says that the call allows no fall-back.
+    *others* are the devices that failed at it too, as notes also where they said something else; *allowed* False says that the call allows no fall-back.
     The original is its cause. An error that cannot be made anew gets the same words as a note.
     """
     words = " ".join(str(error).split()) or type(error).__name__
@@ -40,7 +40,7 @@ def final(
     place, words = _place(step, words)
     if isinstance(error, DeadObject):
         words = with_last_crash(words)
-    text = f"{place} on {device}: {words}; {_why(step, others, allowed=allowed)}"
+    text = f"{place} on {device}: {words}; {_why(step, others, said, allowed=allowed)}"
     made = error
     try:
         made = copy.copy(error)
@@ -55,7 +55,8 @@ def final(
         error.add_note(text)
     made.said = said
     for failure in others:
-        made.add_note(f"{failure.device} failed at the same step: {failure.error}")
+        if failure.error != said:
+            made.add_note(f"{failure.device} failed at the same step: {failure.error}")
     return made
 
 
@@ -115,12 +116,13 @@ def _named(step: ExecutionStep, at: int) -> str:
     return f"{step.operations[at]} ({entry.operations[at].key}, {name!r})"
 
 
-def _why(step: ExecutionStep, others: Sequence[Failure], *, allowed: bool) -> str:
+def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: bool) -> str:
     if not allowed:
         return NOT_ALLOWED
     if not step.fallbacks:
         return step.no_fallback or "no other device may run it"
     if others:
-        return "so did " + "; ".join(f"{f.device}: {f.error}" for f in others)
+        told = (f.device if f.error == said else f"{f.device}: {f.error}" for f in others)
+        return f"so did {'; '.join(told)}"
     names = " and ".join(step.fallbacks)
     return f"{names}, which might repeat it, {'does' if len(step.fallbacks) == 1 else 'do'} not support all of it"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.counting import counted
+
 if TYPE_CHECKING:
     from penstock.compilation.receipt import CopyReceipt, Receipt, StepReceipt
 
@@ -13,7 +15,7 @@ def show_receipt(receipt: Receipt) -> str:
     """`Receipt.show`."""
     copied = sum(copy.nbytes for copy in receipt.copies)
     lines = [
-        f"{receipt.wall_ns / 1e6:.3f} ms, {receipt.compiles} compiles, {copied} bytes copied",
+        f"{receipt.wall_ns / 1e6:.3f} ms, {counted(receipt.compiles, 'compile')}, {counted(copied, 'byte')} copied",
         *(
             line
             for place, step in enumerate(receipt.steps)
@@ -30,7 +32,7 @@ def _step(place: int, step: StepReceipt) -> str:
     if step.step is None and step.failures:
         name = "the whole model"
     where = f"{step.device} (simulated: no such hardware ran)" if step.simulated else step.device
-    line = f"  {name} on {where}: {len(step.operations)} operations"
+    line = f"  {name} on {where}: {counted(len(step.operations), 'operation')}"
     runs = f" in {step.runs} runs" if step.runs > 1 else ""
     line += f", {step.wall_ns / 1e6:.3f} ms{runs}, cache {step.cache}"
     if step.fallback_from is not None and not step.failures:
@@ -50,4 +52,4 @@ def _copy(copy: CopyReceipt) -> str:
     place = "" if copy.step is None else f" at step {copy.step}"
     if copy.operand is not None:
         place += f", operand {copy.operand}"
-    return f"  copy {copy.nbytes} bytes, {copy.source} -> {copy.destination}{place}: {copy.reason}"
+    return f"  copy {counted(copy.nbytes, 'byte')}, {copy.source} -> {copy.destination}{place}: {copy.reason}"

@@ -95,6 +95,8 @@ class NnapiDelegate(DriverDelegate):
 def _devices(name: str | None, without_cpu: bool) -> list[Device]:
     """The named device, or all that may be used."""
     if name is not None:
+        if not isinstance(name, str):
+            raise InputError(f"accelerator_name is a device's name, not {name!r}")
         if (found := manager.by_name(name)) is None:
             usable = ", ".join(i.name for i in manager.infos() if i.usable) or "none"
             raise DeviceUnavailable(f"no usable accelerator {name!r}; usable are: {usable}")

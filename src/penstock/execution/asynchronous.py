@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TOO_LATE: Final = "the timeout passed before a thread took the run"
 
+BY_FUTURE: Final = "cancel() of the run's future ended it"
+
 ROOM: Final = 64
 """Futures that are watched before those that need it no more are looked for."""
 
@@ -43,7 +45,12 @@ class LinkedToken(CancelToken):
     def check(self) -> None:
         """Raises `Cancelled` once either is set."""
         if self.is_set():
-            raise Cancelled("the run was cancelled")
+            raise self.cancelled()
+
+    def cancelled(self) -> Cancelled:
+        """What the user did, in words: a driver in another process knows of a token alone."""
+        own = super().is_set()
+        return Cancelled(BY_FUTURE if own else "the cancel token was set")
 
 
 class RunFuture(Future[Outputs]):
@@ -164,7 +171,12 @@ def submit(
         left = None if end is None else (end - time.monotonic_ns()) / 1e9
         if left is not None and left <= 0:
             raise MissedDeadlinePersistent(TOO_LATE)
-        return compiled.run(inputs, timeout=left, cancel=token, priority=config.priority)
+        try:
+            return compiled.run(inputs, timeout=left, cancel=token, priority=config.priority)
+        except Cancelled as error:
+            if not token.is_set():
+                raise
+            raise token.cancelled() from error
 
     return submitter.submit(run, token, config.priority, end)
 

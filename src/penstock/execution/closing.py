@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from penstock.counting import counted
 from penstock.logs import Log
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def close(compiled: CompiledModel) -> None:
         if submitter is not None:
             submitter.close(end)
         if late := compiled._gate.close(partial(_end_bursts, compiled, end), end):
-            log.warning("a compiled model was closed with %d runs that have not ended", late)
+            runs = f"{counted(late, 'run')} that {'has' if late == 1 else 'have'}"
+            log.warning("a compiled model was closed with %s not ended", runs)
     finally:
         compiled._closing.release()
 

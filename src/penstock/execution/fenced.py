@@ -56,6 +56,8 @@ class FencedRun:
         self.fence = EventFence()
         self._outputs: Outputs | None = None
         self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._ender = 0
 
     def result(self, timeout: float | None = None) -> Outputs:
         """The outputs, once the run has ended; raises what it ended with, and `MissedDeadlineTransient` after *timeout*
@@ -64,6 +66,9 @@ class FencedRun:
         forever = timeout is None or timeout > LONGEST_SECONDS
         if not self.fence.wait(None if forever else int((timeout or 0) * 1e9)):
             raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
+        # Whatever else was told of the fence's signal, a descriptor say, has been; but not where that asks for the result.
+        if threading.get_ident() != self._ender:
+            self._ended.wait()
         if self._error is not None:
             raise self._error
         if self._outputs is None:
@@ -73,10 +78,12 @@ class FencedRun:
     def end(self, outputs: Outputs | None, error: BaseException | None) -> None:
         """Once: what the run came to."""
         self._outputs, self._error = outputs, error
+        self._ender = threading.get_ident()
         if error is None or isinstance(error, DriverError):
             self.fence.signal(error)
         else:
             self.fence.signal(GeneralFailure(str(error) or type(error).__name__))
+        self._ended.set()
 
 
 class BeginToken(LinkedToken):

@@ -195,6 +195,11 @@ def _import(value: Any, operand: Operand, position: int) -> NDArray:
     plain = isinstance(value, list | tuple | dict | str | int | float | complex | None)
     if plain and operand.dtype is not DType.STRING and not hasattr(value, "__array__"):
         raise InputError(f"{_needed(value, operand, position)}; {_remedy(value)}")
+    if isinstance(value, np.ndarray) and np.any(getattr(value, "mask", False)):
+        raise InputError(
+            f"{_label(operand, position)} is a masked array, and no device heeds masks; "
+            "give its filled(), with a value for what is masked"
+        )
     try:
         if operand.dtype is DType.STRING and isinstance(value, list | tuple | str | bytes):
             return np.array(value, object)

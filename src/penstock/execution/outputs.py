@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 from penstock.compilation.receipt import Receipt
+from penstock.counting import there_are
 from penstock.errors import InputError
 from penstock.ir import NDArray
 
@@ -93,6 +94,4 @@ def find_name(name: str, names: Sequence[str], kind: str) -> int:
         raise InputError(
             f"{kind}s {', '.join(map(str, found))} are all named {name!r}; use their positions"
         )
-    raise InputError(
-        f"no {kind} is named {name!r}; there are {', '.join(map(repr, names)) or 'none'}"
-    )
+    raise InputError(f"no {kind} is named {name!r}; {there_are(names)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
@@ -19,6 +20,10 @@ ACCURACY_RANK: Final[dict[str, int]] = {"relaxed": 0, "faithful": 1, "exact": 2}
 
 FEATURE_LEVELS: Final = range(1, 9)
 """NNAPI feature levels, counted 1 to 8 (NNAPI section 1.1)."""
+
+
+MAX_ALIGNMENT: Final = 1 << 16
+"""Alignment and padding in bytes that a device may prefer; a page of any machine fits."""
 
 
 class DeviceType(enum.Enum):
@@ -141,6 +146,38 @@ def checked(capabilities: Capabilities) -> Capabilities:
     ):
         return capabilities
     return msgspec.convert(msgspec.to_builtins(capabilities, enc_hook=float), Capabilities)
+
+
+def fault_of(capabilities: Capabilities) -> str | None:
+    """Which claim, of the right type, nobody can work with, and what it has to be; None where there is none."""
+    for name, cost in _costs(capabilities):
+        for part in PerformanceInfo.__struct_fields__:
+            if not (value := getattr(cost, part)) > 0:
+                return f"{name} has {part} {value:g}, which is no positive number"
+    if capabilities.performance:
+        from penstock.ir import DType
+
+        types = {dtype.value for dtype in DType}
+        if unknown := [name for name in capabilities.performance if name not in types]:
+            return f"performance is declared for {unknown[0]!r}, which is no element type"
+    for name in ("alignment", "padding"):
+        value = getattr(capabilities, name)
+        if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
+            return f"{name} is {value}, not a power of two up to {MAX_ALIGNMENT}"
+    for name in ("dispatch_ns", "concurrent_executions"):
+        if (value := getattr(capabilities, name)) < 0:
+            return f"{name} is {value}, which is below 0"
+    if not (rate := capabilities.transfer_bytes_per_second) > 0:
+        return f"transfer_bytes_per_second is {rate:g}, which is no positive number"
+    return None
+
+
+def _costs(capabilities: Capabilities) -> Iterator[tuple[str, PerformanceInfo]]:
+    for dtype, cost in capabilities.performance.items():
+        yield f"performance of {dtype!r}", cost
+    for name in ("default_performance", "if_performance", "while_performance"):
+        if (one := getattr(capabilities, name)) is not None and one is not _ONE:
+            yield name, one
 
 
 def _is_alike(value: object, default: object) -> bool:

@@ -22,6 +22,7 @@ from penstock.errors import (
     DriverError,
     ErrorStatus,
     GeneralFailure,
+    InputError,
     InvalidArgument,
     OutputInsufficientSize,
     ResourceExhaustedTransient,
@@ -153,10 +154,12 @@ def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
 def as_descriptor(fence: Fence) -> DescriptorFence:
     """*fence* as one that can be sent to another process; the same one where it is that already.
 
-    A fence of another kind than `EventFence` is waited for in a thread of its own.
+    A fence of another kind than `EventFence` is waited for in a thread of its own. Raises `InputError` for what is none.
     """
     if isinstance(fence, DescriptorFence):
         return fence
+    if not callable(getattr(fence, "wait", None)) or not callable(getattr(fence, "error", None)):
+        raise InputError(f"a fence is needed, with wait() and error(), not {type(fence).__name__}")
     signal, descriptor = fence_pair()
 
     def pass_on() -> None:

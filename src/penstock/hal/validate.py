@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
+from penstock.counting import counted
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from penstock.hal.capabilities import ACCURACY_RANK, Support
 from penstock.hal.config import (
@@ -114,7 +115,7 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
     entry = model.entry
     if len(request.inputs) != len(entry.inputs) or len(request.outputs) != len(entry.outputs):
         raise InvalidArgument(
-            f"{len(request.inputs)} inputs and {len(request.outputs)} outputs given; "
+            f"{counted(len(request.inputs), 'input')} and {counted(len(request.outputs), 'output')} given; "
             f"the model has {len(entry.inputs)} and {len(entry.outputs)}"
         )
     operands = entry.operands

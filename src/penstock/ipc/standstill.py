@@ -53,7 +53,11 @@ class Standstill:
             return
         hangs_ns = self._since_ns + self._limit_ns
         if now >= self._half_ns and hangs_ns + AGAIN_NS > self._deadline_ns:
-            raise DeadObject(f"{self._who} is stopped, and does not answer before the deadline")
+            limit = f"{self._limit_ns / 1e9:g} s"
+            raise DeadObject(
+                f"{self._who} is stopped, and does not answer before the deadline; SIGCONT lets it go on, or it is "
+                f"killed after {limit} without a sign of life, and penstock doctor --last-crash has a record from then on"
+            )
 
     def _after(self, now: int) -> int:
         pause = max(SHORTEST_LOOK_NS, min(LOOK_NS, (self._deadline_ns - now) // 8))

@@ -16,7 +16,7 @@ from typing import SupportsIndex
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import InvalidOperand, UnknownOperator
+from penstock.errors import IndexOutOfRange, InputError, InvalidOperand, UnknownOperator
 from penstock.ir.model import (
     NO_METADATA,
     ConstantPool,
@@ -62,7 +62,11 @@ class SubgraphBuilder:
     def input(
         self, dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None
     ) -> int:
-        """Adds a subgraph input."""
+        """Adds a subgraph input. Raises `InputError` for what is no `DType` or no shape."""
+        if not isinstance(dtype, DType):
+            raise InputError(
+                f"input {name!r}: an element type is a DType (DType.FLOAT32), not {dtype!r}"
+            )
         operand = Operand(dtype, _plain(shape), Lifetime.SUBGRAPH_INPUT, name, quantization)
         index = self.operand(operand)
         self._inputs.append(index)
@@ -75,7 +79,9 @@ class SubgraphBuilder:
         quantization: Quantization | None = None,
         dtype: DType | None = None,
     ) -> int:
-        """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays)."""
+        """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays). Raises `InputError` for
+        what is no array of such elements.
+        """
         return self.operand(self._model.constant_operand(value, name, quantization, dtype))
 
     def located(
@@ -130,6 +136,10 @@ class SubgraphBuilder:
         every = [*outputs, *state_outputs]
         operands = list(self._operands)
         for index in every:
+            if not 0 <= index < len(operands):
+                raise IndexOutOfRange(
+                    f"output {index} is no operand; their number is {len(operands)}"
+                )
             if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
                 operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
         state_inputs = [i for _, i, _ in self._states if i is not None]
@@ -190,6 +200,10 @@ class ModelBuilder(SubgraphBuilder):
         self, value: NDArray, name: str, quantization: Quantization | None, dtype: DType | None
     ) -> Operand:
         """A constant operand whose bytes stand in the model (up to 128) or in its pool."""
+        if not isinstance(value, np.ndarray | np.generic):
+            raise InputError(
+                f"constant {name!r} is made of a NumPy array, not of {type(value).__name__}"
+            )
         data, kind = pack(value, dtype)
         if len(data) <= MAX_COPIED_VALUE:
             return Operand(kind, value.shape, Lifetime.CONSTANT_COPY, name, quantization, data)
@@ -240,7 +254,7 @@ def pack(value: NDArray, dtype: DType | None = None) -> tuple[bytes, DType]:
     """The packed constant bytes of an array, and its element type."""
     kind = dtype or dtype_of(value.dtype)
     if kind is None:
-        raise TypeError(f"no operand type has the NumPy dtype {value.dtype}")
+        raise InputError(f"no operand type has the NumPy dtype {value.dtype}")
     if kind is DType.STRING:
         return pack_strings(value), kind
     if kind not in PACKED:
@@ -257,10 +271,18 @@ def pack(value: NDArray, dtype: DType | None = None) -> tuple[bytes, DType]:
 
 def pack_strings(value: NDArray) -> bytes:
     """TFLite's string-tensor layout: count, count + 1 offsets (int32), then the bytes."""
-    items = [s.encode() if isinstance(s, str) else bytes(s) for s in value.reshape(-1).tolist()]
+    items = [_encoded(item) for item in value.reshape(-1).tolist()]
     start = 4 * (len(items) + 2)
     ends = np.cumsum([start, *map(len, items)], dtype=np.int64)
     return np.array([len(items), *ends], "<i4").tobytes() + b"".join(items)
+
+
+def _encoded(item: object) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if not isinstance(item, bytes | bytearray | memoryview):
+        raise InputError(f"an array of strings holds str and bytes, not {type(item).__name__}")
+    return bytes(item)
 
 
 def _temporary(dtype: DType, shape: Shape, quantization: Quantization | None = None) -> Operand:
@@ -269,4 +291,9 @@ def _temporary(dtype: DType, shape: Shape, quantization: Quantization | None = N
 
 def _plain(shape: Iterable[SupportsIndex | None] | None) -> Shape:
     """*shape*, whatever integers and sequence it comes in, as a tuple of int and None."""
-    return None if shape is None else tuple(None if d is None else operator.index(d) for d in shape)
+    if shape is None:
+        return None
+    try:
+        return tuple(None if d is None else operator.index(d) for d in shape)
+    except TypeError:
+        raise InputError(f"a shape is a tuple of whole numbers and None, not {shape!r}") from None

@@ -51,42 +51,45 @@ class Attributes(Mapping[str, AttributeValue]):
     def integer(self, name: str) -> int:
         value = self._items.get(name)
         if type(value) is not int:
-            raise _wrong(name, "an integer", value)
+            raise _wrong(self._items, name, "an integer")
         return value
 
     def number(self, name: str) -> float:
         value = self._items.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise _wrong(name, "a number", value)
+            raise _wrong(self._items, name, "a number")
         return float(value)
 
     def flag(self, name: str) -> bool:
         value = self._items.get(name)
         if not isinstance(value, bool):
-            raise _wrong(name, "true or false", value)
+            raise _wrong(self._items, name, "true or false")
         return value
 
     def text(self, name: str) -> str:
         value = self._items.get(name)
         if not isinstance(value, str):
-            raise _wrong(name, "a string", value)
+            raise _wrong(self._items, name, "a string")
         return value
 
     def blob(self, name: str) -> bytes:
         value = self._items.get(name)
         if not isinstance(value, bytes):
-            raise _wrong(name, "bytes", value)
+            raise _wrong(self._items, name, "bytes")
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
         value = self._items.get(name)
         if not isinstance(value, tuple) or not all(type(v) is int for v in value):
-            raise _wrong(name, "integers", value)
+            raise _wrong(self._items, name, "integers")
         return value  # type: ignore[return-value]  # narrowed element by element above
 
 
-def _wrong(name: str, expected: str, value: AttributeValue) -> InvalidAttribute:
-    return InvalidAttribute(f"attribute {name!r} must be {expected}, not {value!r}")
+def _wrong(items: Mapping[str, AttributeValue], name: str, expected: str) -> InvalidAttribute:
+    if name in items:
+        return InvalidAttribute(f"attribute {name!r} must be {expected}, not {items[name]!r}")
+    there = f"the attributes are {', '.join(items)}" if items else "there are none"
+    return InvalidAttribute(f"no attribute is named {name!r}; {there}")
 
 
 NO_ATTRIBUTES: Final = Attributes()

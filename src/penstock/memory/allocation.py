@@ -83,6 +83,8 @@ def allocate(
     Raises `InputError` without roles, for one that names no input or output of a compiled model, or is there twice, for roles that differ in element type or quantisation, and for dimensions that
     contradict each other.
     """
+    if not isinstance(roles, Iterable):
+        raise InputError(f"roles takes a list of InputRole and OutputRole, not {roles!r}")
     named = list(roles)
     managed, steps = [], []
     for place, role in enumerate(named):

@@ -93,6 +93,7 @@ class HardwareBuffer(Closing):
         Raises `InputError` for dimensions that are not positive, a BLOB of more than one row or layer and a format
         of unknown size, `ResourceExhaustedTransient` when the system has no room or no descriptor left.
         """
+        _check_whole(format)
         bits = BITS_PER_PIXEL.get(format)
         if bits is None:
             raise InputError(f"the size of hardware buffers of format {format:#x} is not known")
@@ -228,7 +229,10 @@ def _needed(description: HardwareBufferDescription) -> int:
     d = description
     _check_whole(d.width, d.height, d.layers, d.stride, d.usage)
     if min(d.width, d.height, d.layers) < 1 or d.stride < 0 or d.usage < 0:
-        raise InputError(f"{d} has a dimension that is not positive")
+        raise InputError(
+            "a hardware buffer has a width, height and layers of 1 or more, and a stride and usage of 0 or more, not "
+            f"{d.width}, {d.height}, {d.layers}, {d.stride} and {d.usage}"
+        )
     if d.is_blob:
         if d.height != 1 or d.layers != 1:
             raise InputError(f"a BLOB has one row and one layer, not {d.height} and {d.layers}")

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from penstock.counting import there_are
 from penstock.errors import InputError
 from penstock.hal import MemoryPreference
 from penstock.ir import DType, NDArray, Operand
@@ -75,7 +76,7 @@ class PoolLayout:
             chosen = [o.name for o in operands] if names is None else list(names)
             for name in chosen:
                 if name not in known:
-                    raise InputError(f"no {kind} is named {name!r}; there are {', '.join(known)}")
+                    raise InputError(f"no {kind} is named {name!r}; {there_are(list(known))}")
                 wanted.append(known[name])
         return cls.for_operands(wanted)
 

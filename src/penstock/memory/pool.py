@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,10 +128,15 @@ class MemoryPool(Closing):
 
         Raises `InputError` where it would not fit, holds Python objects, or the pool cannot be read.
         """
-        size, kind = self.nbytes, np.dtype(dtype)
+        size = self.nbytes
+        try:
+            kind = np.dtype(dtype)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"a view needs a dtype of NumPy's, not {dtype!r}: {error}") from None
         if kind.hasobject:
             raise InputError("a pool holds bytes; it cannot be viewed as Python objects")
-        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        several = isinstance(shape, Iterable) and not isinstance(shape, str)
+        dimensions: tuple[Any, ...] = tuple(shape) if several else (shape,)  # type: ignore[arg-type]  # as asked above
         if any(not isinstance(d, int | np.integer) for d in (*dimensions, offset)):
             raise InputError(
                 f"a view has whole numbers for its shape and offset, not {dimensions} and {offset!r}"
@@ -228,7 +233,11 @@ class MemoryPool(Closing):
 
 def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
     """A descriptor of one's own."""
-    if not isinstance(file, str | os.PathLike):
+    if isinstance(file, bool) or not isinstance(file, str | os.PathLike | int):
+        raise InputError(
+            f"a memory pool is made of a path (str or PathLike) or a descriptor (int), not of {file!r}"
+        )
+    if isinstance(file, int):
         return duplicate(file, "a memory pool")
     flags = os.O_RDWR if prot & PROT_WRITE else os.O_RDONLY
     return os.open(file, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))

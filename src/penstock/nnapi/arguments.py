@@ -8,6 +8,7 @@ from enum import IntEnum
 from numbers import Real
 from typing import Final, TypeVar
 
+from penstock.counting import counted
 from penstock.ir.types import Shape
 from penstock.nnapi.codes import OperationCode
 from penstock.nnapi.description import OperandType
@@ -72,7 +73,7 @@ def index(value: object, what: str, count: int) -> int:
         raise unexpected_null(what)
     number = whole(value, what, -(2**63), 2**63)
     if not 0 <= number < count:
-        raise bad_data(f"{what} {number}: there are {count} operands")
+        raise bad_data(f"{what} {number}: the model has {counted(count, 'operand')}")
     return number
 
 

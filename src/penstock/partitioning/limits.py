@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.counting import counted
 from penstock.errors import PlacementError
 from penstock.ir.types import static_shape
 from penstock.partitioning.cost import Costs
@@ -93,7 +94,7 @@ def complaint_of(
     guests.sort(key=lambda p: len(p.operations))
     small = [p for p in guests if len(p.operations) < least]
     if small:
-        complaint = f"{len(small)} of {len(partitions)} partitions are smaller than min_partition_size={least}"
+        complaint = f"{len(small)} of {counted(len(partitions), 'partition')} {'is' if len(small) == 1 else 'are'} smaller than min_partition_size={least}"
         reason = f"its partition there would be smaller than min_partition_size={least}"
         return complaint, reason, _of_one_device([p for p in small if _can_move(table, p)])
     if most is not None and len(partitions) > most:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.counting import counted
 from penstock.errors import InputError, PlacementError
 from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
 from penstock.ir import Model, Subgraph
@@ -311,16 +312,16 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
     coverage = (len(operations) - len(left)) / len(operations)
     if coverage >= policy.min_coverage:
         return
-    counted: dict[str, Counter[str]] = {}
+    kinds: dict[str, Counter[str]] = {}
     for placement in left:
         for device, reason in placement.reasons.items():
-            counted.setdefault(device, Counter())[f"{placement.type}: {reason}"] += 1
+            kinds.setdefault(device, Counter())[f"{placement.type}: {reason}"] += 1
     reasons = {
         device: "; ".join(f"{reason} ({n})" for reason, n in counter.most_common())
-        for device, counter in counted.items()
+        for device, counter in kinds.items()
     }
     raise PlacementError(
-        f"{len(left)} of {len(operations)} operations would run on {REFERENCE_DEVICE}: a coverage of "
+        f"{len(left)} of {counted(len(operations), 'operation')} would run on {REFERENCE_DEVICE}: a coverage of "
         f"{coverage:.3g}, where min_coverage={policy.min_coverage:g}",
         reasons,
     )

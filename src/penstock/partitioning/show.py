@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from penstock.counting import counted
 from penstock.partitioning.plan import PREDICTED
 from penstock.partitioning.reasons import duration
 
@@ -133,12 +134,12 @@ def summarize_plan(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.summary`."""
     placed = Counter(placement.device for placement in plan.operations)
     shares = ", ".join(f"{device} {placed[device]}" for device in plan.devices if placed[device])
-    text = f"{_count(len(plan.steps), 'step')}, {_count(len(plan.operations), 'operation')}"
+    text = f"{counted(len(plan.steps), 'step')}, {counted(len(plan.operations), 'operation')}"
     text += f" ({shares})" if shares else ""
     if plan.temporaries.nbytes:
-        text += f", {plan.temporaries.nbytes} bytes between steps"
+        text += f", {counted(plan.temporaries.nbytes, 'byte')} between steps"
     if plan.temporaries.dynamic:
-        text += f", {_count(len(plan.temporaries.dynamic), 'value')} of unknown size between steps"
+        text += f", {counted(len(plan.temporaries.dynamic), 'value')} of unknown size between steps"
     return text
 
 
@@ -157,7 +158,11 @@ def describe_prediction(plan: ExecutionPlan) -> str:
             idle.append(one.device)
             continue
         count = len(plan.operations)
-        share = "" if one.operations == count else f" with {one.operations} of {count} operations"
+        share = (
+            ""
+            if one.operations == count
+            else f" with {one.operations} of {counted(count, 'operation')}"
+        )
         alone.append(f"{one.device} {duration(one.predicted_ns)}{share}")
     if len(alone) + len(idle) < 2:
         return text
@@ -192,10 +197,10 @@ def idle_operations(plan: ExecutionPlan) -> list[int]:
 
 def types_of(plan: ExecutionPlan, operations: Sequence[int]) -> str:
     """`CONV_2D x3, RELU, 2 more types`."""
-    counted = Counter(plan.operations[i].type for i in operations).most_common()
-    shown = [f"{kind} x{n}" if n > 1 else kind for kind, n in counted[:SHOWN_TYPES]]
-    if len(counted) > SHOWN_TYPES:
-        shown.append(_count(len(counted) - SHOWN_TYPES, "more type"))
+    kinds = Counter(plan.operations[i].type for i in operations).most_common()
+    shown = [f"{kind} x{n}" if n > 1 else kind for kind, n in kinds[:SHOWN_TYPES]]
+    if len(kinds) > SHOWN_TYPES:
+        shown.append(counted(len(kinds) - SHOWN_TYPES, "more type"))
     return ", ".join(shown)
 
 
@@ -258,7 +263,3 @@ def _wrapped(text: str, indent: str, width: int) -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

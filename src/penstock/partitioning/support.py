@@ -8,9 +8,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.counting import counted
 from penstock.errors import InputError
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
-from penstock.hal.capabilities import checked
+from penstock.hal.capabilities import MAX_ALIGNMENT, checked
 from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of
 from penstock.ir.types import is_static
@@ -20,11 +21,11 @@ from penstock.partitioning.split import Cutter
 REFERENCE_DEVICE: Final = "reference"
 """The device of last resort, by name: NNAPI's CPU path."""
 
+ASKED_IN_VAIN: Final = "cannot be asked: "
+"""How the reason against a device begins that gave no answer."""
+
 HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 """Types whose values mean nothing outside the engine that made them."""
-
-MAX_ALIGNMENT: Final = 1 << 16
-"""Alignment and padding in bytes that a device may prefer; a page of any machine fits."""
 
 
 class Candidate(Struct, frozen=True):
@@ -182,9 +183,8 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
         capabilities, level = _checked(device.capabilities), device.feature_level
         answers = _ask(model, device, level)
     except Exception as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
-        refusal = Support(
-            supported=False, reason=f"cannot be asked: {type(error).__name__}: {error}"
-        )
+        reason = f"{ASKED_IN_VAIN}{type(error).__name__}: {error}"
+        refusal = Support(supported=False, reason=reason)
         return Candidate(device, device.name, Capabilities(), (refusal,) * count)
     judged = tuple(
         _judge(model, i, answers[i], device.name, capabilities, policy) for i in range(count)
@@ -215,7 +215,7 @@ def _ask(model: Model, device: Device, level: int) -> list[Support]:
     given: list[Any] = list(device.supported_operations(part)) if below else []
     if len(given) != len(below):
         raise ValueError(
-            f"supported_operations gave {len(given)} answers for {len(below)} operations"
+            f"supported_operations gave {counted(len(given), 'answer')} for {counted(len(below), 'operation')}"
         )
     if not all(
         isinstance(answer, Support)

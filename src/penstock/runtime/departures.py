@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from penstock.counting import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 from penstock.runtime.distance import Distance
@@ -68,9 +69,9 @@ class Comparison(Struct, frozen=True):
 
     def show(self) -> str:
         """The comparison in a few lines, without a line end."""
-        took = f"{self.device} took {self.supported} of {self.operations} operations"
+        took = f"{self.device} took {self.supported} of {counted(self.operations, 'operation')}"
         if self.departure is not None:
-            return f"{self.departure.show()}\n({took}; found in {self.runs} runs)"
+            return f"{self.departure.show()}\n({took}; found in {counted(self.runs, 'run')})"
         if not self.supported:
             return f"{took}: there is nothing to compare"
         right = f"from {self.against}'s ({self.accuracy})"

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.counting import counted
 from penstock.execution.inputs import dequantize
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, NDArray, Operand
@@ -122,7 +123,7 @@ def distances_of(
     ports = _ports(entry.outputs, entry.ordinary_outputs, len(expected))
     operands = [model.operands[i] for i in ports]
     if len(outputs) != len(operands):
-        return [_incomparable(0, f"{len(outputs)} outputs, not {len(operands)}")]
+        return [_incomparable(0, f"{counted(len(outputs), 'output')}, not {len(operands)}")]
     share = HYBRID_SHARE if _is_hybrid(model) else FLOAT_SHARE
     floor = _cancelling(model, inputs)
     return [

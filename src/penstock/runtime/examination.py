@@ -15,7 +15,7 @@ from penstock.hal import (
     DeviceBase,
     DeviceType,
 )
-from penstock.hal.capabilities import FEATURE_LEVELS, checked
+from penstock.hal.capabilities import FEATURE_LEVELS, checked, fault_of
 from penstock.hal.device import NO_VERSION
 from penstock.hal.loading import describe
 
@@ -142,8 +142,9 @@ def _feature_level_fault(value: Any) -> str | None:
 def _capabilities_fault(value: Any) -> str | None:
     if not isinstance(value, Capabilities):
         return "its capabilities are {}, which are no Capabilities"
-    checked(value)
-    return None
+    fault = fault_of(checked(value))
+    # What comes out of here is a format.
+    return fault and f"of its capabilities, {fault}".replace("{", "{{").replace("}", "}}")
 
 
 _METADATA: Final[dict[str, Callable[[Any], str | None]]] = {

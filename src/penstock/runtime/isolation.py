@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -209,6 +209,12 @@ def close_hosts() -> None:
         supervisor.close()
 
 
+def leave_hosts() -> None:
+    """`close_hosts` at the end of the process. Who interrupts that too has it end at once, which leaves every host."""
+    with suppress(KeyboardInterrupt):
+        close_hosts()
+
+
 def _unavailable(entry: DriverEntry) -> str | None:
     if not getattr(entry, "value", ""):
         return "it has no entry point that another process could load"
@@ -233,4 +239,4 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-atexit.register(close_hosts)
+atexit.register(leave_hosts)

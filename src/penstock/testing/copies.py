@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
+from penstock.errors import InputError
 from penstock.hal.request import CopyReceipt, copy_watchers
 
 
@@ -13,8 +15,13 @@ def assert_no_copies(allowed_bytes: int = 0) -> Iterator[list[CopyReceipt]]:
     """Raises `AssertionError` at the end of the block when the runtime copied more than *allowed_bytes*
     of tensor data in it, in any thread; the message lists every copy with its reason.
 
-    The list it gives holds the copies so far.
+    The list it gives holds the copies so far. Raises `InputError` where *allowed_bytes* is no whole number of 0 or more.
     """
+    whole = isinstance(allowed_bytes, Integral) and not isinstance(allowed_bytes, bool)
+    if not whole or allowed_bytes < 0:
+        raise InputError(
+            f"allowed_bytes is a whole number of bytes, 0 or more, not {allowed_bytes!r}"
+        )
     copies: list[CopyReceipt] = []
     copy_watchers.append(copies.append)
     try:

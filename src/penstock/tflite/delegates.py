@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 FOREIGN: Final = "a delegate that LiteRT loaded cannot be added; penstock.tflite.load_delegate loads the same library"
 
 
+IS_NONE: Final = (
+    "{} is no delegate; load_delegate gives one, and so does a class of penstock.delegates"
+)
+
+
+def every(given: object) -> list[PythonDelegate]:
+    """The delegates of an interpreter's *experimental_delegates*. Raises as `checked`, and `TypeError` for what is no list."""
+    if not given:
+        return []
+    try:
+        listed: list[object] = list(given)  # type: ignore[call-overload]  # anything may be given
+    except TypeError as error:
+        remedy = "experimental_delegates must be a list of delegates"
+        raise TypeError(f"{error}: {remedy}; for one, [delegate]") from None
+    return [checked(delegate) for delegate in listed]
+
+
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:
     """The TFLite delegate in the shared library *library*, which LiteRT runs. *options* reach it as text.
 
@@ -36,5 +53,8 @@ def checked(delegate: object) -> PythonDelegate:
     if isinstance(delegate, type) and issubclass(delegate, delegates.Delegate):
         name = delegate.__name__
         raise AttributeError(f"{name} is a class; a delegate is an object of it: {name}()")  # noqa: TRY004  # LiteRT's class
-    _ = delegate._get_native_delegate_pointer  # type: ignore[attr-defined]  # noqa: SLF001  # how LiteRT tells a delegate
+    try:
+        _ = delegate._get_native_delegate_pointer  # type: ignore[attr-defined]  # noqa: SLF001  # how LiteRT tells a delegate
+    except AttributeError as error:
+        raise AttributeError(f"{error}: {IS_NONE.format(type(delegate).__name__)}") from None
     raise NotAvailable(FOREIGN)

@@ -80,7 +80,7 @@ class Interpreter(Closing):
         if devices is not None or policy is not None:
             _check_placement(devices, policy)
         file = _open(model_path, model_content)
-        added = [delegates.checked(d) for d in experimental_delegates or ()]
+        added = delegates.every(experimental_delegates)
         options = {
             "devices": resolved if devices is None else devices,
             "num_threads": None if num_threads is None else int(num_threads),

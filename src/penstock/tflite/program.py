@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.counting import counted
 from penstock.errors import InvalidOperand
 from penstock.execution import CompiledModel
 from penstock.execution.bound import BoundRun
@@ -40,7 +41,7 @@ class Program:
         ordinary = entry.ordinary_outputs
         if len(self.inputs) != len(model.inputs) or len(own) > len(ordinary):
             raise InvalidOperand(
-                f"the model takes {len(model.inputs)} inputs and gives {len(ordinary)} outputs, "
+                f"the model takes {counted(len(model.inputs), 'input')} and gives {counted(len(ordinary), 'output')}, "
                 f"the file has {len(self.inputs)} and {len(own)}",
                 where=f"subgraph {subgraph}",
             )

@@ -126,7 +126,7 @@ def test_not_a_number_never_wins() -> None:
 def test_a_wrong_number_of_labels_is_noted_and_missing_labels_are_none() -> None:
     found = answer(results(np.array([[0.1, 0.9]], np.float32), labels=["only"]))
     assert found.data["top"][0]["label"] is None
-    assert "1 labels for 2 classes" in found.notes[0]
+    assert "1 label for 2 classes" in found.notes[0]
 
 
 @pytest.mark.parametrize("last", ["SOFTMAX", "LOGISTIC"])
@@ -163,7 +163,7 @@ def test_detections_are_sorted_cut_and_labelled() -> None:
         (1, "cat", pytest.approx(0.5)),
     ]
     assert found.data["boxes"][1]["box"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert "1 more boxes" in found.notes[0]
+    assert "1 more box not shown" in found.notes[0]
 
 
 def test_the_count_bounds_the_detections() -> None:

@@ -95,3 +95,15 @@ def test_a_device_that_failed_is_named_with_its_reason(stage: Any, act: str) -> 
         f"fall-back: fast failed to {act} (2 steps): GeneralFailure: no room\n"
         f"fall-back: wide failed to {act}: GeneralFailure: hot\n"
     )
+
+
+def test_what_a_compile_failed_at_is_not_told_again_of_the_run() -> None:
+    stream = io.StringIO()
+    dead, hot = Failure("fast", "DeadObject: gone"), Failure("slow", "GeneralFailure: hot")
+    before = Receipt((StepReceipt("reference", (0,), 1, failures=(dead,)),), stage="compile")
+    after = Receipt((StepReceipt("reference", (0,), 1, failures=(dead, hot)),), stage="run")
+    show_fallbacks(Output(console=Console(file=stream, width=200)), before, after)
+    assert stream.getvalue() == (
+        "fall-back: fast failed to compile: DeadObject: gone\n"
+        "fall-back: slow failed to run: GeneralFailure: hot\n"
+    )

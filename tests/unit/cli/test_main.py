@@ -220,7 +220,8 @@ def test_knobs_lists_every_knob(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [("many", "must be int, not 'many'"), ("-1", "must be 0 or more, not -1")]
+    ("value", "words"),
+    [("many", "must be a whole number, not 'many'"), ("-1", "must be 0 or more, not -1")],
 )
 def test_a_bad_knob_is_a_problem_among_the_good_ones(
     run: Run, monkeypatch: pytest.MonkeyPatch, value: str, words: str
@@ -409,7 +410,7 @@ def half(tmp_path: Path) -> Path:
 def test_where_there_is_no_plan_each_device_says_why(run: Run, half: Path) -> None:
     result = run("plan", half, "-d", "sample")
     assert result.exit_code == 1
-    assert result.stderr == "penstock: error: no plan: 1 of 2 operations have no device (ROUND)\n"
+    assert result.stderr == "penstock: error: no plan: 1 of 2 operations has no device (ROUND)\n"
     relu, round_ = result.stdout.splitlines()[-2:]
     assert "RELU" in relu
     assert relu.rstrip().endswith("sample")
@@ -515,6 +516,35 @@ def test_a_score_outside_0_to_1_is_wrong_usage(run: Run, model: Path, score: str
 def test_empty_names_are_wrong_usage(run: Run, model: Path) -> None:
     assert "MODEL is empty" in one_line(run("run", ""), 2)
     assert "INPUT 1 is empty" in one_line(run("run", model, ""), 2)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.npy", "a.npz", "a.wav", "a"])
+def test_an_empty_file_is_said_to_be_empty(
+    run: Run, model: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).touch()
+    assert f"{name}: the file is empty" in one_line(run("run", model, tmp_path / name), 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["nosuch"], "penstock"),
+        (["cache", "rm"], "penstock cache"),
+        (["run", "--nosuch"], "penstock run"),
+    ],
+)
+def test_who_asks_for_what_there_is_not_is_told_where_it_is_listed(
+    run: Run, arguments: list[str], where: str
+) -> None:
+    line = one_line(run(*arguments), 2)
+    assert "No such " in line
+    assert line.endswith(f"; '{where} --help' lists what there is\n")
+
+
+def test_a_device_named_twice_is_wrong_usage(run: Run, model: Path) -> None:
+    line = one_line(run("run", model, "random", "-d", "sample", "-d", "sample"), 2)
+    assert "device 'sample' is named twice; once is enough" in line
 
 
 def test_a_device_that_computes_nothing_is_noted(run: Run, model: Path) -> None:

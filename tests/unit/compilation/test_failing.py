@@ -124,6 +124,23 @@ def test_what_is_told_of_a_measured_device_has_the_models_numbers() -> None:
     assert told(GeneralFailure("of its own")) == "GeneralFailure: of its own"
 
 
+def test_what_others_said_too_is_not_said_twice() -> None:
+    def refuse(_: Request, __: ExecutionConfig) -> None:
+        raise GeneralFailure("the buffer is lost")
+
+    one = f32([[1, 2, 3]] * 2)
+    devices = [NumpyDevice(name, before=refuse) for name in ("first", "second")]
+    policy = penstock.Policy(forbid={"*": "reference"})
+    with (
+        penstock.compile(add_relu(), devices=devices, cache=False, policy=policy) as made,
+        pytest.raises(
+            GeneralFailure, match=r"on first: the buffer is lost; so did second$"
+        ) as caught,
+    ):
+        made(one, one)
+    assert not hasattr(caught.value, "__notes__")
+
+
 @pytest.mark.parametrize("fenced", [False, True], ids=["at once", "behind fences"])
 def test_of_every_device_that_failed_at_a_step(fenced: bool) -> None:
     relus = [NumpyDevice(name, only=["RELU"], before=fail) for name in ("first", "second")]

@@ -325,6 +325,8 @@ class TestNnapiDelegate:
     def test_wrong_options(self) -> None:
         with pytest.raises(DeviceUnavailable, match=r"no usable accelerator 'nothing'.*reference"):
             NnapiDelegate("nothing")
+        with pytest.raises(InputError, match="accelerator_name is a device's name, not 3"):
+            NnapiDelegate(3)  # type: ignore[arg-type]  # what users give
         with pytest.raises(InputError, match="execution_preference"):
             NnapiDelegate("reference", execution_preference="fast")  # type: ignore[arg-type]
         with pytest.raises(InputError, match="cache_dir"):

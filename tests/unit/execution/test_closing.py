@@ -85,7 +85,7 @@ def test_close_returns_and_the_run_releases_the_rest(
     compiled.close()
     assert time.monotonic() - began < PATIENCE_S / 3
     assert closed == []
-    assert ("1 runs that have not ended" in caplog.text) is (how == "run")
+    assert ("1 run that has not ended" in caplog.text) is (how == "run")
     with pytest.raises(ClosedError):
         (burst.run(X, X) if burst else compiled([X, X]))
     stuck.go_on.set()

@@ -163,9 +163,21 @@ def test_a_buffer_that_is_written_serves_one_argument(device: Device) -> None:
         assert np.array_equal(both.numpy(), VALUE)
 
 
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+@pytest.mark.parametrize("given", ["x", 0, None])
+def test_what_is_no_list_of_names_is_refused_with_the_remedy(
+    compiled: penstock.CompiledModel, kind: str, given: Any
+) -> None:
+    with pytest.raises(InputError) as caught:
+        compiled.allocate(**{kind: given})
+    one = "" if given is None else f"; for one, [{given!r}]"
+    assert str(caught.value) == f"{kind} takes a list of names or positions, not {given!r}{one}"
+
+
 def test_roles_that_make_no_sense_are_refused(compiled: penstock.CompiledModel) -> None:
     for match, roles, dimensions in (
         ("at least one role", [], None),
+        ("takes a list of InputRole and OutputRole, not 3", 3, None),
         ("no input is named", [InputRole(compiled, "nobody")], None),
         ("no output 1|has 1", [OutputRole(compiled, 1)], None),
         ("no compiled model", [InputRole(3, "x")], None),

@@ -26,9 +26,11 @@ from penstock.hal import (
     EventFence,
     ExecutionConfig,
     Fence,
+    FenceStatus,
     Request,
     as_descriptor,
     fence_pair,
+    status_of,
 )
 from penstock.ir import Model
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
@@ -164,6 +166,25 @@ class TestRuns:
         assert ended.wait()
         assert ended.error() is None
         np.testing.assert_array_equal(run.result()[1], SUM)
+
+    def test_what_was_told_of_its_end_has_been_when_its_result_is_there(
+        self, compiled: penstock.CompiledModel
+    ) -> None:
+        first, told = EventFence(), threading.Event()
+        run = compiled.start_fenced([X, Y], [first])
+
+        def tell() -> None:
+            # In the thread that signals, which would wait for itself.
+            np.testing.assert_array_equal(run.result(PATIENCE_S)[1], SUM)
+            time.sleep(0.01)
+            told.set()
+
+        run.fence.when_signalled(tell)
+        ended = as_descriptor(run.fence)
+        first.signal()
+        run.result(PATIENCE_S)
+        assert told.is_set()
+        assert status_of(ended) is FenceStatus.SIGNALLED
 
     def test_a_failed_fence_fails_the_run(self, compiled: penstock.CompiledModel) -> None:
         target = np.full_like(X, 7)

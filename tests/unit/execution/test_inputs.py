@@ -229,6 +229,18 @@ class TestRealValues:
         with pytest.raises(InputError, match=r"input 2 \(pixels\)"):
             to_stored(wrong, pixels(), 2, [])
 
+    @pytest.mark.parametrize("take", [as_array, to_stored])
+    def test_masks_are_not_passed_over(self, take: Any) -> None:
+        kind: Any = np.float32 if take is to_stored else np.uint8
+        values = np.zeros(2, kind)
+        masked = np.ma.masked_array(values, mask=True)
+        with pytest.raises(
+            InputError, match=r"input 2 \(pixels\) is a masked array, .* filled\(\)"
+        ):
+            take(masked, pixels(), 2, [])
+        whole = np.ma.masked_array(values, mask=False)
+        assert np.shape(take(whole, pixels(), 2, [])) == values.shape
+
     def test_lists_are_refused_as_without_quantisation(self) -> None:
         with pytest.raises(InputError, match=r"needs an array.*not list"):
             to_stored([0.5, -1.0], pixels(), 0, [])

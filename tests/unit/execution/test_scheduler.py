@@ -515,7 +515,7 @@ class TestSubmit:
             future = compiled.submit(X, X)
             assert inside.wait(PATIENCE_S)
             assert future.cancel()
-            with pytest.raises(Cancelled):
+            with pytest.raises(Cancelled, match=r"^cancel\(\) of the run's future ended it$"):
                 future.result(PATIENCE_S)
             assert not future.cancel()
 
@@ -528,8 +528,24 @@ class TestSubmit:
             future.cancel()
             assert not token.is_set()
             token.set()
-            with pytest.raises(Cancelled):
+            with pytest.raises(Cancelled, match=r"^the cancel token was set$"):
                 compiled.submit(X, X, cancel=token).result(PATIENCE_S)
+
+    def test_a_driver_that_knows_of_a_token_alone_does_not_say_what_ended_the_run(self) -> None:
+        inside, go_on = threading.Event(), threading.Event()
+
+        def stop(*_: object) -> None:
+            inside.set()
+            assert go_on.wait(PATIENCE_S)
+            raise Cancelled("the cancel token was set")
+
+        with compiled_for(NumpyDevice(before=stop)) as compiled:
+            future = compiled.submit(X, X)
+            assert inside.wait(PATIENCE_S)
+            assert future.cancel()
+            go_on.set()
+            with pytest.raises(Cancelled, match=r"^cancel\(\) of the run's future ended it$"):
+                future.result(PATIENCE_S)
 
     def test_a_timeout_counts_from_the_submission(self) -> None:
         seen: list[int | None] = []

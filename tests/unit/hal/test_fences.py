@@ -18,6 +18,7 @@ from penstock.errors import (
     DeadObject,
     DriverError,
     GeneralFailure,
+    InputError,
     InvalidArgument,
     OutputInsufficientSize as TooSmall,
     ResourceExhaustedTransient,
@@ -254,3 +255,10 @@ def test_a_process_without_descriptors_left_is_not_the_callers_mistake(
     monkeypatch.setattr(os, "dup", full)
     with pytest.raises(ResourceExhaustedTransient, match="descriptor 0 cannot be a fence"):
         DescriptorFence(0)
+
+
+def test_what_is_no_fence_is_refused_before_a_descriptor_is_made(no_descriptor_leaks: None) -> None:
+    with pytest.raises(
+        InputError, match=r"a fence is needed, with wait\(\) and error\(\), not int"
+    ):
+        as_descriptor(3)  # type: ignore[arg-type]  # what users give

@@ -354,3 +354,15 @@ def test_a_driver_that_takes_too_long_to_load_is_killed_and_the_limit_named(
         fell_back(model, "within 0.3 s")
         fell_back(model, "the knob driver_start_ms sets it")
     assert time.monotonic() - began < 20
+
+
+def test_a_process_that_is_interrupted_as_it_leaves_its_hosts_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted:
+        def close(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(isolation, "_supervisors", {"x": Interrupted()})
+    isolation.leave_hosts()
+    assert isolation.supervisors() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.compilation.failing import with_last_crash
 from penstock.errors import DeadObject
 from penstock.ipc.standstill import AGAIN_NS, LOOK_NS, Standstill
 
@@ -47,6 +48,22 @@ def test_the_fall_back_has_the_other_half(deadline: float) -> None:
 @pytest.mark.parametrize("deadline", [6.5, 8, 60])
 def test_one_that_is_found_to_hang_in_time_is_waited_for(deadline: float) -> None:
     assert Process(0).given_up_at(deadline) is None
+
+
+def test_what_is_said_of_it_is_so_before_it_is_killed() -> None:
+    process = Process(0)
+    clock = Standstill(process.is_stopped, "it", LIMIT, SECOND, lambda: process.now)
+    told = ""
+    while not told:
+        process.now = clock.next_ns
+        try:
+            clock.look()
+        except DeadObject as error:
+            told = str(error)
+    assert with_last_crash(told) == (
+        "it is stopped, and does not answer before the deadline; SIGCONT lets it go on, or it is killed after 5 s "
+        "without a sign of life, and penstock doctor --last-crash has a record from then on"
+    )
 
 
 def test_one_that_stops_late_is_not_waited_for() -> None:

@@ -32,9 +32,20 @@ GETTERS: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("kind", GETTERS)
 def test_a_getter_gives_its_kind_and_refuses_every_other(kind: str) -> None:
     assert GETTERS[kind](kind) == VALUES[kind]
-    for name in {*VALUES, "absent"} - {kind}:
+    for name in {*VALUES} - {kind}:
         with pytest.raises(InvalidAttribute, match=f"attribute '{name}' must be"):
             GETTERS[kind](name)
+
+
+@pytest.mark.parametrize("kind", GETTERS)
+def test_a_name_that_is_none_is_said_to_be_none(kind: str) -> None:
+    there = ", ".join(sorted(VALUES))
+    with pytest.raises(
+        InvalidAttribute, match=f"^no attribute is named 'betta'; the attributes are {there}$"
+    ):
+        GETTERS[kind]("betta")
+    with pytest.raises(InvalidAttribute, match=r"^no attribute is named 'betta'; there are none$"):
+        getattr(Attributes(), GETTERS[kind].__name__)("betta")
 
 
 def test_a_number_is_an_integer_or_a_real_and_no_flag() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.errors import InvalidOperand, UnknownOperator
+from penstock.errors import IndexOutOfRange, InputError, InvalidOperand, UnknownOperator
 from penstock.ir import DType, Lifetime, ModelBuilder, NDArray, Operand, Quantization, StatePort
 from penstock.ir.builder import ALIGNMENT, pack, pack_strings
 from penstock.ir.model import constant_array, unpack_strings
@@ -15,6 +17,51 @@ from penstock.ir.types import byte_size
 from tests.unit.ir_core.samples import F32
 
 RANGES = {DType.INT2: (-2, 1), DType.INT4: (-8, 7), DType.UINT4: (0, 15)}
+
+
+WRONG: dict[str, tuple[Callable[[ModelBuilder], object], str]] = {
+    "type": (
+        lambda b: b.input("float32", (2,), "x"),  # type: ignore[arg-type]  # what users give
+        r"^input 'x': an element type is a DType \(DType.FLOAT32\), not 'float32'$",
+    ),
+    "shape": (
+        lambda b: b.input(F32, "ab"),  # type: ignore[arg-type]  # as above
+        "^a shape is a tuple of whole numbers and None, not 'ab'$",
+    ),
+    "rank": (
+        lambda b: b.input(F32, 3),  # type: ignore[arg-type]  # as above
+        "^a shape is a tuple of whole numbers and None, not 3$",
+    ),
+    "constant": (
+        lambda b: b.constant([1.0], "k"),  # type: ignore[arg-type]  # as above
+        "^constant 'k' is made of a NumPy array, not of list$",
+    ),
+    "elements": (
+        lambda b: b.constant(np.array([5], object)),
+        "^an array of strings holds str and bytes, not int$",
+    ),
+    "dates": (
+        lambda b: b.constant(np.zeros(1, "datetime64[s]")),
+        r"^no operand type has the NumPy dtype datetime64\[s\]$",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_a_model_cannot_be_made_of_is_refused_at_the_door(what: str) -> None:
+    make, words = WRONG[what]
+    with pytest.raises(InputError, match=words):
+        make(ModelBuilder())
+
+
+def test_an_output_that_is_no_operand_is_named() -> None:
+    for outside in (1, -1):
+        b = ModelBuilder()
+        b.input(F32, (2,), "x")
+        with pytest.raises(
+            IndexOutOfRange, match=f"^output {outside} is no operand; their number is 1$"
+        ):
+            b.build([outside])
 
 
 def back(data: bytes, dtype: DType, shape: tuple[int, ...]) -> NDArray:
@@ -151,7 +198,7 @@ def test_shapes_may_come_as_any_integers() -> None:
     (y,) = b.operation("RELU", [x], [(F32, [2, np.int64(3)])])  # type: ignore[list-item]  # the point
     model = b.build([y])
     assert [type(d) for o in model.operands for d in o.shape or ()] == [int] * 4
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="tuple of whole numbers"):
         b.input(F32, (2.5,), "x")  # type: ignore[arg-type]  # the point
 
 
@@ -187,8 +234,3 @@ def test_a_variable_may_have_an_initial_value() -> None:
     b.state(index, None, b.operation("RELU", [x], [(F32, (3,))])[0])
     model = b.build([])
     assert constant_array(model.pools, model.variables[0]).tolist() == [0.0, 1.0, 2.0]
-
-
-def test_an_array_of_no_operand_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="datetime64"):
-        ModelBuilder().constant(np.zeros(1, "M8[s]"))

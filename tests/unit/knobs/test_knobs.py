@@ -84,7 +84,12 @@ def test_types_are_converted(monkeypatch: pytest.MonkeyPatch, settings: Path) ->
 
 @pytest.mark.parametrize(
     ("knob", "text", "wanted"),
-    [(COUNT, "many", "int"), (COUNT, "1.5", "int"), (FLAG, "maybe", "bool"), (RATIO, "x", "float")],
+    [
+        (COUNT, "many", "a whole number"),
+        (COUNT, "1.5", "a whole number"),
+        (FLAG, "maybe", "true or false"),
+        (RATIO, "x", "a number"),
+    ],
 )
 def test_a_value_of_another_type_is_named_with_its_source(
     knob: Knob[int], text: str, wanted: str, monkeypatch: pytest.MonkeyPatch
@@ -178,10 +183,11 @@ def test_directories_are_where_platformdirs_has_them(
     [
         ({"key_store": "foo"}, "must be one of auto, file, not 'foo'"),
         ({"openvino_compilation": "Now"}, "must be one of now, first_run, staged, not 'Now'"),
-        ({"cache_limit_mib": -1}, "must be int, 0 or more, not -1"),
-        ({"lease_seconds": float("nan")}, "must be float, 0.0 or more, not nan"),
-        ({"lease_seconds": "inf"}, "must be float, 0.0 or more, not 'inf'"),
-        ({"late_write_seconds": "soon"}, "must be float, not 'soon'"),
+        ({"cache_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
+        ({"lease_seconds": float("nan")}, "must be a number, 0 or more, not nan"),
+        ({"lease_seconds": "inf"}, "must be a number, 0 or more, not 'inf'"),
+        ({"late_write_seconds": "soon"}, "must be a number, not 'soon'"),
+        ({"allow_fallback": "maybe"}, "must be true or false, not 'maybe'"),
     ],
 )
 def test_a_value_that_a_knob_cannot_have(values: dict[str, object], wanted: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "none").touch()
     with pytest.raises(InputError, match="the file is empty"):
         MemoryPool.from_file(tmp_path / "none")
+
+
+@pytest.mark.parametrize("wrong", [b"path", None, 1.5, True])
+def test_what_is_neither_a_path_nor_a_descriptor_is_named(wrong: Any) -> None:
+    words = f"made of a path (str or PathLike) or a descriptor (int), not of {wrong!r}"
+    with pytest.raises(InputError, match=re.escape(words)):
+        MemoryPool.from_file(wrong)
 
 
 def test_a_descriptor_is_duplicated(path: Path) -> None:

@@ -92,16 +92,17 @@ def test_who_locks_an_image_sees_its_bytes_for_that_time() -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"width": 0}, "not positive"),
-        ({"width": -1}, "not positive"),
+        ({"width": 0}, "of 1 or more"),
+        ({"width": -1}, "of 1 or more"),
         ({"width": 8, "height": 2}, "one row"),
         ({"width": 8, "layers": 2}, "one row"),
-        ({"width": 8, "height": 0, "format": Format.R8_UNORM}, "not positive"),
+        ({"width": 8, "height": 0, "format": Format.R8_UNORM}, "of 1 or more"),
         ({"width": 8, "format": 0x7777}, "0x7777 is not known"),
         ({"width": 2**41}, "possible"),
         ({"width": 2**30, "height": 2**30, "format": Format.R8_UNORM}, "possible"),
-        ({"width": 8, "usage": -1}, "not positive"),
+        ({"width": 8, "usage": -1}, "of 1 or more"),
         ({"width": "8"}, "whole numbers, not '8'"),
+        ({"width": 8, "format": "blob"}, "whole numbers, not 'blob'"),
         ({"width": 8, "height": 2.5, "format": Format.R8_UNORM}, "whole numbers, not 2.5"),
     ],
 )
@@ -138,7 +139,7 @@ def test_a_vendors_format_has_the_size_of_its_buffer() -> None:
         (Description(Format.BLOB, 10**6), "needs 1000000"),
         (Description(Format.R8G8B8A8_UNORM, 1000, 1000), "needs 4000000"),
         (Description(Format.R8G8B8A8_UNORM, 10, 10, stride=9), "stride below"),
-        (Description(Format.BLOB, 0), "not positive"),
+        (Description(Format.BLOB, 0), "of 1 or more"),
         (Description(Format.BLOB, 4, 4), "one row"),
         (Description(Format.BLOB, None), "whole numbers, not None"),  # type: ignore[arg-type]
         ("blob", "HardwareBufferDescription is needed, not str"),

@@ -102,7 +102,7 @@ def test_a_layout_of_a_model_names_its_inputs_and_outputs() -> None:
     assert list(PoolLayout.of(model, inputs=[], outputs=["z"]).places) == ["z"]
     with pytest.raises(InputError, match="no size that is known"):
         PoolLayout.of(model)
-    with pytest.raises(InputError, match="no input is named 'q'; there are x, y"):
+    with pytest.raises(InputError, match="no input is named 'q'; there are 'x', 'y'"):
         PoolLayout.of(model, inputs=["q"])
     with pytest.raises(InputError, match="no output is named 'x'"):
         PoolLayout.of(model, inputs=[], outputs=["x"])

@@ -45,10 +45,21 @@ def test_a_view_that_does_not_fit_is_refused(shape: tuple[int, ...], offset: int
         pool.view(np.float32, shape, offset)
 
 
-@pytest.mark.parametrize(("shape", "offset"), [((None, 3), 0), ((2.0,), 0), ((2,), "0")])
+@pytest.mark.parametrize(
+    ("shape", "offset"), [((None, 3), 0), ((2.0,), 0), ((2,), "0"), (None, 0), ("23", 0)]
+)
 def test_what_is_no_shape_is_refused(shape: Any, offset: Any) -> None:
     with MemoryPool.anonymous(48) as pool, pytest.raises(InputError, match="whole numbers"):
         pool.view(np.float32, shape, offset)
+
+
+@pytest.mark.parametrize("dtype", ["nope", 3, [1]])
+def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
+    with (
+        MemoryPool.anonymous(48) as pool,
+        pytest.raises(InputError, match="a dtype of NumPy's, not"),
+    ):
+        pool.view(dtype, 1)
 
 
 def test_a_view_of_objects_is_refused() -> None:

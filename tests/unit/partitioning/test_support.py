@@ -57,7 +57,7 @@ def _raise(_: Model) -> Any:
         (_raise, "cannot be asked: ZeroDivisionError: driver bug"),
         (
             lambda _: [Support(supported=True)],
-            "cannot be asked: ValueError: supported_operations gave 1 answers for 2 operations",
+            "cannot be asked: ValueError: supported_operations gave 1 answer for 2 operations",
         ),
         (
             lambda _: [True, True],

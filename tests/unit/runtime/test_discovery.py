@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import weakref
@@ -41,6 +42,10 @@ class FakeDevice(DeviceBase):
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
         raise AssertionError("nothing is compiled here")
+
+
+def claims(**overrides: Any) -> dict[str, Any]:
+    return {"capabilities": Capabilities(**overrides)}
 
 
 class FakeEntry:
@@ -129,6 +134,15 @@ def test_a_broken_driver_is_a_reason_and_no_crash() -> None:
         ({"capabilities": None}, "its capabilities are None"),
         ({"capabilities": {}}, "its capabilities are {}"),
         ({"capabilities": Capabilities(performance=None)}, "performance"),  # type: ignore[arg-type]
+        (claims(performance={"float32": PerformanceInfo(-1, 1)}), "execution_time -1, which is no"),
+        (claims(default_performance=PerformanceInfo(math.nan, 1)), "execution_time nan, which is"),
+        (claims(while_performance=PerformanceInfo(1, 0)), "while_performance has power_usage 0"),
+        (claims(performance={"float33": PerformanceInfo()}), "for 'float33', which is no element"),
+        (claims(performance={"{0}": PerformanceInfo()}), "for '{0}', which is no element type"),
+        (claims(dispatch_ns=-1), "of its capabilities, dispatch_ns is -1, which is below 0"),
+        (claims(concurrent_executions=-1), "concurrent_executions is -1, which is below 0"),
+        (claims(transfer_bytes_per_second=0.0), "transfer_bytes_per_second is 0, which is no"),
+        (claims(alignment=48), "alignment is 48, not a power of two up to 65536"),
         ({"capabilities": Capabilities(only_when_named="x")}, "only_when_named"),  # type: ignore[arg-type]
         ({"cache_files_needed": lambda: (1, 1, 1)}, "(1, 1, 1) cache files"),
         ({"cache_files_needed": lambda: (1,)}, "(1,) cache files"),

@@ -59,6 +59,7 @@ from penstock.testing.doubles import (
     ScribblingDevice,
     SlowDevice,
     SubsetDevice,
+    WrongDevice,
 )
 from penstock.testing.loopback import LoopbackDevice
 
@@ -137,6 +138,7 @@ def test_a_cycle_that_nobody_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -
         (LyingDevice(sample(), "insufficient"), "check_values"),
         (LyingDevice(sample(), "values"), "check_values"),
         (LyingDevice(sample(), "timing"), "check_timing_is_plausible"),
+        (WrongDevice(reference(), "SOFTMAX", "much"), "check_values"),
         (ScribblingDevice(sample(), "inputs"), "check_values"),
         (ScribblingDevice(sample(), "behind"), "check_values"),
         (ScribblingDevice(sample(), "before"), "check_values_at_any_offset"),

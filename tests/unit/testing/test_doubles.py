@@ -368,6 +368,14 @@ class TestLoopback:
 class TestCopies:
     def test_a_run_on_host_memory_copies_nothing(self) -> None:
         with penstock.compile(CASE.model, devices=["reference"], cache=False) as compiled:
+            for wrong in (-1, 1.5, "1", None, True):
+                with (
+                    pytest.raises(
+                        InputError, match="allowed_bytes is a whole number of bytes, 0 or m"
+                    ),
+                    assert_no_copies(wrong),  # type: ignore[arg-type]  # what users give
+                ):
+                    pass
             with assert_no_copies() as copies:
                 compiled(*CASE.inputs)
             assert copies == []

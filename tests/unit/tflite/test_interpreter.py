@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from penstock import tflite
+from penstock.delegates import Delegate
 from penstock.errors import (
     ClosedError,
     InputError,
@@ -553,6 +554,22 @@ def test_equal_zero_points_are_shown_as_one_where_asked() -> None:
     ]
     assert counts == [3, 1]
     assert compressed.experimental_compress_quantization_zero_points
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (Delegate(), TypeError, "must be a list of delegates; for one, \\[delegate\\]"),
+        (3, TypeError, "'int' object is not iterable: experimental_delegates must be a list"),
+        ([3], AttributeError, "'int' object has no attribute .*: int is no delegate; load_deleg"),
+        ("x", AttributeError, "'str' object has no attribute .*: str is no delegate; load_deleg"),
+    ],
+)
+def test_what_is_no_list_of_delegates_is_refused_with_the_remedy(
+    given: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        tflite.Interpreter(model_content=models.chain(), experimental_delegates=given)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.cli.answers.base import Results, finite
+from penstock.counting import counted
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
@@ -69,4 +70,4 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
 def _label_note(labels: tuple[str, ...] | None, classes: int) -> str:
     if labels is None or len(labels) == classes:
         return ""
-    return f"there are {len(labels)} labels for {classes} classes; they may be shifted against each other"
+    return f"{counted(len(labels), 'label')} for {counted(classes, 'class', 'classes')}; they may be shifted against each other"

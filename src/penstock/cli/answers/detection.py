@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cli.answers.base import Results, finite
+from penstock.counting import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,7 +48,7 @@ class Detection:
         hidden = number - len(self.boxes)
         self.notes: Sequence[str] = (
             [
-                f"{hidden} more boxes score under {results.minimum:g} or are beyond the top {results.top}"
+                f"{counted(hidden, 'more box', 'more boxes')} not shown: under {results.minimum:g} or beyond the top {results.top}"
             ]
             if hidden > 0
             else []

@@ -19,6 +19,7 @@ from penstock.cli.cache.directory import (
     when,
 )
 from penstock.cli.output import milliseconds, output_of, shortened, size
+from penstock.counting import counted
 
 if TYPE_CHECKING:
     from penstock.cache import CacheEntry
@@ -59,7 +60,7 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
             [(v.key[:SHORT], ", ".join(devices_of(v)), when(v.created)) for v in verdicts],
             whole=("measured placement",),
         )
-    output.line(f"{counted(entries)}, {size(total)} in {cache.directory}", "dim")
+    output.line(f"{how_many(entries)}, {size(total)} in {cache.directory}", "dim")
     output.json(
         {
             "directory": str(cache.directory),
@@ -127,8 +128,8 @@ def compile_time(entry: CacheEntry) -> str:
     return milliseconds(entry.compile_ns) if entry.device else "not known"
 
 
-def counted(entries: Sequence[CacheEntry]) -> str:
-    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+def how_many(entries: Sequence[CacheEntry]) -> str:
+    return counted(len(entries), "entry", "entries")
 
 
 def entry_directory(entry: CacheEntry) -> Path:
@@ -138,6 +139,6 @@ def entry_directory(entry: CacheEntry) -> Path:
 def file_size(path: Path) -> str:
     """Bytes exactly; another process may have removed the file meanwhile."""
     try:
-        return f"{path.lstat().st_size} bytes"
+        return counted(path.lstat().st_size, "byte")
     except OSError:
         return "gone"

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.cache.directory import SHORT, describe, open_cache, owner, short, when
-from penstock.cli.cache.listing import counted
+from penstock.cli.cache.listing import how_many
 from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.output import Output, output_of, size
 
@@ -56,7 +56,7 @@ def clear(
         forget(output, cache, verdict)
         return
     if (entries := cache.entries()) and not yes:
-        question = f"remove {counted(entries)} from {cache.directory}?"
+        question = f"remove {how_many(entries)} from {cache.directory}?"
         if output.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(f"{question} --yes says so where nobody can be asked")
         if not typer.confirm(question, err=True):
@@ -90,8 +90,8 @@ def report(output: Output, cache: Cache, removed: Removed) -> None:
             whole=("removed", "size"),
         )
     output.line(
-        f"{counted(removed)} removed, {size(nbytes(removed))}; "
-        f"{counted(left)} left, {size(nbytes(left))}",
+        f"{how_many(removed)} removed, {size(nbytes(removed))}; "
+        f"{how_many(left)} left, {size(nbytes(left))}",
         "dim",
     )
     output.json(

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.counting import counted
+
 if TYPE_CHECKING:
     from penstock import CompiledModel
 
@@ -40,4 +42,4 @@ def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
     ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
     for argument, option in OPTIONS.items():
         reason = reason.replace(argument, option)
-    return f"{reason} ({count} of {len(placed)} operations)"
+    return f"{reason} ({count} of {counted(len(placed), 'operation')})"

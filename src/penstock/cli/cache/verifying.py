@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.cache.directory import find, open_cache, owner, short
-from penstock.cli.cache.listing import counted
+from penstock.cli.cache.listing import how_many
 from penstock.cli.failures import Unfinished
 from penstock.cli.output import output_of
 from penstock.errors import NotYetWritten
@@ -38,7 +38,7 @@ def verify(
             [(short(entry), owner(entry), str(error or "sound")) for entry, error in results],
             whole=("token",),
         )
-    output.line(f"{counted([e for e, _ in results])} verified, {len(refused)} refused", "dim")
+    output.line(f"{how_many([e for e, _ in results])} verified, {len(refused)} refused", "dim")
     output.json(
         {
             "directory": str(cache.directory),

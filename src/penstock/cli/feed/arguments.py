@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.feed.arrays import random_array, read_npy, read_npz
 from penstock.cli.feed.normalisation import Normalisation
 from penstock.cli.feed.sound import read_sound
+from penstock.counting import counted
 from penstock.ir import NDArray, Operand, TensorMetadata
 from penstock.ir.show import show_operand
 from penstock.ir.types import is_static
@@ -98,6 +100,8 @@ def feed(
                 fed.assumed[rest[0].name] = fed.arrays[-1].shape
             continue
         path = Path(argument)
+        if _is_empty(path):
+            raise FileError(path, "the file is empty")
         kind = kind_of(path)
         if kind == "npz":
             for operand, array in zip(rest, read_npz(path, rest), strict=True):
@@ -114,6 +118,15 @@ def feed(
     if len(fed.arrays) != len(operands):
         raise UsageError(_count(arguments, operands))
     return fed
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether it is a file without a byte; of one that cannot be looked at its reader says why."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and not status.st_size
 
 
 def _feed_picture(
@@ -159,6 +172,6 @@ def kind_of(path: Path) -> Kind:
 
 def _count(given: Sequence[str], operands: Sequence[Operand]) -> str:
     inputs = "; ".join(f"{o.name or '(no name)'} {show_operand(o)}" for o in operands) or "none"
-    count = f"{len(given)} input{'' if len(given) == 1 else 's'}"
+    count = counted(len(given), "input")
     how = " (a file each, or random)" if operands else ""
     return f"{count} given, the model has {len(operands)}: {inputs}{how}"

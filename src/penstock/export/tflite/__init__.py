@@ -15,7 +15,5 @@ def write(model: Model) -> bytes:
     from penstock.export.tflite import writer
 
     if not isinstance(model, Model):
-        raise InputError(
-            f"a Model is written, not a {type(model).__name__}: penstock.load makes one"
-        )
+        raise InputError(f"a Model is written, not {type(model).__name__}: penstock.load makes one")
     return writer.write(model)

@@ -179,6 +179,16 @@ def conv_2d() -> Case:
     return _case(b, out, [x], [answer.astype(np.float32)], "conv_2d")
 
 
+def softmax() -> Case:
+    """Shares that are powers of two, so that every engine has them to the bit; what is far below the largest has none."""
+    b = ModelBuilder()
+    x = np.array([[0, 0, 0, 0], [700, 0, 700, 0], [-500, -900, -900, -900]], np.float32)
+    given = b.input(F32, x.shape, "x")
+    out = b.operation("SOFTMAX", [given], [(F32, x.shape)], {"beta": 1.0})
+    answer = np.array([[0.25] * 4, [0.5, 0, 0.5, 0], [1, 0, 0, 0]], np.float32)
+    return _case(b, out, [x], [answer], "softmax")
+
+
 def add_int8() -> Case:
     """All scales are 1 and zero points 0: the sum, saturated."""
     b = ModelBuilder()
@@ -328,6 +338,7 @@ MAKERS: Final[tuple[Maker, ...]] = (
     fully_connected_of_pictures,
     fully_connected_keeping_dimensions,
     conv_2d,
+    softmax,
     add_int8,
     add_uint8,
     add_int32,

@@ -127,6 +127,7 @@ def comparison(call: Call, kind: str, a: int, b: int) -> int:
 
 def pair(call: Call, kind: str, a: Value, b: Value) -> Value:
     """`arithmetic` of values, in the layout that suits them."""
+    _require_numbers(call, a.dtype)
     operands, layout = aligned(call, [a, b])
     return call.wrap(arithmetic(call, kind, *operands), layout)
 
