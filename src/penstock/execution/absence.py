@@ -14,6 +14,7 @@ from penstock.compilation.receipt import Failure
 from penstock.errors import Cancelled, DriverError, PlacementError
 from penstock.logs import Log
 from penstock.partitioning.fallback import NOT_ALLOWED
+from penstock.partitioning.support import ASKED_IN_VAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +27,6 @@ log = Log(__name__)
 
 GONE: Final = ("DeadObject", "MissedDeadline")
 """How errors begin of a process that is not there, or does not answer in time."""
-
-ASKED_IN_VAIN: Final = "cannot be asked: "
 
 NOT_ASKED: Final = tuple(ASKED_IN_VAIN + error for error in GONE)
 
@@ -85,6 +84,16 @@ def refuse_absent(plan: ExecutionPlan) -> None:
             names = " and ".join(reasons)
             message = f"the process of {names} is not there, and {NOT_ALLOWED}"
             raise explained(PlacementError(message, reasons))
+
+
+def mute(plan: ExecutionPlan) -> dict[str, str]:
+    """Why devices that are there, and that *plan* could place on, could not be asked: their drivers are at fault."""
+    return {
+        name: reason
+        for placement in plan.operations[:1]
+        for name, reason in placement.reasons.items()
+        if reason.startswith(ASKED_IN_VAIN) and not reason.startswith(NOT_ASKED)
+    }
 
 
 def absence_of(

@@ -6,12 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.errors import InputError
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
+from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import collect_support
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
@@ -49,9 +53,16 @@ def plan_model(
     return place(model, devices, policy, config.preference)
 
 
+def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:
+    """*plan* with what its steps fall back on where *devices* alone were named, whatever else it was placed on."""
+    table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
+    steps = permit_fallback(plan.steps, table, plan.operations, policy)
+    return replace(plan, steps=steps)
+
+
 def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
     """*devices* as plans see them: each refuses what shadow verification found it to compute wrongly, with the reason."""
-    if not _has_driver_verdicts():
+    if not has_driver_verdicts():
         return devices
     from penstock.runtime.distrust import held_to_verdicts
 
@@ -67,7 +78,8 @@ def _has_verdicts(directory: str | None) -> bool:
     return os.path.isdir(f"{directory}{os.sep}{VERDICTS}")  # noqa: PTH112
 
 
-def _has_driver_verdicts() -> bool:
+def has_driver_verdicts() -> bool:
+    """Whether anything was ever kept against a driver here."""
     from penstock.cache.naming import DRIVER_VERDICTS
     from penstock.sealed.places import state_directory
 

@@ -19,6 +19,7 @@ from penstock.compilation.compilation import (
     compile_plan,
 )
 from penstock.compilation.spans import Recorder
+from penstock.counting import counted
 from penstock.errors import InputError, PlacementError
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
@@ -39,9 +40,10 @@ from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
+from penstock.partitioning.support import ASKED_IN_VAIN
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.examination import is_absent
-from penstock.runtime.planning import plan_model
+from penstock.runtime.planning import has_driver_verdicts, plan_model, with_fallbacks
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
@@ -222,7 +224,8 @@ class _Session:
                 plan = self._placed(model, shapes, devices, config)
         if elsewhere and not allow:
             elsewhere.check(plan)
-        log.info("compiling %d operations in %d steps", len(plan.operations), len(plan.steps))
+        amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
+        log.info("compiling %s in %s", *amounts)
         caching = self._caching(shapes, plan)
         meanwhile = None
         # A background compile would outlive the call that descriptors are lent for.
@@ -231,7 +234,11 @@ class _Session:
         means = Means(allow, caching, meanwhile, recorder)
         with elsewhere.compiling() if elsewhere else nullcontext():
             compilation = _logged(plan, compile_plan(plan, devices, config, means))
-        notes = (*filter(None, [self._not_tuned(plan)]), *self._unasked())
+        notes = (
+            *filter(None, [self._not_tuned(plan)]),
+            *self._unasked(plan),
+            *self._not_named(plan),
+        )
         if notes:
             receipt = structs.replace(compilation.receipt, notes=notes)
             compilation = structs.replace(compilation, receipt=receipt)
@@ -265,17 +272,24 @@ class _Session:
         devices: Mapping[str, Device],
         config: PrepareConfig,
     ) -> ExecutionPlan:
-        """The plan on the devices that were chosen; where these have no process, and may be fallen back from, on the
-        device for that.
+        """The plan on the devices that were chosen; where these have no process or were found to be wrong, and may be fallen
+        back from, on the device for that.
         """
         try:
             try:
                 return self._plan(model, shapes, self.chosen, devices, config)
             except PlacementError as error:
                 last = self._instead_of_the_dead(error)
+                if last is not None:
+                    return self._plan(model, shapes, [*self.chosen, last], devices, config)
+                last = self._instead_of_the_wrong()
                 if last is None:
                     raise
-                return self._plan(model, shapes, [*self.chosen, last], devices, config)
+                try:
+                    plan = self._plan(model, shapes, [*self.chosen, last], devices, config)
+                except PlacementError:
+                    raise error from None
+                return with_fallbacks(plan, self.chosen, self.arguments.policy)
         except PlacementError as error:
             from penstock.execution.absence import explained
 
@@ -319,12 +333,53 @@ class _Session:
             return None
         return manager.by_name(FALLBACK_DEVICE)
 
-    def _unasked(self) -> list[str]:
-        """Of the drivers that were not there, so that none of their devices could be chosen."""
-        if self.arguments.devices is not None:
+    def _instead_of_the_wrong(self) -> Device | None:
+        """The device to fall back on for the operations that shadow verification keeps from those that were chosen; None
+        where that is not allowed, or there are none.
+        """
+        chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
+        if not self.allow or chosen or not has_driver_verdicts():
+            return None
+        from penstock.runtime.distrust import in_their_place
+
+        last = manager.by_name(FALLBACK_DEVICE)
+        return in_their_place(last, self.chosen, self.arguments.policy.accuracy)
+
+    def _not_named(self, plan: ExecutionPlan) -> list[str]:
+        """Of what runs where nobody asked for it, with the first reason."""
+        if any(device.name == FALLBACK_DEVICE for device in self.chosen):
             return []
-        absent = manager.absent(self.arguments.isolate)
-        return [f"driver {name} is not there: {reason}" for name, reason in absent.items()]
+        there = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
+        if not there:
+            return []
+        from penstock.cache.driver_verdicts import FOUND
+
+        reasons = [r for r in there[0].reasons.values() if r.startswith(FOUND)]
+        notes = [
+            f"{counted(len(there), 'operation')} on {FALLBACK_DEVICE}, which was not named: {reason}"
+            for reason in reasons[:1]
+        ]
+        for note in notes:
+            log.warning("%s", note)
+        return notes
+
+    def _unasked(self, plan: ExecutionPlan) -> list[str]:
+        """Of the drivers that were not there, so that none of their devices could be chosen, and of devices that gave no
+        answer.
+        """
+        absent = (
+            {} if self.arguments.devices is not None else manager.absent(self.arguments.isolate)
+        )
+        notes = [f"driver {name} is not there: {reason}" for name, reason in absent.items()]
+        if any(
+            r.startswith(ASKED_IN_VAIN) for p in plan.operations[:1] for r in p.reasons.values()
+        ):
+            from penstock.execution.absence import mute
+
+            for name, reason in mute(plan).items():
+                notes.append(f"device {name} runs nothing: {reason}")
+                log.warning("%s", notes[-1])
+        return notes
 
     def _not_tuned(self, plan: ExecutionPlan) -> str:
         """Why the placement is the predicted one although it was to be measured; empty where it was, or there is no other."""

@@ -161,7 +161,7 @@ class TestSaving:
         with caplog.at_level(logging.INFO, "penstock.runtime.session"):
             compiled(CachingDevice(), tmp_path / "c").close()
         first, last = [r.getMessage() for r in caplog.records if "session" in r.name]
-        assert first == "compiling 2 operations in 1 steps"
+        assert first == "compiling 2 operations in 1 step"
         assert "1 driver compiles: caching, cache miss: NoEntry" in last
 
 

@@ -513,3 +513,16 @@ def test_many_threads_fall_back_on_one_compile() -> None:
         receipts = [future.result().receipt for future in futures]
     assert {r.steps[0].device for r in receipts} == {"b"}
     assert sum(r.compiles for r in receipts) == spare.count("prepare_model") == 1
+
+
+def test_the_receipt_names_a_device_that_could_not_be_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken = faulty(NumpyDevice("broken"), "supported_operations")
+    with compiled(add_relu(), broken, NumpyDevice("whole")) as model:
+        (note,) = model.receipt.notes
+    said = "GeneralFailure: broken: supported_operations fails at call 1, as told"
+    assert note == f"device broken runs nothing: cannot be asked: {said}"
+    assert note in caplog.text
+    with compiled(add_relu(), only("adder", "ADD"), NumpyDevice("whole")) as model:
+        assert model.receipt.notes == ()

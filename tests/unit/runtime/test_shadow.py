@@ -123,6 +123,45 @@ def test_without_another_device_the_reason_is_in_the_error() -> None:
     assert "wrong" in caught.value.reasons
 
 
+def test_without_another_device_the_reference_takes_what_is_wrong_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    device = wrong()
+    verified(device)
+    with penstock.compile(network(), devices=["reference"], cache=None) as compiled:
+        expected = compiled(X)[0]
+    caplog.clear()
+    with penstock.compile(network(), devices=[device], cache=None) as compiled:
+        placed = {p.type: p.device for p in compiled.plan.operations}
+        assert placed == {"MUL": "wrong", "ADD": "reference", "TANH": "wrong", "SUB": "wrong"}
+        assert [s.fallbacks for s in compiled.plan.steps] == [("reference",), (), ("reference",)]
+        (note,) = compiled.receipt.notes
+        np.testing.assert_allclose(compiled(X)[0], expected, rtol=1e-5)
+    began = (
+        "1 operation on reference, which was not named: shadow verification found that ADD gives"
+    )
+    assert note.startswith(began)
+    assert note in caplog.text
+    with pytest.raises(PlacementError, match="shadow verification found that ADD") as caught:
+        penstock.compile(
+            network(), devices=[device], cache=None, policy=Policy(allow_fallback=False)
+        )
+    assert list(caught.value.reasons) == ["wrong"]
+
+
+def test_the_reference_does_not_take_what_a_device_refuses_by_itself() -> None:
+    def supports(model: Model, index: int) -> bool:
+        return model.operations[index].type != "SUB"
+
+    device = wrong()
+    verified(device)
+    with pytest.raises(PlacementError, match="shadow verification found that ADD") as caught:
+        penstock.compile(
+            network(), devices=[SubsetDevice(reference(), "wrong", supports)], cache=None
+        )
+    assert list(caught.value.reasons) == ["wrong"]
+
+
 def test_another_version_of_the_driver_is_trusted_again() -> None:
     device = wrong()
     verified(device)
