@@ -95,7 +95,8 @@ class DescriptorFence:
         status, text = told
         if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             return OutputInsufficientSize(text)
-        return driver_error_classes()[status](text)
+        # Whoever writes to it may have written more since it was looked at.
+        return driver_error_classes().get(status, GeneralFailure)(text)
 
     def close(self) -> None:
         """Gives the descriptor back; twice is harmless. Not while another thread waits."""

@@ -36,6 +36,7 @@ from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_t
 from penstock.ipc.constants import descriptor_of
 from penstock.ipc.staging import ALIGNMENT, Staged, Staging, unit_of
 from penstock.ipc.standstill import Standstill
+from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ipc.untouchable import UNTOUCHABLE
 from penstock.ir import ConstantPool
@@ -405,7 +406,7 @@ class Session:
         if isinstance(form, wire.FenceForm) and 0 <= form.place < len(descriptors):
             if descriptors[form.place] < 0:
                 raise WireError(UNTOUCHABLE)
-            return DescriptorFence(descriptors[form.place])
+            return _HostFence(descriptors[form.place])
         raise WireError(f"a {type(form).__name__} in an answer")
 
 
@@ -533,6 +534,14 @@ def _is_open(fd: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
+
+
+class _HostFence(DescriptorFence):
+    """A fence of a host: what it says commands no terminal."""
+
+    def error(self) -> DriverError | None:
+        error = super().error()
+        return None if error is None else type(error)(printable(str(error)))
 
 
 class _CopyingFence:

@@ -20,7 +20,7 @@ from penstock.errors import (
     NotAvailable,
     WireError,
 )
-from penstock.hal.loading import MAX_SHOWN
+from penstock.hal.loading import MAX_DEVICES, MAX_SHOWN
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.process import BACKLOG, peer
@@ -388,6 +388,8 @@ def _enter(
             raise NotStarted(told, died=False)
         if not isinstance(answer, wire.Welcome) or len(descriptors) != 2:
             raise WireError(f"{type(answer).__name__} in answer to Hello")
+        if not 0 <= answer.devices <= MAX_DEVICES:
+            raise WireError(f"{answer.devices} devices; the limit is {MAX_DEVICES}")
         if not is_memory(descriptors[1]):
             # Reading a pipe, or a file of a process's own making, may never end.
             close_all([descriptors.pop()])

@@ -43,9 +43,10 @@ def accepted(fd: int) -> int:
     """*fd*, or -1 where calls on it may last for ever: it is closed aside then."""
     if not may_last(fd):
         return fd
-    logger.warning(UNTOUCHABLE)
     _aside.put(fd)
     if not _closers:
+        # Once: a client may send as many as it likes.
+        logger.warning(UNTOUCHABLE)
         _closers.append(fd)
         # Without room for a thread the next one begins it.
         try:

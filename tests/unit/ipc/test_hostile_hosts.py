@@ -15,6 +15,7 @@ import pytest
 from penstock.drivers.null import NullDevice
 from penstock.errors import (
     DeadObject,
+    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     MissedDeadlineTransient,
@@ -23,6 +24,7 @@ from penstock.errors import (
 from penstock.hal import (
     CacheReport,
     Capabilities,
+    DescriptorFence,
     ExecutionResult,
     OperationTiming,
     OutputShape,
@@ -30,6 +32,7 @@ from penstock.hal import (
     Support,
     Timing,
 )
+from penstock.hal.descriptors import fence_pair
 from penstock.ipc import evidence, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
@@ -129,6 +132,18 @@ def test_a_page_that_could_shrink_is_not_read() -> None:
             Pulse(fd)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("devices", [-1, 257, 2**62])
+def test_more_devices_than_a_driver_may_have_are_not_asked_for(devices: int) -> None:
+    ours, theirs = socket.socketpair()
+    readable, writable = os.pipe()
+    welcome = wire.Welcome(wire.WIRE_VERSION, 0, devices)
+    Connection(theirs).send(encode(welcome), (readable, readable))
+    with pytest.raises(DeviceUnavailable, match="devices; the limit is 256"):
+        _enter(ours, Place("many", "m:f"), None)
+    theirs.close()
+    close_all([readable, writable])
 
 
 def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
@@ -263,6 +278,19 @@ def test_no_progress_of_a_host_commands_a_terminal() -> None:
     assert told.event.stage == r"\x1b[31m"
     assert "\x1b" not in told.event.subject
     assert len(told.event.subject) < 100_000
+
+
+def test_no_fence_of_a_host_commands_a_terminal(pair: tuple[Session, socket.socket]) -> None:
+    session, theirs = pair
+    signal, fence = fence_pair()
+    signal.signal(MissedDeadlineTransient(COLOURS))
+    answer = wire.Answer(1, encode(wire.Fenced(0)), (wire.FenceForm(0),))
+    Connection(theirs).send(encode(answer), [fence.fileno()])
+    (told,) = session.call(0, Frame(CHECK, (), soon(5))).handles
+    assert isinstance(told, DescriptorFence)
+    error = told.error()
+    assert type(error) is MissedDeadlineTransient
+    assert str(error) == r"\x1b[31m"
 
 
 @pytest.mark.parametrize("name", [COLOURS, "x" * 2000])
