@@ -356,13 +356,11 @@ class CompiledModel(Closing):
         `penstock.memory.allocate` with roles of this model alone.
         """
         from penstock.memory import InputRole, OutputRole, allocate
+        from penstock.memory.layout import check_names
 
         self._gate.check()
-        given: tuple[tuple[str, object], ...] = (("inputs", inputs), ("outputs", outputs))
-        for kind, names in given:
-            if isinstance(names, str) or not isinstance(names, Sequence):
-                one = f"; for one, [{names!r}]" if isinstance(names, str | int) else ""
-                raise InputError(f"{kind} takes a list of names or positions, not {names!r}{one}")
+        check_names("inputs", inputs)
+        check_names("outputs", outputs)
         roles: list[InputRole | OutputRole] = [InputRole(self, name) for name in inputs]
         roles += [OutputRole(self, name) for name in outputs]
         return allocate(roles, dimensions)

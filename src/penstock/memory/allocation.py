@@ -92,6 +92,10 @@ def allocate(
         kind: Kind = "input" if isinstance(role, InputRole) else "output"
         managed.append(ManagedRole(role.compiled, kind, use.index, use.operand, role.frequency))
         steps.append(use.steps)
+    if dimensions is not None and not isinstance(dimensions, Iterable):
+        raise InputError(
+            f"dimensions takes a tuple, None for what is not known, not {dimensions!r}"
+        )
     desc = BufferDesc(tuple(dimensions or ()))
     try:
         allocation = agreed(desc, managed)

@@ -134,6 +134,11 @@ class DeviceBuffer(Closing):
         if isinstance(source, DeviceBuffer):
             self._copy_from_buffer(source)
             return
+        if isinstance(source, np.ndarray) and np.any(getattr(source, "mask", False)):
+            raise InputError(
+                f"{self._name} gets a masked array, and no device heeds masks; "
+                "give its filled(), with a value for what is masked"
+            )
         source = viewed(source)
         if isinstance(source, np.ndarray):
             count = self._copy_from_array(source, dimensions)

@@ -63,9 +63,11 @@ class PoolLayout:
     ) -> PoolLayout:
         """The layout of these inputs and outputs of a compiled model, None for all of them, by name.
 
-        Raises `InputError` for a name that is not there or comes twice, and for a value whose size is not known
-        before a run.
+        Raises `InputError` for what is no compiled model or no list of names, for a name that is not there or comes twice,
+        and for a value whose size is not known before a run.
         """
+        if not hasattr(compiled, "input_memory"):
+            raise InputError(f"a layout is of a compiled model, not of {type(compiled).__name__}")
         wanted: list[tuple[Operand, MemoryPreference]] = []
         sides = (
             ("input", inputs, compiled.inputs, compiled.input_memory),
@@ -73,6 +75,8 @@ class PoolLayout:
         )
         for kind, names, operands, preferences in sides:
             known = {o.name: (o, p) for o, p in zip(operands, preferences, strict=True)}
+            if names is not None:
+                check_names(f"{kind}s", names)
             chosen = [o.name for o in operands] if names is None else list(names)
             for name in chosen:
                 if name not in known:
@@ -125,3 +129,10 @@ def _shape(operand: Operand) -> tuple[int, ...]:
     if shape is None or operand.dtype is DType.STRING or operand.dtype.bits is None:
         raise InputError(f"{operand.name!r} has no size that is known before a run")
     return shape
+
+
+def check_names(label: str, names: object) -> None:
+    """Raises `InputError` for what the argument *label*, a list of names or positions, cannot be."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        one = f"; for one, [{names!r}]" if isinstance(names, str | int) else ""
+        raise InputError(f"{label} takes a list of names or positions, not {names!r}{one}")

@@ -184,6 +184,7 @@ def test_roles_that_make_no_sense_are_refused(compiled: penstock.CompiledModel) 
         ("must be an InputRole", ["x"], None),
         ("there already", [InputRole(compiled, "x"), InputRole(compiled, 0)], None),
         ("rank", [InputRole(compiled, "x")], (6,)),
+        ("dimensions takes a tuple, .*, not 3", [InputRole(compiled, "x")], 3),
         ("dimensions", [InputRole(compiled, "x")], (2, 4)),
         ("make no sense", [InputRole(compiled, "x")], (2, -3)),
     ):
@@ -236,6 +237,8 @@ def test_copies_check_size_type_and_value(compiled: penstock.CompiledModel) -> N
             buffer.copy_from(longer)
         with pytest.raises(InputError, match="no memory to copy from"):
             buffer.copy_from([1, 2])
+        with pytest.raises(InputError, match=r"gets a masked array, .* filled\(\)"):
+            buffer.copy_from(np.ma.masked_array(VALUE, mask=True))
         buffer.copy_from(VALUE)
         fixed = VALUE.copy()
         fixed.flags.writeable = False

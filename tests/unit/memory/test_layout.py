@@ -104,6 +104,12 @@ def test_a_layout_of_a_model_names_its_inputs_and_outputs() -> None:
         PoolLayout.of(model)
     with pytest.raises(InputError, match="no input is named 'q'; there are 'x', 'y'"):
         PoolLayout.of(model, inputs=["q"])
+    with pytest.raises(
+        InputError, match="inputs takes a list of names or positions, not 'x'; for on"
+    ):
+        PoolLayout.of(model, inputs="x")
+    with pytest.raises(InputError, match="a layout is of a compiled model, not of int"):
+        PoolLayout.of(3)  # type: ignore[arg-type]  # what users give
     with pytest.raises(InputError, match="no output is named 'x'"):
         PoolLayout.of(model, inputs=[], outputs=["x"])
     with pytest.raises(InputError, match="two values are named 'x'"):
