@@ -67,6 +67,18 @@ def manifest(corpus: Path) -> dict[str, Any]:
     return parsed
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Gives each of several test processes its share of the cores: what computes on several threads waits for them
+    spinning, and would keep the other processes' tests from the cores meanwhile. They read it when they start, as do
+    numpy's matrix products, Penstock and its hosts; tests of threads ask for a number of their own.
+    """
+    from penstock.threads import allowed_processors
+
+    share = max(1, allowed_processors() // len(specs))
+    os.environ.setdefault("OMP_NUM_THREADS", str(share))
+
+
 def pytest_collection_finish() -> None:
     """Leaves the tests themselves out of what is collected while they run: they are many, and stay to the end."""
     gc.collect()
