@@ -123,9 +123,10 @@ class Scheduler:
                 raise MissedDeadlinePersistent(
                     f"the deadline passed before device {self.device.name} had a slot for the run"
                 )
-            pause = left if cancel is None else min(POLL_SECONDS, left or POLL_SECONDS)
-            if waiter.signal.wait(pause):
+            if waiter.granted:
+                # Not before: its turn may have come when nobody wanted it any more.
                 return
+            waiter.signal.wait(left if cancel is None else min(POLL_SECONDS, left or POLL_SECONDS))
 
     def _grant(self) -> None:
         """Hands out what slots there are. The lock is held."""

@@ -296,7 +296,8 @@ class Dispatcher:
                 place = Lease(self._prepared.place(lease.account, given.num_threads, nbytes, model))
                 with closing_unless_kept(place):
                     prepared = device.prepare_model(model, given)
-                    made = self._keep("prepared model", prepared, place, loops=_loops(model))
+                    loops = _loops(model) or getattr(prepared, "takes_turns", False)
+                    made = self._keep("prepared model", prepared, place, loops=loops)
                     place.kept = True
                 return made
             case wire.PrepareFromCache(config=config):
@@ -306,7 +307,8 @@ class Dispatcher:
                 with closing_unless_kept(place):
                     prepared = device.prepare_model_from_cache(given)
                     # Only its driver has seen its operations.
-                    loops = getattr(prepared, "loops", True) is not False
+                    turns = getattr(prepared, "takes_turns", False)
+                    loops = turns or getattr(prepared, "loops", True) is not False
                     made = self._keep("prepared model", prepared, place, loops=loops)
                     place.kept = True
                 return made

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.reference import ReferenceDevice
-from penstock.errors import MissedDeadlinePersistent, MissedDeadlineTransient
+from penstock.errors import DeadObject, MissedDeadlinePersistent, MissedDeadlineTransient
 from penstock.hal import (
     Capabilities,
     Device,
@@ -150,6 +150,33 @@ def test_who_waits_for_another_program_keeps_to_his_deadline() -> None:
             other.execute(request, config)
         device.go.release()
         thread.join(PATIENCE)
+    assert device.seen == [1]
+
+
+@pytest.mark.parametrize("way", ["execute", "burst"])
+def test_runs_of_a_program_that_has_left_take_no_turns(way: str) -> None:
+    device = Narrow()
+    shared = SharingDevice(device)
+    scheduler = shared._scheduler
+    assert scheduler is not None
+
+    def cut_off(prepared: RemotePreparedModel) -> None:
+        with pytest.raises(DeadObject):
+            run(prepared, 2, way, "medium")
+
+    with client(shared) as one:
+        first = threading.Thread(target=run, args=(one, 1, "execute", "medium"))
+        first.start()
+        until(lambda: device.seen == [1])
+        with client(shared) as other:
+            second = threading.Thread(target=cut_off, args=(other,))
+            second.start()
+            until(lambda: scheduler.waiting == 1)
+        second.join(PATIENCE)
+        # The first still has the device.
+        until(lambda: scheduler.waiting == 0)
+        device.go.release()
+        first.join(PATIENCE)
     assert device.seen == [1]
 
 
