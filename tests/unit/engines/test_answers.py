@@ -44,6 +44,12 @@ def moved(dtype: DType) -> Model:
     return b.build(b.operation("RESHAPE", [x], [Operand(dtype, (2, 2), quantization=GRID)]))
 
 
+def curved() -> Model:
+    b = ModelBuilder()
+    out = Operand(I8, (4,), quantization=GRID)
+    return b.build(b.operation("HARD_SWISH", [b.input(I8, (4,), "x", GRID)], [out]))
+
+
 def placed() -> Model:
     """RELU, then where the largest of each window lies."""
     b = ModelBuilder()
@@ -58,7 +64,8 @@ CASES: Final[dict[str, tuple[Model, Examine, AccuracyClass, str]]] = {
     "float32, ONNX Runtime": (sums(F32), by_onnxruntime, "faithful", ""),
     "float32, OpenVINO": (sums(F32), by_openvino, "faithful", ""),
     "8 bits, ONNX Runtime": (sums(I8), by_onnxruntime, "relaxed", STEPS),
-    "8 bits, OpenVINO": (sums(I8), by_openvino, "relaxed", STEPS),
+    "8 bits, OpenVINO": (sums(I8), by_openvino, "faithful", ""),
+    "8 bits by a curve, OpenVINO": (curved(), by_openvino, "relaxed", STEPS),
     "float32 by int8, ONNX Runtime": (hybrid(), by_onnxruntime, "relaxed", HYBRID),
     "float32 by int8, OpenVINO": (hybrid(), by_openvino, "relaxed", HYBRID),
     "16 bits, OpenVINO": (moved(I16), by_openvino, "relaxed", WIDE),

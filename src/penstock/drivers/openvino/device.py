@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from penstock.drivers.openvino import engine
-from penstock.drivers.openvino.installation import Installation, Plugin
+from penstock.drivers.openvino.installation import Installation, Plugin, sums_exactly
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
+    AccuracyClass,
     Capabilities,
     DeviceBase,
     DeviceType,
@@ -101,7 +102,8 @@ class OpenVinoDevice(DeviceBase):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         from penstock.drivers.openvino.support import examine
 
-        return examine(model, "exact" if self.plugin.name == "CPU" else "relaxed")
+        best: AccuracyClass = "exact" if self.plugin.name == "CPU" else "relaxed"
+        return examine(model, best, sums_exactly=sums_exactly())
 
     def cache_files_needed(self) -> tuple[int, int]:
         return FILES

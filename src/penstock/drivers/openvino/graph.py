@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
-from penstock.drivers.openvino.types import PLAIN, STEPPED
+from penstock.drivers.openvino.types import PLAIN, STEPPED, alike, range_of
 from penstock.engines.site import QUANTIZED, Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
@@ -88,11 +88,13 @@ class Graph:
                 have[index] = self._constant_of(self.entry.operands[index], first=first)
         return have[index]
 
-    def define(self, site: Site, node: Node, *, first: bool = False, output: int = 0) -> None:
-        """Names *node* as an output of *site*, rounded to the grid of a quantised one."""
+    def define(
+        self, site: Site, node: Node, *, first: bool = False, output: int = 0, raised: NDArray | None = None
+    ) -> None:  # fmt: skip
+        """Names *node* as an output of *site*, *raised* by so much and rounded to the grid of a quantised one."""
         operand = site.output(output)
         if operand.dtype in STEPPED:
-            node = self._on_grid(node, operand)
+            node = self._on_grid(node, operand, raised)
         (self._first if first else self._last)[site.output_indexes[output]] = node
 
     def move(
@@ -100,7 +102,7 @@ class Graph:
     ) -> None:  # fmt: skip
         """As `define`, of values moved from inputs *sources*: they are rounded only where the scale changes."""
         operand = site.output(output)
-        if any(not _alike(site.input(s), operand) for s in sources):
+        if any(not alike(site.input(s), operand) for s in sources):
             self.define(site, node, first=first, output=output)
         else:
             (self._first if first else self._last)[site.output_indexes[output]] = node
@@ -188,7 +190,7 @@ class Graph:
         node = parameter.output(0)
         if operand.dtype is DType.INT8 and self._is_read_by_layer(index):
             # Signed steps with a zero point would reach layers as float32.
-            low, high = (self.number(v) for v in _range(operand))
+            low, high = (self.number(v) for v in range_of(operand))
             least, most = self.number(-128), self.number(127)
             node = self.op.fake_quantize(
                 self.op.convert(node, "f32"), least, most, low, high, LEVELS
@@ -225,15 +227,18 @@ class Graph:
             node = self.op.subtract(node, self.number(zero))
         return self.op.multiply(node, self.number(scale))
 
-    def _on_grid(self, node: Node, operand: Operand) -> Node:
-        """*node* rounded to the grid of a quantised operand, by a FakeQuantize or by arithmetic."""
-        low, high = _range(operand)
+    def _on_grid(self, node: Node, operand: Operand, raised: NDArray | None) -> Node:
+        """*node*, *raised* by so much, rounded to the grid of a quantised operand, by a FakeQuantize or by arithmetic."""
+        low, high = range_of(operand)
         if operand.dtype is DType.INT16:
             # Its steps are finer than what OpenVINO may compute in; only what leaves the graph is rounded to them.
             return self.op.clamp(node, low, high)
+        by = np.zeros((), np.float32) if raised is None else raised
         if not _would_be_lost(node):
-            limits = [self.number(v) for v in (low, high, low, high)]
-            return self.op.fake_quantize(node, *limits, LEVELS)
+            given = [self.constant((v - by).astype(np.float32)) for v in (low, high)]
+            return self.op.fake_quantize(node, *given, self.number(low), self.number(high), LEVELS)
+        if by.any():
+            node = self.op.add(node, self.constant(by))
         scale = self.number(one_scale(operand)[0])
         steps = self.op.round(self.op.divide(self.op.clamp(node, low, high), scale), "half_to_even")
         return self.op.multiply(steps, scale)
@@ -244,10 +249,10 @@ class Graph:
             node = self._in_steps(node, operand)
         elif operand.dtype in STEPPED:
             limits = np.iinfo(operand.dtype.numpy)
-            low, high = (self.number(v) for v in _range(operand))
+            low, high = (self.number(v) for v in range_of(operand))
             least, most = self.number(int(limits.min)), self.number(int(limits.max))
             node = self.op.fake_quantize(node, low, high, least, most, LEVELS)
-            node = self.op.convert(node, "i8" if operand.dtype is DType.INT8 else "u8")
+            node = self.op.convert(node, WHOLE[operand.dtype])
         return self.op.result(node)
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
@@ -262,10 +267,11 @@ class Graph:
         )
         whole = self.op.add(self.op.convert(steps, "i32"), middle)
         kept = self.op.maximum(self.op.minimum(whole, most), least)
-        return self.op.convert(kept, "i8" if operand.dtype is DType.INT8 else "i16")
+        return self.op.convert(kept, WHOLE[operand.dtype])
 
 
 LEVELS: Final = 256
+WHOLE: Final = {DType.INT8: "i8", DType.UINT8: "u8", DType.INT16: "i16"}
 LINEAR: Final = frozenset({"Add", "Subtract", "Multiply", "Divide"})
 CONVOLUTIONS: Final = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 LAYERS: Final = frozenset({"Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul"})
@@ -273,21 +279,6 @@ MOST_LOOKED_AT: Final = 64
 CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 """The fused activations that are computed."""
-
-
-def _range(operand: Operand) -> tuple[float, float]:
-    """The least and the greatest real value of a quantised operand."""
-    scale, zero = one_scale(operand)
-    limits = np.iinfo(operand.dtype.numpy)
-    return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
-
-
-def _alike(one: Operand, other: Operand) -> bool:
-    """Whether the values of two operands lie on one grid: int8 and uint8 may do so with zero points that are 128 apart."""
-    if one.quantization == other.quantization and one.dtype is other.dtype:
-        return True
-    quantized = one.dtype in QUANTIZED and other.dtype in QUANTIZED
-    return quantized and _range(one) == _range(other)
 
 
 def _would_be_lost(node: Node) -> bool:
@@ -307,11 +298,11 @@ def _would_be_lost(node: Node) -> bool:
 
 
 def _loses_signs(node: Node, operand: Operand) -> bool:
-    """Whether a FakeQuantize to int8 right behind *node* would give 0 for what is below (OpenVINO 2026.4)."""
+    """Whether a FakeQuantize to 8 bits right behind *node* would give 0 for what is below (OpenVINO 2026.4)."""
     made = node.get_node() if hasattr(node, "get_node") else node
     while made.get_type_name() in {"Transpose", "Reshape"}:
         made = made.input(0).get_source_output().get_node()
-    return operand.dtype is DType.INT8 and made.get_type_name() == "DepthToSpace"
+    return operand.dtype in QUANTIZED and made.get_type_name() == "DepthToSpace"
 
 
 def _is_constant(node: Node) -> bool:

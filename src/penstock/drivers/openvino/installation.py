@@ -18,11 +18,14 @@ from penstock.engines.installed import package_folder, package_texts, processor_
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = "pip install 'penstock[openvino]'"
-ADAPTER_VERSION: Final = 3
+ADAPTER_VERSION: Final = 4
 """Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
 """The engine's own variables that limit the instructions it compiles for."""
+
+VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni"})
+"""The features as Linux and as NumPy call them."""
 
 DIGEST_DIGITS: Final = 16
 
@@ -65,6 +68,14 @@ class Installation(msgspec.Struct, frozen=True):
             f"{ADAPTER_VERSION} (openvino {self.version}; {plugin.name} plugin {digest}; "
             f"{platform.machine()} {processor_features()}{limits})"
         )
+
+
+def sums_exactly() -> bool:
+    """Whether OpenVINO adds up 8-bit products in 32 bits here: x86-64 with VNNI, and nothing that keeps the engine from it.
+    Without, its kernels add pairs in 16 bits, which large products pass.
+    """
+    features = set(processor_features().split())
+    return bool(features & VNNI) and not any(name in os.environ for name in ISA_LIMITS)
 
 
 @functools.cache

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
-from penstock.drivers.openvino.rules.rounding import leave_zero, rounded_twice
+from penstock.drivers.openvino.rules.rounding import NOTHING, away_from_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.engines.site import QUANTIZED, Site, require
 from penstock.engines.types import F32, activation, activations, one_scale
@@ -22,10 +23,12 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
     8-bit weights beside float32 values, which TFLite would quantise as it runs and OpenVINO leaves as they are.
     """
     activation(site, ACTIVATIONS)
-    accuracy = activations(site, [data])
+    accuracy = activations(site, [data], "faithful")
     if site.is_quantized:
         _check_quantized(site, data, weights, bias)
-        return accuracy
+        # Weights with a zero point are added up as float32, which rounds sums.
+        signed = site.input(weights).dtype is DType.INT8
+        return accuracy if signed else "relaxed"
     if site.has(bias):
         require(site.input(bias).dtype is F32, "a bias that is not float32")
     if site.input(weights).dtype is F32:
@@ -83,11 +86,22 @@ def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0
     channels = site.output_shape()[3]
     shape = (1, channels, 1, 1)
     node = add_bias(graph, site, node, shape, bias=bias, data=data)
-    if site.is_quantized:
-        ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
-        rounded = rounded_twice(site, np.broadcast_to(ratio, channels)).reshape(shape)
-        node = leave_zero(graph, site, node, rounded)
-    graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)), first=True)
+    node, raised = activated(graph, site, node, shape, data=data)
+    graph.define(site, node, first=True, raised=raised)
+
+
+def activated(
+    graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, data: int = 0
+) -> tuple[Node, NDArray]:
+    """The sums of a layer through its activation, and what they are to be raised by: rounded as TFLite's if quantised.
+    *shape* has their channels.
+    """
+    fused = activation(site, ACTIVATIONS)
+    if not site.is_quantized:
+        return graph.activate(node, fused), NOTHING
+    ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
+    distance = rounded_twice(site, np.broadcast_to(ratio, math.prod(shape))).reshape(shape)
+    return away_from_zero(graph, site, node, distance, fused)
 
 
 def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[int]]:

@@ -8,10 +8,17 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
+from penstock.drivers.openvino.rules.rounding import (
+    NOTHING,
+    away_from_zero,
+    rounded_twice,
+    rounds_alike,
+    step_ratio,
+)
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.engines.computing import keeps_channels_first
 from penstock.engines.site import Site, require
-from penstock.engines.types import F32, activation, activations, numbers
+from penstock.engines.types import F32, activation, activations, numbers, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -42,6 +49,9 @@ UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
 FLOAT_ONLY: Final = frozenset(
     {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
 )
+CURVES: Final = frozenset({"LOGISTIC", "TANH"})
+"""Of 8 bits, what TFLite computes as if of real numbers and rounds once."""
+
 OF_WHOLE: Final = frozenset({"ABS", "NEG"})
 
 BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
@@ -55,6 +65,9 @@ BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
     "SQUARED_DIFFERENCE": lambda op, a, b: op.squared_difference(a, b),
 }
 
+ROUNDED: Final = frozenset({"ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"})
+"""Of 8 bits, what is rounded here as in TFLite."""
+
 
 def _check_unary(site: Site) -> AccuracyClass:
     site.shape()
@@ -62,13 +75,22 @@ def _check_unary(site: Site) -> AccuracyClass:
         return "exact"
     if site.operation.type in FLOAT_ONLY:
         require(site.input().dtype is F32, "only float32 values are computed here")
-    return activations(site)
+    accuracy = activations(site, quantized="faithful")
+    if site.is_quantized and site.operation.type not in CURVES:
+        alike = site.operation.type == "RELU" and rounds_alike(step_ratio(site))
+        return "faithful" if alike else "relaxed"
+    return accuracy
 
 
 @rule(*UNARY, check=_check_unary)
 def emit_unary(graph: Graph, site: Site) -> None:
     first = graph.is_first(site.input_indexes[0])
     x = graph.get(site.input_indexes[0], first=first)
+    if site.is_quantized and site.operation.type == "RELU":
+        distance = rounded_twice(site, np.array(step_ratio(site)))
+        node, raised = away_from_zero(graph, site, x, distance, "RELU")
+        graph.define(site, node, first=first, raised=raised)
+        return
     graph.define(site, UNARY[site.operation.type](graph, x), first=first)
 
 
@@ -91,7 +113,7 @@ def _check_binary(site: Site) -> AccuracyClass:
             fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
         )
     require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
-    return numbers(site, (DType.INT32,))
+    return numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "relaxed")
 
 
 @rule(*BINARY, check=_check_binary)
@@ -99,8 +121,15 @@ def emit_binary(graph: Graph, site: Site) -> None:
     first = keeps_channels_first(graph, site)
     a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
     node = BINARY[site.operation.type](graph.op, a, b)
-    fused = site.operation.attributes.get("fused_activation_function", "NONE")
-    graph.define(site, graph.activate(node, str(fused)), first=first)
+    fused = str(site.operation.attributes.get("fused_activation_function", "NONE"))
+    raised = NOTHING
+    if site.is_quantized and site.operation.type == "MUL":
+        product = one_scale(site.input(0))[0] * one_scale(site.input(1))[0]
+        ratio = np.array(product / one_scale(site.output())[0])
+        node, raised = away_from_zero(graph, site, node, rounded_twice(site, ratio), fused)
+    else:
+        node = graph.activate(node, fused)
+    graph.define(site, node, first=first, raised=raised)
 
 
 def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Node:

@@ -65,7 +65,7 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
 
 def _check_softmax(site: Site) -> AccuracyClass:
     require(len(site.shape()) >= 1, "a scalar has no axis")
-    return activations(site)
+    return activations(site, quantized="faithful")
 
 
 @rule("SOFTMAX", check=_check_softmax)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.rules.rounding import (
+    away_from_zero,
+    rounded_twice,
+    rounds_alike,
+    step_ratio,
+)
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import STEPPED
-from penstock.engines.site import Site, require
+from penstock.drivers.openvino.types import STEPPED, alike
+from penstock.engines.site import QUANTIZED, Site, require
 from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
@@ -19,13 +27,29 @@ def _check_quantize(site: Site) -> AccuracyClass:
     one_scale(target)
     if source.dtype is not F32:
         one_scale(source)
-    return "relaxed"
+    if DType.INT16 in {source.dtype, target.dtype}:
+        return "relaxed"
+    if source.dtype is F32 or alike(source, target):
+        return "faithful"
+    # To finer steps OpenVINO goes by way of its own.
+    ratio = step_ratio(site)
+    return "faithful" if ratio <= 1 and rounds_alike(ratio) else "relaxed"
 
 
 @rule("QUANTIZE", check=_check_quantize)
 def emit_quantize(graph: Graph, site: Site) -> None:
     first = graph.is_first(site.input_indexes[0])
-    graph.move(site, graph.get(site.input_indexes[0], first=first), first=first)
+    node = graph.get(site.input_indexes[0], first=first)
+    if (
+        site.input().dtype not in QUANTIZED
+        or not site.is_quantized
+        or alike(site.input(), site.output())
+    ):
+        graph.move(site, node, first=first)
+    else:
+        distance = rounded_twice(site, np.array(step_ratio(site)))
+        node, raised = away_from_zero(graph, site, node, distance)
+        graph.define(site, node, first=first, raised=raised)
 
 
 def _check_dequantize(site: Site) -> AccuracyClass:
@@ -38,7 +62,7 @@ def _check_dequantize(site: Site) -> AccuracyClass:
     if source.dtype not in STEPPED:
         site.refuse_types()
     one_scale(source)
-    return "relaxed"
+    return "relaxed" if source.dtype is DType.INT16 else "faithful"
 
 
 @rule("DEQUANTIZE", check=_check_dequantize)

@@ -5,9 +5,13 @@ A layer adds up thousands of values: where one in a hundred is rounded otherwise
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import numpy as np
 
 from penstock.drivers.openvino.graph import Graph, Node
+from penstock.drivers.openvino.types import is_above_zero
 from penstock.engines.site import Site
 from penstock.engines.types import one_scale
 from penstock.ir import NDArray
@@ -26,13 +30,63 @@ def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
     return (steps * one_scale(site.output())[0]).astype(np.float32)
 
 
-def leave_zero(graph: Graph, site: Site, node: Node, distance: NDArray) -> Node:
-    """*node* plus *distance*, where no output is below zero.
+def away_from_zero(
+    graph: Graph, site: Site, node: Node, distance: NDArray, fused: str = "NONE"
+) -> tuple[Node, NDArray]:
+    """*node* with *distance* added to what is above zero and taken from what is below it, then activated by *fused*; and
+    what it is to be raised by where it is rounded, which is nothing to compute there.
 
-    Where some are, the two sides balance; telling them apart takes OpenVINO out of its 8-bit layers, which costs more
-    than the layer.
+    *distance*, at most a quarter of a step, has the rank of *node* or none, and one element a channel on axis 1 or one
+    for all.
     """
-    _, zero = one_scale(site.output())
-    if zero != np.iinfo(site.output().dtype.numpy).min or not distance.any():
-        return node
-    return graph.op.add(node, graph.constant(distance))
+    if not distance.any():
+        return graph.activate(node, fused), NOTHING
+    raised = distance
+    if not is_above_zero(site.output()):
+        half = np.float32(one_scale(site.output())[0]) * STEEP
+        node, raised = _bent(graph, node, distance, half)
+    if fused == "NONE":
+        return node, raised
+    return graph.activate(graph.op.add(node, graph.constant(raised)), fused), NOTHING
+
+
+def _bent(graph: Graph, node: Node, distance: NDArray, half: np.float32) -> tuple[Node, NDArray]:
+    """*node* by a line that is steep as far as *half* around zero, where no step changes, and else runs *distance* beside it:
+    made of two that are bent once, the form in which OpenVINO keeps it within a layer of 8 bits.
+    """
+    op, rank = graph.op, max(distance.ndim, 1)
+    steepness = (1 + distance / half).astype(np.float32)
+    for moved, slope in ((half, 1 / steepness), (-2 * half, steepness)):
+        by = graph.constant(np.full((1,) * rank, moved, np.float32))
+        node = op.prelu(op.add(node, by), graph.constant(slope.ravel()))
+    return node, (half + distance).astype(np.float32)
+
+
+def step_ratio(site: Site) -> float:
+    """How many steps of the output are in one of the input."""
+    return one_scale(site.input())[0] / one_scale(site.output())[0]
+
+
+def rounds_alike(ratio: float) -> bool:
+    """Whether steps become the same *ratio* as many by TFLite's kernels and `away_from_zero`: every difference of two 8-bit
+    numbers.
+    """
+    mantissa, exponent = math.frexp(ratio)
+    left = max(exponent, 0)
+    distance = 2.0 ** (exponent - 1) if exponent < 0 else 0.0
+    for steps in range(256):
+        exact = ratio * steps + distance
+        if abs(exact % 1 - 0.5) < TIE:
+            return False
+        first = ((steps << left) * round(mantissa * 2**31) + 2**30) >> 31
+        if math.floor(first * 2.0 ** (exponent - left) + 0.5) != round(exact):
+            return False
+    return True
+
+
+NOTHING: Final = np.zeros((), np.float32)
+STEEP: Final = np.float32(0.125)
+"""Of a step, on both sides of zero: at most a quarter is added to that, and what becomes half a step stays zero."""
+
+TIE: Final = 5e-5
+"""Of a step: so near to a half float32 may round either way."""
