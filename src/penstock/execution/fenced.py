@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
@@ -35,7 +36,7 @@ from penstock.hal import (
     Fence,
     Priority,
 )
-from penstock.hal.fence import remaining_ns
+from penstock.hal.fence import remaining_ns, remaining_seconds
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from penstock.execution.gate import Gate
     from penstock.execution.state import State
 
+
+TELLING_SECONDS: Final = 1.0
+"""How long a result waits for who else is told of the end of its run: a callback may wait for that result."""
 
 APART: Final = "a run that may be left to its driver does not write to the caller's arrays"
 
@@ -64,11 +68,13 @@ class FencedRun:
         seconds without an end, which leave the run as it is.
         """
         forever = timeout is None or timeout > LONGEST_SECONDS
-        if not self.fence.wait(None if forever else int((timeout or 0) * 1e9)):
+        end = None if forever else time.monotonic_ns() + int((timeout or 0) * 1e9)
+        if not self.fence.wait(remaining_ns(end)):
             raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
         # Whatever else was told of the fence's signal, a descriptor say, has been; but not where that asks for the result.
         if threading.get_ident() != self._ender:
-            self._ended.wait()
+            left = remaining_seconds(end)
+            self._ended.wait(TELLING_SECONDS if left is None else min(left, TELLING_SECONDS))
         if self._error is not None:
             raise self._error
         if self._outputs is None:
@@ -79,11 +85,13 @@ class FencedRun:
         """Once: what the run came to."""
         self._outputs, self._error = outputs, error
         self._ender = threading.get_ident()
-        if error is None or isinstance(error, DriverError):
-            self.fence.signal(error)
-        else:
-            self.fence.signal(GeneralFailure(str(error) or type(error).__name__))
-        self._ended.set()
+        try:
+            if error is None or isinstance(error, DriverError):
+                self.fence.signal(error)
+            else:
+                self.fence.signal(GeneralFailure(str(error) or type(error).__name__))
+        finally:
+            self._ended.set()
 
 
 class BeginToken(LinkedToken):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.errors import (
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
 )
+from penstock.execution import fenced
 from penstock.execution.fenced import run_fenced
 from penstock.hal import (
     CancelToken,
@@ -185,6 +187,45 @@ class TestRuns:
         run.result(PATIENCE_S)
         assert told.is_set()
         assert status_of(ended) is FenceStatus.SIGNALLED
+
+    def test_who_is_told_of_the_end_may_wait_for_who_asks_for_the_result(
+        self, compiled: penstock.CompiledModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fenced, "TELLING_SECONDS", 0.02)
+        first = EventFence()
+        run = compiled.start_fenced([X, Y], [first])
+        asked: list[bool] = []
+
+        def tell() -> None:
+            asking = threading.Thread(target=run.result, daemon=True)
+            asking.start()
+            asking.join(5)
+            asked.append(not asking.is_alive())
+
+        run.fence.when_signalled(tell)
+        first.signal()
+        run.result(PATIENCE_S)
+        end = time.monotonic() + PATIENCE_S
+        while not asked and time.monotonic() < end:
+            time.sleep(0.001)
+        assert asked == [True]
+
+    def test_a_result_is_waited_for_no_longer_than_was_said(
+        self, compiled: penstock.CompiledModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fenced, "TELLING_SECONDS", PATIENCE_S)
+        first, go_on = EventFence(), threading.Event()
+        run = compiled.start_fenced([X, Y], [first])
+        run.fence.when_signalled(partial(go_on.wait, 5))
+        signalling = threading.Thread(target=first.signal)
+        signalling.start()
+        assert run.fence.wait(PATIENCE_S * 10**9)
+        began = time.monotonic()
+        run.result(0.02)
+        took = time.monotonic() - began
+        go_on.set()
+        signalling.join(PATIENCE_S)
+        assert took < 2
 
     def test_a_failed_fence_fails_the_run(self, compiled: penstock.CompiledModel) -> None:
         target = np.full_like(X, 7)
