@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -216,7 +215,11 @@ class TestRuns:
         monkeypatch.setattr(fenced, "TELLING_SECONDS", PATIENCE_S)
         first, go_on = EventFence(), threading.Event()
         run = compiled.start_fenced([X, Y], [first])
-        run.fence.when_signalled(partial(go_on.wait, 5))
+
+        def tell() -> None:
+            go_on.wait(5)
+
+        run.fence.when_signalled(tell)
         signalling = threading.Thread(target=first.signal)
         signalling.start()
         assert run.fence.wait(PATIENCE_S * 10**9)
