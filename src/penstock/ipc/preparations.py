@@ -22,11 +22,19 @@ from penstock.ir import ConstantPool, Model, Operand, Variable
 MAX_PREPARED: Final = 1024
 """Prepared models that one client may have at a time."""
 
-MAX_THREADS: Final = 1 << 14
-"""Threads that all of them may compute on: engines keep some for each model."""
-
 MOST_THREADS: Final = os.cpu_count() or 1
 """Threads that a client may have one of them compute on: as many as there are processors."""
+
+
+def threads_of_all(processors: int) -> int:
+    """Half of the tasks that Linux has room for unless told otherwise: 1024 a processor, 32,768 at least (`kernel/pid.c`). So
+    512 models may take every processor, however many there are.
+    """
+    return 512 * max(32, processors)
+
+
+MAX_THREADS: Final = threads_of_all(MOST_THREADS)
+"""Threads that all of them may compute on: engines keep some for each model."""
 
 BYTES_OF_FORM: Final = 16
 """Bytes of memory that one byte of a model's message becomes, rounded up."""

@@ -16,7 +16,7 @@ from penstock.ipc.account import Account
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
 from penstock.ipc.dispatch import Lease
-from penstock.ipc.preparations import MOST_THREADS, Preparations
+from penstock.ipc.preparations import MOST_THREADS, Preparations, threads_of_all
 from penstock.ir import ConstantPool, DataLocation, DType, Model, Operation, Subgraph
 from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
@@ -49,6 +49,20 @@ def test_threads_of_prepared_models_have_a_limit(monkeypatch: pytest.MonkeyPatch
         device.prepare_model(support.add_one(), PrepareConfig(num_threads=1))
     held.pop().close()
     device.prepare_model(support.add_one(), PrepareConfig(num_threads=1))
+
+
+@pytest.mark.parametrize("processors", [1, 32, 256])
+def test_hundreds_of_models_may_take_all_processors(
+    processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparations, "MOST_THREADS", processors)
+    monkeypatch.setattr(preparations, "MAX_THREADS", threads_of_all(processors))
+    room = Preparations()
+    for _ in range(512):
+        room.place(None, None, 0)
+    if processors >= 32:
+        with pytest.raises(ResourceExhaustedTransient, match="threads at a time"):
+            room.place(None, None, 0)
 
 
 def with_constants(pool: ConstantPool, *places: tuple[int, int]) -> Model:
