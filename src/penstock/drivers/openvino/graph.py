@@ -39,10 +39,12 @@ class Padded(msgspec.Struct, frozen=True):
 
 
 class Graph:
-    """Nodes by operand index of the entry subgraph, in one layout or in both."""
+    """Nodes by operand index of the entry subgraph, in one layout or in both. *relaxed* takes the faster of two ways to
+    round.
+    """
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.entry = model, model.entry
+    def __init__(self, model: Model, *, relaxed: bool = False) -> None:
+        self.model, self.entry, self.relaxed = model, model.entry, relaxed
         self.ov = openvino()
         self.op: Any = importlib.import_module(OPSET)
         self._last: dict[int, Node] = {}
