@@ -6,7 +6,7 @@ follows, and cannot give them out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -92,20 +92,35 @@ def make_segments(
     given_out = [at for at in fixed if any(i in wanted for i in entry.operations[at].outputs)]
     if given_out:
         groups.append(("builtin", given_out))
-    for at, operation in enumerate(entry.operations):
-        if at in fixed:
-            continue
-        current = groups[-1][0] if groups and groups[-1][1] is not given_out else None
-        stays = current in allowed[at] and (
-            operation.type not in HEAVY or current == allowed[at][0]
-        )
-        if not stays or current is None:
-            groups.append((allowed[at][0], []))
-        groups[-1][1].append(at)
+    groups += _grouped(entry, [at for at in range(len(allowed)) if at not in fixed], allowed)
     return [
         _segment(model, kernels, members, fixed, expanded if kernels == "xnnpack" else frozenset())
         for kernels, members in groups
     ]
+
+
+def _grouped(
+    entry: Subgraph, pending: Sequence[int], allowed: Sequence[list[Kernels]]
+) -> Iterator[tuple[Kernels, list[int]]]:
+    """The operations *pending* by kernel set: each group has all that can be computed by then, so that few follow."""
+    missing = {i for at in pending for i in entry.operations[at].outputs}
+    while pending:
+        members: list[int] = []
+        left: list[int] = []
+        kernels = allowed[pending[0]][0]
+        for at in pending:
+            operation = entry.operations[at]
+            # A light operation stays with the kernels of the one before, where these compute it at all.
+            fits = kernels in allowed[at] and (
+                operation.type not in HEAVY or kernels == allowed[at][0]
+            )
+            if fits and missing.isdisjoint(operation.inputs):
+                members.append(at)
+                missing.difference_update(operation.outputs)
+            else:
+                left.append(at)
+        yield kernels, members
+        pending = left
 
 
 def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClass) -> list[Kernels]:
