@@ -78,8 +78,9 @@ def multiply_fast(left: NDArray, columns: NDArray) -> NDArray:
 
 
 def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
-    """Sums [rows, columns] of float32, taken in float64 and rounded once: the same on every processor, and the same for
-    equal rows and columns wherever they stand. BLAS adds in an order that depends on both.
+    """Sums [rows, columns] of float32, taken in float64 and rounded once. BLAS adds in an order that depends on the processor and
+    on where rows and columns stand: of a float32 result that changes something only where the float64 sum lies as near to the
+    middle of two float32 as its own rounding goes.
     """
     wide = left.astype(np.float64)
     sums = np.empty((len(left), len(columns)), np.float32)
