@@ -31,7 +31,7 @@ def write_capsule(
     inputs: Sequence[str],
     accuracy: str | None,
     names: bool,
-    seed: int,
+    seed: int | None,
 ) -> None:
     """Writes the capsule *name*: of the failure kept last, or with *model* and *device* of one brought about now."""
     target = writing.target("--capsule", name)
@@ -39,14 +39,14 @@ def write_capsule(
         raise UsageError("--capsule needs the name of a file")
     if (model is None) != (device is None):
         raise UsageError("--model and --device go together: which network fails, and where")
-    if model is None and (inputs or accuracy is not None or names):
-        raise UsageError("--input, --accuracy and --names need --model and --device")
+    if model is None and (inputs or accuracy is not None or names or seed is not None):
+        raise UsageError("--input, --accuracy, --names and --seed need --model and --device")
     if model is None or device is None:
         capsule, source = _last()
     else:
         from penstock.capsules.crashes import with_crash
 
-        made = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed)
+        made = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed or 0)
         capsule = with_crash(made) or made
         source = "brought about now"
     _write(target, capsule)

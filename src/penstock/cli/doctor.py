@@ -76,7 +76,10 @@ def doctor(
     names: Annotated[
         bool, typer.Option("--names", help="Keep the network's own names in the capsule.")
     ] = False,
-    seed: options.Seed = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, metavar="N", help="Seed of random inputs (default: 0)."),
+    ] = None,
     forget: Annotated[
         str | None,
         typer.Option(
@@ -88,6 +91,13 @@ def doctor(
 ) -> None:
     """Say what is installed, which drivers work and why others do not, and which limits hold."""
     output = output_of(context)
+    if sum((last_crash, capsule is not None, forget is not None)) > 1:
+        raise UsageError("give one of --last-crash, --capsule and --forget")
+    for_a_capsule = (model, device, inputs or None, accuracy, names or None, seed)
+    if capsule is None and any(given is not None for given in for_a_capsule):
+        raise UsageError(
+            "--model, --device, --input, --accuracy, --names and --seed go with --capsule"
+        )
     if last_crash:
         crashes.show_last_crash(output)
         return
@@ -106,8 +116,6 @@ def doctor(
             seed=seed,
         )
         return
-    if model is not None or device is not None or inputs or names or accuracy is not None:
-        raise UsageError("--model, --device, --input, --accuracy and --names go with --capsule")
     data = examine()
     found_wrong = capsules.verdicts()
     output.table(("system", ""), [(k, v) for k, v in data["system"].items()])

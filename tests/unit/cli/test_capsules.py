@@ -212,6 +212,13 @@ def test_a_plan_says_what_is_refused_and_how_to_lift_it(run: Run, model: Path) -
         (["doctor", "--capsule", "{tmp}/c", "--model", "m"], 2, "go together"),
         (["doctor", "--capsule", "{tmp}/c", "--names"], 2, "need --model and --device"),
         (["doctor", "--model", "m"], 2, "go with --capsule"),
+        (["doctor", "--seed", "1"], 2, "go with --capsule"),
+        (["doctor", "--capsule", "{tmp}/c", "--seed", "1"], 2, "need --model and --device"),
+        (["doctor", "--last-crash", "--capsule", "{tmp}/c"], 2, "one of --last-crash"),
+        (["doctor", "--last-crash", "--forget", "all"], 2, "one of --last-crash"),
+        (["doctor", "--forget", "all", "--capsule", "{tmp}/c"], 2, "one of --last-crash"),
+        (["doctor", "--last-crash", "--model", "m"], 2, "go with --capsule"),
+        (["doctor", "--forget", "all", "--names"], 2, "go with --capsule"),
         (["doctor", "--capsule", "{tmp}/c", "--model", "m", "--device", "x"], 2, "no device"),
         (
             ["doctor", "--capsule", "{tmp}/c", "--model", "m", "--device", "reference"],
