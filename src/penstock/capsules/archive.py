@@ -142,6 +142,8 @@ def _members(content: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for info in archive.infolist():
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & ~0x800:
+                    if MANIFEST not in archive.NameToInfo:
+                        raise CapsuleError(f"it is no capsule: it has no {MANIFEST}")
                     raise CapsuleError(f"its member {info.filename!r} is packed or encrypted")
                 if info.file_size != info.compress_size or info.file_size > len(content):
                     raise CapsuleError(f"its member {info.filename!r} lies about its size")

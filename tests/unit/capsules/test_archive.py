@@ -149,6 +149,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "too short"),
     "text": (lambda: b"#!/bin/sh\n" * 10, "the archive has no end"),
     "an archive without a manifest": (lambda: packed({"a": b""}), "no capsule.json"),
+    "a packed archive of something else": (
+        lambda: packed({"labels.txt": b"a" * 99}, zipfile.ZIP_DEFLATED),
+        "it is no capsule: it has no capsule.json",
+    ),
     "a manifest that is no JSON": (lambda: packed({"capsule.json": b"{"}), "cannot be read"),
     "a manifest of pickle": (
         lambda: packed({"capsule.json": b"\x80\x04cos\nsystem\n"}),
