@@ -50,6 +50,8 @@ class Exchange:
             raise InputError(
                 f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"
             )
+        if real and real is not True:
+            raise InputError(f"dequantize must be true or false, not {real!r}")
         interface = self.interface
         values = arrange(given, self.input_names)
         if real:

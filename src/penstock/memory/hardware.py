@@ -170,6 +170,8 @@ class HardwareBuffer(Closing):
 
         Raises `InputError` where the memory cannot be mapped so, `ResourceExhaustedTransient`, `ClosedError`.
         """
+        if write is not False and write is not True:
+            raise InputError(f"write must be true or false, not {write!r}")
         shared = self.shared
         fd = shared.memory.handle.fd
         with mapped_once(fd, shared.memory.size, write=write) as mapping:

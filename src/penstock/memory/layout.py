@@ -108,7 +108,9 @@ class PoolLayout:
         return MemoryPool.anonymous(self.nbytes)
 
     def views(self, pool: MemoryPool) -> dict[str, NDArray]:
-        """Name -> its array in *pool*. Raises `InputError` where the pool is too small."""
+        """Name -> its array in *pool*. Raises `InputError` where that is no pool, or too small."""
+        if not isinstance(pool, MemoryPool):
+            raise InputError(f"views of a layout lie in a MemoryPool, not in {type(pool).__name__}")
         return {
             name: pool.view(plan.dtype.numpy, plan.shape, plan.offset)
             for name, plan in self.places.items()

@@ -93,6 +93,10 @@ class MemoryPool(Closing):
 
         Raises `InputError` for another format: an image is never mapped, but lent to drivers as it is.
         """
+        from penstock.memory import hardware
+
+        if not isinstance(buffer, hardware.HardwareBuffer):
+            raise InputError(f"a pool is made of a HardwareBuffer, not of {type(buffer).__name__}")
         if not buffer.description.is_blob:
             raise InputError(
                 f"a hardware buffer of format {buffer.description.format:#x} has no bytes to view; "
@@ -244,6 +248,8 @@ def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
 
 
 def _checked_length(fd: int, offset: int, nbytes: int | None) -> int:
+    if isinstance(offset, bool) or not hasattr(offset, "__index__"):
+        raise InputError(f"a pool of a file begins at a whole number of bytes, not {offset!r}")
     size = size_of(fd)
     if nbytes is None and 0 <= size <= offset:
         where = f"byte {offset} is not in a file of {size} bytes" if size else "the file is empty"

@@ -85,6 +85,28 @@ class TestDeadlines:
         ):
             compiled.run([X, X], timeout=timeout)
 
+    @pytest.mark.parametrize("timeout", ["1", float("nan"), True])
+    def test_waiting_for_a_fenced_run_takes_a_number(self, timeout: Any) -> None:
+        with penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled:
+            fenced = compiled.start_fenced([X, X], [])
+            with pytest.raises(InputError, match="timeout must be a number of seconds, not"):
+                fenced.result(timeout)
+            with pytest.raises(InputError, match="timeout_after_fence must be a number"):
+                compiled.start_fenced([X, X], [], timeout_after_fence=True)
+
+    @pytest.mark.parametrize("way", ["run", "burst"])
+    def test_dequantize_is_true_or_false(self, way: str) -> None:
+        with (
+            penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled,
+            compiled.burst() as burst,
+        ):
+            run = compiled.run if way == "run" else burst.run
+            wrong: Any = "no"
+            for _ in range(2):
+                with pytest.raises(InputError, match="dequantize must be true or false, not 'no'"):
+                    run([X, X], dequantize=wrong)
+                run([X, X])
+
     @pytest.mark.parametrize("timeout", [2.1e6, 3e9, 1e300, 10**400, float("inf")])
     def test_one_longer_than_the_system_waits_is_none(self, timeout: float) -> None:
         seen: list[int | None] = []

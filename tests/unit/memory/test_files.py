@@ -112,6 +112,12 @@ def test_what_is_not_in_the_file_is_refused(path: Path, offset: int, nbytes: int
         MemoryPool.from_file(path, offset, nbytes)
 
 
+@pytest.mark.parametrize("offset", ["a", 1.5, None, True])
+def test_an_offset_that_is_no_whole_number_is_named(path: Path, offset: Any) -> None:
+    with pytest.raises(InputError, match="begins at a whole number of bytes, not"):
+        MemoryPool.from_file(path, offset)
+
+
 @pytest.mark.parametrize("prot", [-1, 4, 7, "rw", None, 1.5])
 def test_other_protections_are_refused(path: Path, prot: Any) -> None:
     with pytest.raises(InputError, match="prot is"):

@@ -180,6 +180,22 @@ def test_use_after_close_is_named() -> None:
         pass
 
 
+@pytest.mark.parametrize("write", ["no", None, 1])
+def test_a_lock_that_is_neither_for_reading_nor_for_writing_is_named(write: Any) -> None:
+    with (
+        HardwareBuffer.allocate(8) as buffer,
+        pytest.raises(InputError, match="write must be true or false, not"),
+        buffer.lock(write=write),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "buffer"])
+def test_a_pool_of_what_is_no_buffer_is_named(wrong: Any) -> None:
+    with pytest.raises(InputError, match="made of a HardwareBuffer, not of"):
+        MemoryPool.from_hardware_buffer(wrong)
+
+
 def test_a_buffer_does_not_pickle() -> None:
     with HardwareBuffer.allocate(8) as buffer, pytest.raises(TypeError, match="pickled"):
         pickle.dumps(buffer)

@@ -116,6 +116,12 @@ def test_a_layout_of_a_model_names_its_inputs_and_outputs() -> None:
         PoolLayout.of(model, inputs=["x", "x"])
 
 
+@pytest.mark.parametrize("wrong", [None, 128, "pool"])
+def test_views_of_what_is_no_pool_are_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match="views of a layout lie in a MemoryPool, not in"):
+        PoolLayout({}, 0).views(wrong)
+
+
 def test_strings_have_no_place_in_a_layout() -> None:
     with pytest.raises(InputError, match="no size that is known"):
         PoolLayout.for_operands([(operand("s", (2,), DType.STRING), MemoryPreference())])
