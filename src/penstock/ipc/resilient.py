@@ -48,7 +48,7 @@ from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
 from penstock.ipc.link import Link
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
-from penstock.ipc.until import current_deadline
+from penstock.ipc.until import current_deadline, started_again
 from penstock.ir import Model
 
 T = TypeVar("T")
@@ -153,10 +153,24 @@ class IsolatedDevice:
         call: Callable[[RemoteDevice], T],
         deadline_ns: int | None = None,
     ) -> T:
-        """*call*, once more where the process died of it, or before."""
+        """*call*, once more where the process died of it, or before, which `gathering` is told."""
         if deadline_ns is None:
             deadline_ns = current_deadline()
-        session = self._link.session
+        link = self._link
+        session = link.session
+        result = self._twice(name, model, call, deadline_ns, session)
+        if self._link is not link and (ended := self.supervisor.last_end):
+            started_again(self.name, ended)
+        return result
+
+    def _twice(
+        self,
+        name: str,
+        model: Model | None,
+        call: Callable[[RemoteDevice], T],
+        deadline_ns: int | None,
+        session: Session,
+    ) -> T:
         try:
             with self.noted(name, model, half_of(deadline_ns)):
                 remote = self.remote(deadline_ns)

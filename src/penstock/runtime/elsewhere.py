@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.compilation.receipt import CopyReceipt
 from penstock.execution.absence import absence_of, refuse_absent
 from penstock.ipc.constants import sealed_copies
-from penstock.ipc.until import until
+from penstock.ipc.until import gathering, until
 from penstock.runtime.isolation import waiting_half
 
 if TYPE_CHECKING:
@@ -30,14 +30,19 @@ class Elsewhere:
     def __init__(self, model: Model, deadline_ns: int | None) -> None:
         self._model, self._deadline_ns = model, deadline_ns
         self._before = sealed_copies(model.pools)
+        self._restarts: dict[str, str] = {}
 
-    def placing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def placing(self) -> Iterator[None]:
         """A block in which devices are asked until half of the time to the deadline is gone."""
-        return waiting_half(self._deadline_ns)
+        with waiting_half(self._deadline_ns), gathering(self._restarts):
+            yield
 
-    def compiling(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
         """A block in which they are asked until the deadline."""
-        return until(self._deadline_ns)
+        with until(self._deadline_ns), gathering(self._restarts):
+            yield
 
     def check(self, plan: ExecutionPlan) -> None:
         """Raises `PlacementError` where *plan*, which nothing may fall back from, had to do without a device."""
@@ -46,12 +51,17 @@ class Elsewhere:
     def told(
         self, compilation: Compilation, devices: Mapping[str, Device]
     ) -> tuple[Compilation, Absence | None]:
-        """*compilation* with receipts that name the devices that were not there, and what was copied for the others; and
-        whom to wait for, if anybody.
+        """*compilation* with receipts that name the devices that were not there, those whose process was started again, and
+        what was copied for the others; and whom to wait for, if anybody.
         """
         compilation, absence = absence_of(compilation, devices)
         pools = self._model.pools
         fresh = sorted(sealed_copies(pools) - self._before)
         copies = tuple(CopyReceipt(len(pools[at]), "host", "sealed memory", SEALED) for at in fresh)
-        receipt = replace(compilation.receipt, copies=copies)
+        notes = [
+            f"device {name}: its driver's process {ended}; it was started again for the compile"
+            for name, ended in self._restarts.items()
+        ]
+        receipt = compilation.receipt
+        receipt = replace(receipt, copies=copies, notes=(*receipt.notes, *notes))
         return replace(compilation, receipt=receipt), absence

@@ -131,6 +131,13 @@ def test_a_process_killed_between_calls_is_not_noticed_but_in_the_receipt() -> N
         assert "SIGKILL" in note
         assert "started again" in note
         assert model(X).receipt.notes == ()
+        os.kill(host(), signal.SIGKILL)
+        with compiled(ALONE) as another:
+            (note,) = another.receipt.notes
+            assert "SIGKILL" in note
+            assert note.endswith("it was started again for the compile")
+        with compiled(ALONE) as another:
+            assert another.receipt.notes == ()
 
 
 def test_a_process_that_dies_of_a_run_is_forgiven_although_one_died_before(
