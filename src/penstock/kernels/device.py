@@ -55,6 +55,8 @@ class KernelDevice(DeviceBase):
     inputs read-only, in the shapes of the run, and returns new arrays or views of them in the element types and shapes
     that the operation's outputs have; anything else, and any exception, fails the execution naming the operation.
 
+    A class with two kernels for one type is an `InputError`; a subclass may give a type a kernel of its own.
+
     *accuracy* is the class that the kernels meet.
     """
 
@@ -66,12 +68,19 @@ class KernelDevice(DeviceBase):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        found = dict(cls._kernels)
+        own: dict[str, tuple[str, frozenset[DType]]] = {}
         for attribute, value in vars(cls).items():
             mark = getattr(value, MARK, None)
-            if isinstance(mark, Mark):
-                found |= dict.fromkeys(mark.types, (attribute, mark.dtypes))
-        cls._kernels = found
+            if not isinstance(mark, Mark):
+                continue
+            for kind in mark.types:
+                if kind in own and own[kind][0] != attribute:
+                    raise InputError(
+                        f"{cls.__name__}: {own[kind][0]!r} and {attribute!r} are both marked for {kind}; "
+                        "one kernel computes a type, in all its dtypes"
+                    )
+                own[kind] = (attribute, mark.dtypes)
+        cls._kernels = {**cls._kernels, **own}
 
     def refuse(self, site: Site) -> str:
         """Why this operation cannot be computed, where its types alone do not say so; empty: it can.
@@ -104,6 +113,10 @@ class KernelDevice(DeviceBase):
             if len(results) != len(site.outputs):
                 raise GeneralFailure(
                     f"the kernel gave {len(results)} results, not {len(site.outputs)}"
+                )
+            if any(np.any(getattr(r, "mask", False)) for r in results):
+                raise GeneralFailure(
+                    "the kernel gave a masked array, and nothing heeds masks; return its filled()"
                 )
             clip = CLIPS[_activation(site)]
             arrays = [

@@ -181,6 +181,11 @@ def failing(result: Any) -> Device:
         (np.zeros(6, np.float32), GeneralFailure, r"gave float32\[6\], not float32 of \[2, 3\]"),
         (None, GeneralFailure, "the kernel 'relu' returned None, not its result"),
         ((), GeneralFailure, "gave 0 results, not 1"),
+        (
+            np.ma.masked_less(np.arange(6, dtype=np.float32).reshape(2, 3), 3),
+            GeneralFailure,
+            r"gave a masked array.* filled\(\)",
+        ),
         (ZeroDivisionError("by zero"), GeneralFailure, "ZeroDivisionError: by zero"),
         (MemoryError(), ResourceExhaustedTransient, "no memory left"),
         (GeneralFailure("engine lost"), GeneralFailure, "engine lost"),
@@ -265,6 +270,28 @@ def test_a_mark_needs_types_that_make_sense() -> None:
     with pytest.raises(InputError, match=r"^kernel: dtypes is a list .*: dtypes=\['int8'\]$"):
         kernel("RELU", dtypes="int8")
     kernel("CUSTOM:mine", "CUSTOM")
+
+
+def test_two_kernels_for_one_type_are_refused_where_the_class_is_made() -> None:
+    with pytest.raises(InputError, match=r"^Twice: .*'floats' and 'integers'.* marked for ADD"):
+
+        class Twice(KernelDevice):
+            @kernel("ADD", "SUB", dtypes=["float32"])
+            def floats(self, site: Site, x: NDArray, y: NDArray) -> NDArray:
+                return x
+
+            @kernel("MUL", "ADD", dtypes=["int32"])
+            def integers(self, site: Site, x: NDArray, y: NDArray) -> NDArray:
+                return x
+
+
+def test_a_subclass_gives_a_type_a_kernel_of_another_name() -> None:
+    class Other(Several):
+        @kernel("RELU")
+        def clip(self, site: Site, x: NDArray) -> NDArray:
+            return np.full_like(x, 7)
+
+    assert run(Other(), "RELU", [-1, 2]) == [7, 7]
 
 
 class Flat(Several):
