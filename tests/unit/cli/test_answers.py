@@ -144,6 +144,18 @@ def test_scores_that_keep_the_place_they_were_convolved_to_are_classification(
     assert recognise(results(np.zeros(shape, np.float32), last="SOFTMAX")) == task
 
 
+def test_scores_whose_dimensions_changed_places_are_classification() -> None:
+    given, shape = (1, 1, 1, 5), (1, 5, 1, 1)
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, given, "x")
+    (y,) = builder.operation("SOFTMAX", [x], [(DType.FLOAT32, given)], {"beta": 1.0})
+    order = builder.constant(np.array([0, 3, 1, 2], np.int32))
+    model = builder.build(builder.operation("TRANSPOSE", [y, order], [(DType.FLOAT32, shape)]))
+    indexes, arrays = model.entry.ordinary_outputs, (np.zeros(shape, np.float32),)
+    found = Results(model, (model.outputs[0],), indexes, arrays, None, 5, 0.3)
+    assert recognise(found) == "classification"
+
+
 def test_a_vector_of_nothing_in_particular_is_no_classification() -> None:
     assert recognise(results(np.zeros((1, 1280), np.float32))) == "outputs"
 

@@ -25,7 +25,9 @@ TASKS: Final[Mapping[str, Callable[[Results], Answer]]] = MappingProxyType(
     }
 )
 
-_PASSING: Final = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "QUANTIZE", "DEQUANTIZE", "CAST"})
+_PASSING: Final = frozenset(
+    {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE", "QUANTIZE", "DEQUANTIZE", "CAST"}
+)
 _TO_PROBABILITIES: Final = frozenset({"SOFTMAX", "LOGISTIC"})
 
 
