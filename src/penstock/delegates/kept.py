@@ -20,7 +20,8 @@ log = Log(__name__)
 
 class Kept:
     """The caller's *directory*, and his *token* (text or bytes of any length) where he has one; *names* are what the
-    delegate calls the two. None for both keeps nothing. `InputError` for a token without a directory, and an empty one.
+    delegate calls the two. None for both keeps nothing. `InputError` for a token without a directory, for an empty
+    one, and for what is neither a path nor a token.
     """
 
     def __init__(
@@ -31,11 +32,15 @@ class Kept:
     ) -> None:
         place, label = names
         self._directory, self._token, self._place = directory, None, place
+        if directory is not None and not isinstance(directory, str | os.PathLike):
+            raise InputError(f"{place} must be a directory, not {directory!r}")
         if directory is not None and Path(directory).exists() and not Path(directory).is_dir():
             raise InputError(f"{place} must be a directory, and {os.fspath(directory)!r} is none")
         if token is None:
             return
-        text = token.encode("utf-8") if isinstance(token, str) else bytes(token)
+        if not isinstance(token, str | bytes):
+            raise InputError(f"{label} must be text or bytes, not {token!r}")
+        text = token.encode("utf-8") if isinstance(token, str) else token
         if not text:
             raise InputError(f"{label} is empty")
         if directory is None:

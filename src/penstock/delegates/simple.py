@@ -126,6 +126,7 @@ class SimpleDelegate(Delegate):
 
     def _init(self, context: DelegateContext, params: DelegateParams) -> DelegateKernel:
         kernel = self.create_kernel()
-        if kernel is not None:
-            kernel.init(context, params)
+        if kernel is None:
+            raise InputError("create_kernel returned None, not a DelegateKernel")
+        kernel.init(context, params)
         return kernel

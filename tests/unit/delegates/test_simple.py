@@ -124,7 +124,7 @@ class TestSimple:
             def create_kernel(self) -> Any:
                 return None
 
-        with pytest.raises(DelegateError, match="returned None") as caught:
+        with pytest.raises(DelegateError, match="create_kernel returned None") as caught:
             opened(graphs.chain("NEG"), Empty("NEG"))
         assert (caught.value.delegate, caught.value.stage) == ("simple", "init")
 
@@ -331,6 +331,10 @@ class TestNnapiDelegate:
             NnapiDelegate("reference", execution_preference="fast")  # type: ignore[arg-type]
         with pytest.raises(InputError, match="cache_dir"):
             NnapiDelegate("reference", model_token="a")
+        with pytest.raises(InputError, match="cache_dir must be a directory, not 3"):
+            NnapiDelegate("reference", cache_dir=3)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="model_token must be text or bytes, not 3"):
+            NnapiDelegate("reference", cache_dir="x", model_token=3)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="whole number"):
             NnapiDelegate("reference", max_number_delegated_partitions=1.5)  # type: ignore[arg-type]
 
