@@ -64,7 +64,7 @@ def place(
 
     Raises `PlacementError` for an operation that no device may run, naming its place and each device's
     reason, and where the limits of *policy* cannot be met; `InputError` for a preference that does
-    not exist, two devices of one name, and policy keys that mean nothing in this model.
+    not exist, what is no device, two devices of one name, and policy keys that mean nothing in this model.
     """
     ground = _ground(collect_support(model, devices, policy), policy, preference)
     if assignment is not None and len(assignment) == len(model.operations) and ground.live:

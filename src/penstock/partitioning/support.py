@@ -113,9 +113,14 @@ def collect_support(
     makes that device refuse everything. To a yes the policy's accuracy class, the unknown-shape rule
     (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this order.
 
-    Raises `InputError` for two devices of one name, and with *check_keys* for a key of *require* or *forbid* that
+    Raises `InputError` for what is no device, for two devices of one name, and with *check_keys* for a key of *require* or *forbid* that
     is neither in the model nor an operation type.
     """
+    for position, device in enumerate(devices):
+        if not hasattr(device, "supported_operations"):
+            raise InputError(
+                f"devices[{position}] is {device!r}, no device: a plan is made of device objects; penstock.compile takes names too"
+            )
     names = [device.name for device in devices]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -176,6 +176,13 @@ def test_no_device_at_all() -> None:
         place(chain(["ADD"]), [])
 
 
+@pytest.mark.parametrize("given", ["reference", 3, None])
+def test_what_is_no_device(given: object) -> None:
+    wanted = rf"^devices\[1\] is {given!r}, no device: .*penstock\.compile takes names"
+    with pytest.raises(InputError, match=wanted):
+        place(chain(["ADD"]), [NumpyDevice("a"), given])  # type: ignore[list-item]
+
+
 def test_a_required_device_that_is_not_there() -> None:
     with pytest.raises(PlacementError) as caught:
         place(chain(["ADD"]), [NumpyDevice("reference")], Policy(require={"*": "gpu"}))
