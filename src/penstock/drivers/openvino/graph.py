@@ -247,7 +247,7 @@ class Graph:
 
     def _result(self, index: int) -> Node:
         operand, node = self.entry.operands[index], self.get(index)
-        if operand.dtype is DType.INT16 or _loses_signs(node, operand):
+        if operand.dtype is DType.INT16 or (operand.dtype in STEPPED and _is_misjudged(node)):
             node = self._in_steps(node, operand)
         elif operand.dtype in STEPPED:
             limits = np.iinfo(operand.dtype.numpy)
@@ -277,6 +277,20 @@ WHOLE: Final = {DType.INT8: "i8", DType.UINT8: "u8", DType.INT16: "i16"}
 LINEAR: Final = frozenset({"Add", "Subtract", "Multiply", "Divide"})
 CONVOLUTIONS: Final = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
 LAYERS: Final = frozenset({"Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul"})
+MOVING: Final = frozenset(
+    {
+        "Concat",
+        "Gather",
+        "Pad",
+        "Reshape",
+        "SpaceToDepth",
+        "StridedSlice",
+        "Tile",
+        "Transpose",
+        "VariadicSplit",
+    }
+)
+WHOLE: Final = {DType.INT8: "i8", DType.UINT8: "u8", DType.INT16: "i16"}
 MOST_LOOKED_AT: Final = 64
 CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
@@ -299,12 +313,39 @@ def _would_be_lost(node: Node) -> bool:
     return any(map(_is_constant, sources))
 
 
-def _loses_signs(node: Node, operand: Operand) -> bool:
-    """Whether a FakeQuantize to 8 bits right behind *node* would give 0 for what is below (OpenVINO 2026.4)."""
+def _is_misjudged(node: Node) -> bool:
+    """Whether a FakeQuantize to whole steps behind *node* may give other ones.
+
+    OpenVINO (2026.4) joins it to an arithmetic rounding, as if that kept no limits, where something that only moves
+    values is between them, and where the constant before the rounding is not one number. Behind a DepthToSpace it gives
+    0 for what is below.
+    """
     made = node.get_node() if hasattr(node, "get_node") else node
-    while made.get_type_name() in {"Transpose", "Reshape"}:
-        made = made.input(0).get_source_output().get_node()
-    return operand.dtype in QUANTIZED and made.get_type_name() == "DepthToSpace"
+    if (rounded := _rounded(made)) is not None:
+        ports = [port.get_source_output() for port in rounded.inputs()]
+        return any(_is_constant(p.get_node()) and max(p.shape, default=1) > 1 for p in ports)
+    pending, seen = [made], 0
+    while pending:
+        each, seen = pending.pop(), seen + 1
+        kind = each.get_type_name()
+        if kind == "DepthToSpace" or seen > MOST_LOOKED_AT or _rounded(each) is not None:
+            return True
+        if kind in MOVING:
+            pending += _sources(each)
+    return False
+
+
+def _rounded(made: Node) -> Node | None:
+    """What is rounded by arithmetic, if *made* is the last node of that."""
+    for kind in ("Multiply", "Round", "Divide", "Clamp"):
+        if made.get_type_name() != kind:
+            return None
+        made = _sources(made)[0]
+    return made
+
+
+def _sources(made: Node) -> list[Node]:
+    return [port.get_source_output().get_node() for port in made.inputs()]
 
 
 def _is_constant(node: Node) -> bool:

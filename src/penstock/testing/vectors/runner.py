@@ -14,6 +14,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.hal import (
+    ACCURACY_RANK,
     AccuracyClass,
     Device,
     ExecutionConfig,
@@ -102,16 +103,17 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
         raise NotCovered(str(reason)) from reason
     fed = run.fed
     model = infer_shapes(model, {p: a.shape for p, a in enumerate(fed)})
+    answers = device.supported_operations(model)
     refused = [
         f"{operation.key}: {support.reason}"
-        for operation, support in zip(
-            model.operations, device.supported_operations(model), strict=True
-        )
+        for operation, support in zip(model.operations, answers, strict=True)
         if not support.supported
     ]
     if refused:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
-    accuracy: AccuracyClass = "relaxed" if run.model.relaxed else "faithful"
+    # A relaxed case allows float16's precision, which the class `relaxed` goes below: it is asked for where it is claimed.
+    claimed = min((a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful")
+    accuracy: AccuracyClass = "relaxed" if claimed == "relaxed" else "faithful"
     prepared = device.prepare_model(model, PrepareConfig(accuracy=accuracy))
     alignment = device.capabilities.alignment if pools else None
     endless = run.case.is_infinite_loop

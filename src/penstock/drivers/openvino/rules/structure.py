@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import carried, moved, moves
+from penstock.drivers.openvino.types import STEPPED, carried, moved, moves
 from penstock.engines.moving import (
     MAX_PIECES,
     axis_of,
@@ -198,7 +198,12 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
     if first:
         before, after = ([side[a] for a in TO_FIRST] for side in (before, after))
     x = graph.get(site.input_indexes[0], first=first)
-    node = graph.op.pad(x, graph.whole(before), graph.whole(after), mode, value)
+    if value is not None and len(before) == 1 and site.input().dtype in STEPPED:
+        # OpenVINO (2026.4) pads a row in whole steps, and takes the value, which is real, for such a step.
+        around = [graph.op.broadcast(value, graph.whole(side)) for side in (before, after)]
+        node = graph.op.concat([around[0], x, around[1]], 0)
+    else:
+        node = graph.op.pad(x, graph.whole(before), graph.whole(after), mode, value)
     graph.move(site, node, first=first)
 
 
