@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import cache
 from typing import Final
 
 from penstock.hal import Device
@@ -19,6 +20,7 @@ DRIVERS: Final = {
 """The driver of each device."""
 
 
+@cache
 def unusable(device: str) -> str | None:
     """Why the device cannot be used here; None where it can."""
     found = [d for d in find_devices(DRIVERS[device]) if d.name == device]

@@ -56,7 +56,7 @@ class OnnxRuntimePreparedModel(PreparedModelBase):
         executable: Executable | ProfiledRun | None = self._executable
         if executable is None:
             raise GeneralFailure("the prepared model is closed")
-        if config.measure and self._profiler is not None:
+        if config.measure and self._profiler is not None and self._computed:
             executable = self._profiler.start(began) or executable
         given, wanted = lent(request.inputs), lent(request.outputs)
         if given is not None and wanted is not None:

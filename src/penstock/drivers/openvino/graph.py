@@ -290,7 +290,6 @@ MOVING: Final = frozenset(
         "VariadicSplit",
     }
 )
-WHOLE: Final = {DType.INT8: "i8", DType.UINT8: "u8", DType.INT16: "i16"}
 MOST_LOOKED_AT: Final = 64
 CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")

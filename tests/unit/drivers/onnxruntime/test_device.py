@@ -57,6 +57,21 @@ def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
     return b.build(b.operation("RELU", [b.input(dtype, shape, "x")], [(dtype, shape)]))
 
 
+@needs_onnxruntime
+@pytest.mark.parametrize("dtype", [F32, DType.INT16])
+def test_a_model_without_operations_hands_its_input_on(dtype: DType) -> None:
+    b = ModelBuilder()
+    model = b.build([b.input(dtype, (4,), "x")])
+    given, got = np.arange(4, dtype=dtype.numpy), np.zeros(4, dtype.numpy)
+    prepared = cpu().prepare_model(model, PrepareConfig())
+    for measure in (False, True):
+        got[:] = 0
+        prepared.execute(
+            Request((HostMemory(given),), (HostMemory(got),)), ExecutionConfig(measure=measure)
+        )
+        assert got.tolist() == [0, 1, 2, 3]
+
+
 def lacking(package: str, monkeypatch: pytest.MonkeyPatch) -> OnnxRuntimeDevice:
     """The device of a machine without one of the packages."""
     found = package_folder

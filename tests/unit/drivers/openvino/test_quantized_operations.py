@@ -13,9 +13,9 @@ from penstock.drivers.openvino import installation
 from penstock.drivers.openvino.engine import core
 from penstock.drivers.openvino.source import build_graph
 from penstock.hal import Device
-from penstock.ir import DType, ModelBuilder, Quantization
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 from tests.support_openvino import cpu, needs_exact_sums, needs_openvino
-from tests.support_operations import OneOperation, run_on
+from tests.support_operations import F32, OneOperation, run_on
 from tests.support_quantized_operations import (
     I8,
     IMAGE,
@@ -319,3 +319,66 @@ def test_the_default_policy_leaves_them_to_the_reference_and_says_why() -> None:
     policy = penstock.Policy(accuracy="relaxed", placement="nnapi")
     with penstock.compile(case.model, devices=devices, cache=False, policy=policy) as compiled:
         assert compiled.plan.operations[0].device == "openvino-cpu"
+
+
+def near(model: Model, values: list[NDArray]) -> int:
+    """The most steps by which the device departs from the reference."""
+    ((ours,),), ((wanted,),) = (
+        run_on([cpu()], model, [values], "relaxed"),
+        run_on(["reference"], model, [values]),
+    )
+    assert len(np.unique(wanted)) > 2
+    return int(np.abs(ours.astype(int) - wanted.astype(int)).max())
+
+
+@pytest.mark.parametrize("dtype", [I8, DType.UINT8])
+def test_values_of_other_scales_are_joined_within_their_limits(dtype: DType) -> None:
+    b, limits = ModelBuilder(), np.iinfo(dtype.numpy)
+    out = Quantization((1 / 128,), (limits.min + 127,))
+    joined, values = [], []
+    for scale, zero in ((0.084, 127), (0.029, 0)):
+        x = b.input(dtype, (2, 1, 9), f"x{zero}", Quantization((scale,), (limits.min + zero,)))
+        joined += b.operation("QUANTIZE", [x], [(dtype, (2, 1, 9), out)])
+        values.append(np.linspace(limits.min, limits.max, 18).astype(dtype.numpy).reshape(2, 1, 9))
+    (y,) = b.operation("CONCATENATION", joined, [(dtype, (2, 1, 18), out)], {"axis": 2})
+    assert near(b.build([y]), values) <= 1
+
+
+def test_blocks_of_sums_with_a_constant_keep_their_values() -> None:
+    b, grid = ModelBuilder(), Quantization((0.1,), (0,))
+    x = b.input(DType.UINT8, (1, 1, 1, 8), "x", grid)
+    zero = b.constant(np.zeros(1, np.uint8), "zero", grid)
+    (y,) = b.operation("ADD", [x, zero], [(DType.UINT8, (1, 1, 1, 8), grid)])
+    (y,) = b.operation(
+        "DEPTH_TO_SPACE", [y], [(DType.UINT8, (1, 2, 2, 2), grid)], {"block_size": 2}
+    )
+    values = np.arange(14, 94, 10).astype(np.uint8).reshape(1, 1, 1, 8)
+    assert near(b.build([y]), [values]) <= 1
+
+
+@pytest.mark.parametrize("dtype", [I8, DType.UINT8])
+def test_quotients_by_several_constants_are_rounded_within_their_limits(dtype: DType) -> None:
+    b, least = ModelBuilder(), np.iinfo(dtype.numpy).min
+    grid, shape = Quantization((0.5,), (least,)), (2, 5, 6, 3)
+    x = b.input(dtype, shape, "x", grid)
+    (y,) = b.operation("DEQUANTIZE", [x], [(F32, shape)])
+    (y,) = b.operation("AVERAGE_POOL_2D", [y], [(F32, shape)], POOL)
+    shares = b.constant(np.linspace(0.02, 1, 30, dtype=np.float32).reshape(1, 5, 6, 1), "shares")
+    (y,) = b.operation("DIV", [y, shares], [(F32, shape)])
+    model = b.build(b.operation("QUANTIZE", [y], [(dtype, shape, grid)]))
+    values = least + np.arange(180).reshape(shape) % 5
+    assert near(model, [values.astype(dtype.numpy)]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero", "value"), [(I8, -124, 9), (I8, 3, 100), (DType.UINT8, 131, 0)]
+)
+@pytest.mark.parametrize("kind", ["PAD", "PADV2"])
+def test_a_row_is_padded_with_a_real_value(kind: str, dtype: DType, zero: int, value: int) -> None:
+    b, grid = ModelBuilder(), Quantization((0.1,), (zero,))
+    x = b.input(dtype, (3,), "x", grid)
+    given = [x, b.constant(np.array([[1, 3]], np.int32), "pads")]
+    if kind == "PADV2":
+        given.append(b.constant(np.array(value, dtype.numpy), "value", grid))
+    model = b.build(b.operation(kind, given, [(dtype, (7,), grid)]))
+    assert near(model, [np.array([1, 50, 120], dtype.numpy)]) == 0
