@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
 from penstock.drivers.openvino.types import PLAIN, STEPPED, alike, range_of
-from penstock.engines.site import QUANTIZED, Site, known_shape
+from penstock.engines.site import Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
 
