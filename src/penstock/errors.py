@@ -25,6 +25,8 @@ PenstockError
 ├── ClosedError, StateError, Cancelled
 ├── NotAvailable                       a documented feature that this version does not have
 └── DelegateError (RuntimeError)        a delegate failed
+
+And the words for numbers of things in their sentences: `counted`, `there_are`.
 """
 
 from __future__ import annotations
@@ -375,3 +377,14 @@ class DelegateError(PenstockError, RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.delegate, self.stage, self.reason)
+
+
+def there_are(names: Sequence[str]) -> str:
+    """`there are 'a', 'b'`; of one `there is only 'a'`, of none `there are none`."""
+    shown = ", ".join(map(repr, names)) or "none"
+    return f"there is only {shown}" if len(names) == 1 else f"there are {shown}"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """`1 step`, `2 steps`; *nouns* is a plural that has more to it than an s."""
+    return f"{number} {noun if number == 1 else nouns or noun + 's'}"

@@ -28,7 +28,6 @@ LEAVES = {
         "__main__",
         "blobcache",
         "closing",
-        "counting",
         "errors",
         "facade",
         "knobs",

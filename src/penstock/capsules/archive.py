@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.capsules.manifest import FORMAT, ArrayRecord, Capsule, CaseRecord, Manifest
-from penstock.counting import counted
-from penstock.errors import CapsuleError, ModelError
+from penstock.errors import CapsuleError, ModelError, counted
 from penstock.ir import DType, NDArray
 from penstock.ir.builder import pack_strings
 from penstock.ir.model import unpack_strings

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 

@@ -10,8 +10,7 @@ from penstock.cli import writing
 from penstock.cli.cache.directory import when
 from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
 from penstock.cli.output import Output
-from penstock.counting import counted
-from penstock.errors import CacheError, CapsuleError
+from penstock.errors import CacheError, CapsuleError, counted
 
 if TYPE_CHECKING:
     from penstock.cache.driver_verdicts import DriverVerdict

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.cli.output import shortened
-from penstock.counting import counted
+from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import options
 from penstock.cli.output import milliseconds, output_of, size
-from penstock.counting import counted
+from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.ir import Model, Operand, TensorMetadata

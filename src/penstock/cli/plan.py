@@ -12,8 +12,7 @@ from penstock.cli import options, writing
 from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
 from penstock.cli.shapes import assumed_shapes, in_words, parse_shapes, shaped
-from penstock.counting import counted
-from penstock.errors import ModelError, PlacementError
+from penstock.errors import ModelError, PlacementError, counted
 
 NAME_WIDTH: Final = 48
 """Columns of an operation's name in a table; `--json` has all of it."""

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.output import Output
-from penstock.counting import counted
+from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.compilation import CacheOutcome, Receipt, StepReceipt

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.failures import UsageError
-from penstock.counting import there_are
+from penstock.errors import there_are
 
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand

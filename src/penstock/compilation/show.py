@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.counting import counted
+from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.compilation.receipt import CopyReceipt, Receipt, StepReceipt

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.logs import Log
 
 if TYPE_CHECKING:

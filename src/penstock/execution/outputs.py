@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 from penstock.compilation.receipt import Receipt
-from penstock.counting import there_are
-from penstock.errors import InputError
+from penstock.errors import InputError, there_are
 from penstock.ir import NDArray
 
 

@@ -11,8 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from penstock.counting import counted
-from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent
+from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent, counted
 from penstock.hal.capabilities import ACCURACY_RANK, Support
 from penstock.hal.config import (
     BYTE_SIZE_OF_CACHE_TOKEN,

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from penstock.counting import there_are
-from penstock.errors import InputError
+from penstock.errors import InputError, there_are
 from penstock.hal import MemoryPreference
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import static_shape

@@ -8,7 +8,7 @@ from enum import IntEnum
 from numbers import Real
 from typing import Final, TypeVar
 
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.ir.types import Shape
 from penstock.nnapi.codes import OperationCode
 from penstock.nnapi.description import OperandType

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.counting import counted
-from penstock.errors import PlacementError
+from penstock.errors import PlacementError, counted
 from penstock.ir.types import static_shape
 from penstock.partitioning.cost import Costs
 from penstock.partitioning.greedy import best_device, handle_users, partitions_of

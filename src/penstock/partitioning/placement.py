@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.counting import counted
-from penstock.errors import InputError, PlacementError
+from penstock.errors import InputError, PlacementError, counted
 from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
 from penstock.ir import Model, Subgraph
 from penstock.memory.arena import ArenaLayout

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.partitioning.plan import PREDICTED
 from penstock.partitioning.reasons import duration
 

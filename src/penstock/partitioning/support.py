@@ -8,8 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.counting import counted
-from penstock.errors import InputError
+from penstock.errors import InputError, counted
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked
 from penstock.ir import DType, Model, Operation

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 from penstock.runtime.distance import Distance

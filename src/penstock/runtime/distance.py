@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.execution.inputs import dequantize
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, NDArray, Operand

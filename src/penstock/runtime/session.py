@@ -19,8 +19,7 @@ from penstock.compilation.compilation import (
     compile_plan,
 )
 from penstock.compilation.spans import Recorder
-from penstock.counting import counted
-from penstock.errors import InputError, PlacementError
+from penstock.errors import InputError, PlacementError, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
 from penstock.execution.outputs import find_name

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.counting import counted
-from penstock.errors import InvalidOperand
+from penstock.errors import InvalidOperand, counted
 from penstock.execution import CompiledModel
 from penstock.execution.bound import BoundRun
 from penstock.export.tflite.state import RANDOM_INPUTS

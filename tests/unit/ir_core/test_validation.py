@@ -420,7 +420,7 @@ DEFECTS: tuple[Defect, ...] = (
     (
         "subgraphs without end",
         LimitExceeded,
-        "the limit is 262144",
+        "the limit for this model is 33070",
         lambda: branching_twice(60),
     ),
     ("state of a called subgraph", ModelError, "state", entered_state),
@@ -557,7 +557,7 @@ def test_an_unreachable_subgraph_is_checked_too() -> None:
 
 def test_deep_nesting_of_subgraphs_is_no_recursion() -> None:
     """Ten thousand subgraphs, each calling the next: validation does not recurse in Python."""
-    count = 10_000
+    count, most = 10_000, 32
     operands = (
         Operand(F32, (3,), Lifetime.SUBGRAPH_INPUT),
         Operand(F32, (3,), Lifetime.SUBGRAPH_OUTPUT),
@@ -569,7 +569,10 @@ def test_deep_nesting_of_subgraphs_is_no_recursion() -> None:
 
     leaf = Subgraph(operands, (Operation("RELU", (0,), (1,)),), (0,), (1,))
     chain = tuple(calling(index + 1) for index in range(count))
-    assert len(Model((*chain, leaf)).subgraphs) == count + 1
+    shallow = tuple(calling(index + 1) for index in range(most))
+    assert len(Model((*shallow, leaf)).subgraphs) == most + 1
+    with pytest.raises(LimitExceeded, match="33 deep; the limit is 32"):
+        Model((*chain, leaf))
     with pytest.raises(CyclicModel):
         Model((*chain, calling(0)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.cli.answers.base import Results, finite
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:

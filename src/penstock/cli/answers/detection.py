@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cli.answers.base import Results, finite
-from penstock.counting import counted
+from penstock.errors import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,7 +19,7 @@ from penstock.cli.cache.directory import (
     when,
 )
 from penstock.cli.output import milliseconds, output_of, shortened, size
-from penstock.counting import counted
+from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.cache import CacheEntry

@@ -14,7 +14,7 @@ from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.feed.arrays import random_array, read_npy, read_npz
 from penstock.cli.feed.normalisation import Normalisation
 from penstock.cli.feed.sound import read_sound
-from penstock.counting import counted
+from penstock.errors import counted
 from penstock.ir import NDArray, Operand, TensorMetadata
 from penstock.ir.show import show_operand
 from penstock.ir.types import is_static

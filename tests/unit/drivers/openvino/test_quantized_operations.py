@@ -38,6 +38,7 @@ CASES: Final = [
     layer("conv", "CONV_2D", IMAGE, (5, 3, 3, 8), (1, 7, 6, 5), 0, **STEPS),
     layer("conv_relu6", "CONV_2D", IMAGE, (5, 1, 1, 8), (1, 7, 6, 5), 0, **STEPS, fused_activation_function="RELU6"),
     layer("depthwise", "DEPTHWISE_CONV_2D", IMAGE, (1, 3, 3, 8), (1, 7, 6, 8), 3, **STEPS, depth_multiplier=1),
+    layer("depthwise_of_two", "DEPTHWISE_CONV_2D", (1, 3, 3, 2), (1, 2, 2, 4), (1, 3, 3, 4), 3, 5, **STEPS, depth_multiplier=2),
     plain("add", "ADD", [IMAGE, IMAGE], IMAGE),
     plain("add_relu", "ADD", [IMAGE, IMAGE], IMAGE, attributes={"fused_activation_function": "RELU"}),
     plain("sub", "SUB", [IMAGE, IMAGE], IMAGE),
@@ -62,7 +63,14 @@ CASES: Final = [
 ]  # fmt: skip
 
 
-ROUNDED_OTHERWISE: Final = {"relu6", "hard_swish", "average_pool", "mean"}
+ROUNDED_OTHERWISE: Final = {
+    "depthwise",
+    "depthwise_of_two",
+    "relu6",
+    "hard_swish",
+    "average_pool",
+    "mean",
+}
 
 
 @needs_exact_sums
@@ -86,7 +94,6 @@ FINER: Final = Quantization((0.025,), (4,))
 OFTEN: Final = [
     layer("conv_signed", "CONV_2D", LARGE, (24, 1, 1, 24), LARGE, 0, -3, **STEPS),
     layer("conv_signed_relu6", "CONV_2D", LARGE, (24, 1, 1, 24), LARGE, 0, -3, **STEPS, fused_activation_function="RELU6"),
-    layer("depthwise_signed", "DEPTHWISE_CONV_2D", LARGE, (1, 3, 3, 24), LARGE, 3, 5, **STEPS, depth_multiplier=1),
     layer("fully_connected_signed", "FULLY_CONNECTED", (900, 24), (24, 24), (900, 24), 0),
     plain("mul", "MUL", [LARGE, LARGE], LARGE),
     plain("mul_relu6", "MUL", [LARGE, LARGE], LARGE, FINER, {"fused_activation_function": "RELU6"}),

@@ -50,18 +50,20 @@ def in_branches(model: Model) -> int:
     """Operations and branches of the IFs of the entry subgraph, each as often as an ONNX model, which has no subgraphs that
     several nodes share, holds it.
     """
-    known: dict[int, int] = {}
+    return _written(model, (o for o in model.operations if o.type == "IF"), {})
 
-    def written(operations: Iterable[Operation]) -> int:
-        total = 0
-        for target in chain.from_iterable(map(subgraph_references, operations)):
-            if target not in known:
-                inner = model.subgraphs[target].operations
-                known[target] = len(inner) + written(inner)
-            total += 1 + known[target]
-        return total
 
-    return written(o for o in model.operations if o.type == "IF")
+def _written(model: Model, operations: Iterable[Operation], known: dict[int, int]) -> int:
+    """What *operations* enter, each subgraph in *known* with what it comes to. A closure that calls itself would keep the
+    model, and the file that it maps, until garbage is collected.
+    """
+    total = 0
+    for target in chain.from_iterable(map(subgraph_references, operations)):
+        if target not in known:
+            inner = model.subgraphs[target].operations
+            known[target] = len(inner) + _written(model, inner, known)
+        total += 1 + known[target]
+    return total
 
 
 def constant_bytes(model: Model) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.compilation import Receipt, StepReceipt
-from penstock.counting import counted, there_are
+from penstock.errors import counted, there_are
 
 
 @pytest.mark.parametrize(
