@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.cache.naming import file_names, index_name, short_name, temporary_name
 from penstock.errors import CacheError, NotRegularFile, Unreadable
 from penstock.hal import CacheHandle
-from penstock.sealed.files import FileSystem, open_cache_file, read_exactly, write_all
+from penstock.sealed.files import FileSystem, Renaming, open_cache_file, read_exactly, write_all
 from penstock.sealed.locks import lock, unlock
 
 if TYPE_CHECKING:
@@ -102,13 +102,9 @@ class Store:
             with suppress(FileExistsError):
                 self.files.mkdir(path)
 
-    @contextmanager
-    def naming(self, act: str) -> Iterator[None]:
+    def naming(self, act: str) -> Renaming:
         """Turns an `OSError` of the block into `Unreadable`."""
-        try:
-            yield
-        except OSError as error:
-            raise self.unreadable(error, act) from None
+        return Renaming(lambda error: self.unreadable(error, act))
 
     def unreadable(self, error: OSError, act: str) -> Unreadable:
         """What *error* says of the directory, which cannot be *act*; a directory in place of a file is named."""

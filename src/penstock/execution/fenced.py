@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -28,7 +28,7 @@ from penstock.execution.outputs import Outputs
 from penstock.execution.results import is_sized
 from penstock.execution.step import StepRunner
 from penstock.execution.trace import Trace
-from penstock.execution.variant import LONGEST_SECONDS
+from penstock.execution.variant import LONGEST_SECONDS, is_number
 from penstock.hal import (
     CancelToken,
     EventFence,
@@ -67,7 +67,7 @@ class FencedRun:
         """The outputs, once the run has ended; raises what it ended with, and `MissedDeadlineTransient` after *timeout*
         seconds without an end, which leave the run as it is, or `InputError` for a timeout that is no number.
         """
-        if timeout is not None and not _is_number(timeout):
+        if timeout is not None and not is_number(timeout):
             raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
         forever = timeout is None or timeout > LONGEST_SECONDS
         end = None if forever else time.monotonic_ns() + int((timeout or 0) * 1e9)
@@ -194,7 +194,7 @@ def _check(compiled: CompiledModel, wait_for: Sequence[Fence], timeout_after_fen
         if not is_fence(fence):
             raise InputError(f"wait_for takes fences, not {type(fence).__name__}")
     if timeout_after_fence is not None and not (
-        _is_number(timeout_after_fence) and timeout_after_fence > 0
+        is_number(timeout_after_fence) and timeout_after_fence > 0
     ):
         raise InputError(
             f"timeout_after_fence must be a number of seconds above 0, not {timeout_after_fence!r}"
@@ -324,7 +324,3 @@ def _seconds_left(config: ExecutionConfig, after: float | None) -> float | None:
     if left is None:
         return after
     return left / 1e9 if after is None else min(after, left / 1e9)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124  # not a number

@@ -8,7 +8,7 @@ import time
 from msgspec.structs import replace
 
 from penstock.errors import InputError
-from penstock.execution.variant import deadline_of
+from penstock.execution.variant import deadline_of, is_number
 from penstock.hal import (
     MAXIMUM_LOOP_TIMEOUT_NS,
     PRIORITIES,
@@ -52,7 +52,7 @@ def _loop_timeout(seconds: object, default: int) -> int:
     """Nanoseconds, no more than a driver may be asked to wait."""
     if seconds is None:
         return default
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    if not is_number(seconds) or seconds <= 0:
         raise InputError(f"loop_timeout must be a number of seconds above 0, not {seconds!r}")
     if math.isinf(seconds):
         return MAXIMUM_LOOP_TIMEOUT_NS

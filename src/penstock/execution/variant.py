@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import (
@@ -494,6 +494,11 @@ def check_time(deadline_ns: int, *, begun: bool) -> None:
         raise MissedDeadlineTransient("the run took longer than its timeout")
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether *value* is one, NaN and truth values not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124  # NaN is not
+
+
 def deadline_of(timeout: object, now_ns: int) -> int | None:
     """A monotonic deadline *timeout* seconds from now; a timeout of more than `LONGEST_SECONDS` has none.
 
@@ -501,7 +506,7 @@ def deadline_of(timeout: object, now_ns: int) -> int | None:
     """
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:  # noqa: PLR0124  # not a number
+    if not is_number(timeout):
         raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
     if timeout <= 0:
         raise MissedDeadlinePersistent(f"a timeout of {timeout} s leaves no time")

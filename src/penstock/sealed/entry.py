@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -14,6 +13,7 @@ from penstock.sealed.files import (
     SYSTEM_FILES,
     FileSystem,
     Handle,
+    Renaming,
     read_exactly,
     require_regular,
 )
@@ -170,25 +170,8 @@ def reason_of(error: BaseException | None) -> str:
     return str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
 
 
-class naming:  # noqa: N801  # it reads as the function that it is
-    """Turns an `OSError` of its block into `Unreadable`.
-
-    A class, since an error that leaves a generator's block lives in a cycle with the frames that it passed, and with all
-    memory and descriptors that these hold, until garbage is collected.
-    """
-
-    def __init__(self, file: CacheFile, act: str) -> None:
-        self._file, self._act = file, act
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, OSError):
-            text = f"{self._file.place} cannot be {self._act}: {error.strerror or error}"
-            raise Unreadable(text) from None
+def naming(file: CacheFile, act: str) -> Renaming:
+    """Turns an `OSError` of the block into `Unreadable`."""
+    return Renaming(
+        lambda error: Unreadable(f"{file.place} cannot be {act}: {error.strerror or error}")
+    )

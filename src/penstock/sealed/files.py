@@ -7,6 +7,8 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import Callable
+from types import TracebackType
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
@@ -29,6 +31,29 @@ class Handle(Protocol):
 
     @property
     def fd(self) -> int: ...
+
+
+class Renaming:
+    """Raises what *made* makes of an `OSError` of its block, in that one's place.
+
+    A class, since an error that leaves a generator's block lives in a cycle with the frames that it passed, and with all
+    memory and descriptors that these hold, until garbage is collected.
+    """
+
+    def __init__(self, made: Callable[[OSError], Exception]) -> None:
+        self._made = made
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            raise self._made(error) from None
 
 
 class FileStatus(Struct, frozen=True):

@@ -11,6 +11,7 @@ from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph
 from penstock.drivers.openvino.rules.rounding import (
     NOTHING,
     away_from_zero,
+    define_rescaled,
     rounded_twice,
     rounds_alike,
     step_ratio,
@@ -87,9 +88,7 @@ def emit_unary(graph: Graph, site: Site) -> None:
     first = graph.is_first(site.input_indexes[0])
     x = graph.get(site.input_indexes[0], first=first)
     if site.is_quantized and site.operation.type == "RELU":
-        distance = rounded_twice(site, np.array(step_ratio(site)))
-        node, raised = away_from_zero(graph, site, x, distance, "RELU")
-        graph.define(site, node, first=first, raised=raised)
+        define_rescaled(graph, site, x, first=first, fused="RELU")
         return
     graph.define(site, UNARY[site.operation.type](graph, x), first=first)
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rounding import (
-    away_from_zero,
-    rounded_twice,
+    define_rescaled,
     rounds_alike,
     step_ratio,
 )
@@ -47,9 +44,7 @@ def emit_quantize(graph: Graph, site: Site) -> None:
     ):
         graph.move(site, node, first=first)
     else:
-        distance = rounded_twice(site, np.array(step_ratio(site)))
-        node, raised = away_from_zero(graph, site, node, distance)
-        graph.define(site, node, first=first, raised=raised)
+        define_rescaled(graph, site, node, first=first)
 
 
 def _check_dequantize(site: Site) -> AccuracyClass:

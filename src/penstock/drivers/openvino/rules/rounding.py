@@ -67,6 +67,15 @@ def step_ratio(site: Site) -> float:
     return one_scale(site.input())[0] / one_scale(site.output())[0]
 
 
+def define_rescaled(
+    graph: Graph, site: Site, node: Node, *, first: bool, fused: str = "NONE"
+) -> None:
+    """Names *node*, values on the grid of *site*'s input, activated by *fused*, as its output on another one."""
+    distance = rounded_twice(site, np.array(step_ratio(site)))
+    node, raised = away_from_zero(graph, site, node, distance, fused)
+    graph.define(site, node, first=first, raised=raised)
+
+
 def rounds_alike(ratio: float) -> bool:
     """Whether steps become the same *ratio* as many by TFLite's kernels and `away_from_zero`: every difference of two 8-bit
     numbers.
