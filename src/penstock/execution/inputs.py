@@ -13,7 +13,7 @@ from penstock.errors import InputError
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.ir import DType, NDArray, Operand, Quantization
-from penstock.ir.types import dtype_of
+from penstock.ir.types import dtype_of, is_masked
 
 _NOT_GIVEN: Final = object()
 
@@ -195,7 +195,7 @@ def _import(value: Any, operand: Operand, position: int) -> NDArray:
     plain = isinstance(value, list | tuple | dict | str | int | float | complex | None)
     if plain and operand.dtype is not DType.STRING and not hasattr(value, "__array__"):
         raise InputError(f"{_needed(value, operand, position)}; {_remedy(value)}")
-    if isinstance(value, np.ndarray) and np.any(getattr(value, "mask", False)):
+    if is_masked(value):
         raise InputError(
             f"{_label(operand, position)} is a masked array, and no device heeds masks; "
             "give its filled(), with a value for what is masked"

@@ -15,6 +15,7 @@ from penstock.execution.inputs import arrange, fits, is_bindable
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.ir import DType, NDArray, Operand
+from penstock.ir.types import is_masked
 from penstock.memory.storage import viewed
 
 
@@ -130,6 +131,11 @@ def store(
 
 
 def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
+    if is_masked(given_value):
+        raise InputError(
+            f"out for output {position} ({operand.name}) is a masked array, and no device heeds masks; "
+            "give its data, which is the array without its mask"
+        )
     value = viewed(given_value)
     if (
         isinstance(value, np.ndarray)

@@ -38,6 +38,7 @@ from penstock.ir.types import (
     Shape,
     dtype_of,
     element_count,
+    is_masked,
 )
 
 ALIGNMENT = 64
@@ -203,6 +204,11 @@ class ModelBuilder(SubgraphBuilder):
         if not isinstance(value, np.ndarray | np.generic):
             raise InputError(
                 f"constant {name!r} is made of a NumPy array, not of {type(value).__name__}"
+            )
+        if is_masked(value):
+            raise InputError(
+                f"constant {name!r} is a masked array, and no device heeds masks; "
+                "give its filled(), with a value for what is masked"
             )
         data, kind = pack(value, dtype)
         if len(data) <= MAX_COPIED_VALUE:

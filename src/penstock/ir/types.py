@@ -137,6 +137,11 @@ def dtype_of(array_dtype: np.dtype[Any]) -> DType | None:
         return None
 
 
+def is_masked(value: object) -> bool:
+    """Whether *value* is an array that hides some of its values (`numpy.ma`); one that hides none is as any other."""
+    return isinstance(value, np.ndarray) and bool(np.any(getattr(value, "mask", False)))
+
+
 def is_static(shape: Shape) -> bool:
     """Whether rank and every dimension are known."""
     return shape is not None and None not in shape

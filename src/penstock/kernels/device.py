@@ -32,6 +32,7 @@ from penstock.hal import (
     validate_request,
 )
 from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir.types import is_masked
 from penstock.kernels.arguments import bind, deliver, mapped
 from penstock.kernels.site import MARK, Mark, Site, sites_of
 
@@ -114,7 +115,7 @@ class KernelDevice(DeviceBase):
                 raise GeneralFailure(
                     f"the kernel gave {len(results)} results, not {len(site.outputs)}"
                 )
-            if any(np.any(getattr(r, "mask", False)) for r in results):
+            if any(map(is_masked, results)):
                 raise GeneralFailure(
                     "the kernel gave a masked array, and nothing heeds masks; return its filled()"
                 )

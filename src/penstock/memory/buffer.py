@@ -19,7 +19,7 @@ from penstock.hal import Memory
 from penstock.hal.request import STAGED, CopyReceipt
 from penstock.hal.roles import Allocation, merged
 from penstock.ir import NDArray, Operand
-from penstock.ir.types import is_static, static_shape
+from penstock.ir.types import is_masked, is_static, static_shape
 from penstock.memory.bound import BoundMemory, Kind
 from penstock.memory.pool import MemoryPool
 from penstock.memory.storage import Storage, memory_of, place_of, staging, viewed
@@ -134,7 +134,7 @@ class DeviceBuffer(Closing):
         if isinstance(source, DeviceBuffer):
             self._copy_from_buffer(source)
             return
-        if isinstance(source, np.ndarray) and np.any(getattr(source, "mask", False)):
+        if is_masked(source):
             raise InputError(
                 f"{self._name} gets a masked array, and no device heeds masks; "
                 "give its filled(), with a value for what is masked"
@@ -241,6 +241,11 @@ class DeviceBuffer(Closing):
             )
         if not destination.flags.writeable:
             raise InputError("an array to copy to must be writable")
+        if is_masked(destination):
+            raise InputError(
+                f"{self._name} is copied to a masked array, and no device heeds masks; "
+                "give its data, which is the array without its mask"
+            )
         if (memory := place_of(destination)) is not None:
             return self._asked(lambda: self._storage.copy_to(memory))
         value, count = self._fetched(shape)

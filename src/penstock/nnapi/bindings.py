@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.ir import NDArray
-from penstock.ir.types import Shape, is_static, static_shape
+from penstock.ir.types import Shape, is_masked, is_static, static_shape
 from penstock.nnapi import arguments
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
@@ -162,6 +162,10 @@ def _lent(buffer: Any, port: Port) -> NDArray:
     kind = port.operand.type.dtype.numpy
     if isinstance(buffer, np.ndarray) and buffer.dtype not in {kind, np.dtype(np.uint8)}:
         raise bad_data(f"{port} takes {kind}, an array of {buffer.dtype} was given")
+    if is_masked(buffer):
+        raise bad_data(
+            f"{port} is given a masked array, and no device heeds masks; give an array without"
+        )
     try:
         view = memoryview(buffer)
         if not view.c_contiguous:

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import GeneralFailure
 from penstock.hal import Memory
 from penstock.ir import ConstantPool, NDArray
+from penstock.ir.types import is_masked
 from penstock.memory import MemoryPool, map_memory
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.description import OperandType
@@ -33,6 +34,8 @@ def value_bytes(value: object, kind: OperandType) -> memoryview:
     """
     if isinstance(value, bool | int | float) and kind in SCALARS:
         return memoryview(_packed(value, kind))
+    if is_masked(value):
+        raise bad_data("a constant is a masked array, and no device heeds masks; give its filled()")
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype not in {kind.dtype.numpy, np.dtype(np.uint8)}:

@@ -193,6 +193,15 @@ class TestOutputs:
         with pytest.raises(InputError, match=r"out for output 0 \(relu\)"):
             compiled.run([X, Y], out=[wrong, None])
 
+    def test_out_with_a_mask_is_refused(self, compiled: penstock.CompiledModel) -> None:
+        masked, whole = (np.ma.masked_array(np.zeros_like(X), mask=mask) for mask in (X > 0, False))
+        with pytest.raises(
+            InputError, match=r"out for output 0 \(relu\) is a masked array, .* give its data"
+        ):
+            compiled.run([X, Y], out=[masked, None])
+        assert compiled.run([X, Y], out=[whole, None])[0] is whole
+        np.testing.assert_array_equal(whole.data, RELU)
+
     def test_an_output_that_is_an_input_or_constant_is_a_copy(self, device: NumpyDevice) -> None:
         from penstock.ir import DType, ModelBuilder
 

@@ -244,6 +244,8 @@ def test_copies_check_size_type_and_value(compiled: penstock.CompiledModel) -> N
         fixed.flags.writeable = False
         with pytest.raises(InputError, match="writable"):
             buffer.copy_to(fixed)
+        with pytest.raises(InputError, match=r"is copied to a masked array, .* give its data"):
+            buffer.copy_to(np.ma.masked_array(VALUE.copy(), mask=True))
         assert buffer.is_initialized
         assert np.array_equal(buffer.numpy(), VALUE)
 

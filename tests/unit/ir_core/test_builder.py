@@ -36,6 +36,10 @@ WRONG: dict[str, tuple[Callable[[ModelBuilder], object], str]] = {
         lambda b: b.constant([1.0], "k"),  # type: ignore[arg-type]  # as above
         "^constant 'k' is made of a NumPy array, not of list$",
     ),
+    "masked": (
+        lambda b: b.constant(np.ma.masked_array([1.0, 2.0], [True, False]), "k"),
+        r"^constant 'k' is a masked array, .* give its filled\(\)",
+    ),
     "elements": (
         lambda b: b.constant(np.array([5], object)),
         "^an array of strings holds str and bytes, not int$",

@@ -27,6 +27,12 @@ from penstock.nnapi import (
 FLOAT = OperandType.TENSOR_FLOAT32
 INT = OperandType.INT32
 
+BAD_DATA: Final = ResultCode.BAD_DATA
+BAD_STATE: Final = ResultCode.BAD_STATE
+OP_FAILED: Final = ResultCode.OP_FAILED
+UNEXPECTED_NULL: Final = ResultCode.UNEXPECTED_NULL
+UNMAPPABLE: Final = ResultCode.UNMAPPABLE
+
 
 @contextmanager
 def answers(code: ResultCode, match: str | None = None) -> Iterator[None]:

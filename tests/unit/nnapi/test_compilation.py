@@ -30,15 +30,19 @@ from penstock.nnapi import (
 from penstock.nnapi.failures import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.support_devices import NumpyDevice
-from tests.unit.nnapi.building import answers, finished, invalid, unfinished, weighted
+from tests.unit.nnapi.building import (
+    BAD_DATA,
+    BAD_STATE,
+    UNEXPECTED_NULL,
+    answers,
+    finished,
+    invalid,
+    unfinished,
+    weighted,
+)
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
-BAD_DATA, BAD_STATE, UNEXPECTED_NULL = (
-    ResultCode.BAD_DATA,
-    ResultCode.BAD_STATE,
-    ResultCode.UNEXPECTED_NULL,
-)
 TOKEN = bytes(range(32))
 X = np.ones((2, 3), np.float32)
 

@@ -15,13 +15,19 @@ import pytest
 from penstock.hal import Memory
 from penstock.memory import MemoryPool
 from penstock.nnapi import Compilation, Model, OperandType, OperationCode, ResultCode
-from tests.unit.nnapi.building import FLOAT, INT, answers, finished, fuse, invalid, unfinished
-
-BAD_DATA, BAD_STATE, UNEXPECTED_NULL = (
-    ResultCode.BAD_DATA,
-    ResultCode.BAD_STATE,
-    ResultCode.UNEXPECTED_NULL,
+from tests.unit.nnapi.building import (
+    BAD_DATA,
+    BAD_STATE,
+    FLOAT,
+    INT,
+    UNEXPECTED_NULL,
+    answers,
+    finished,
+    fuse,
+    invalid,
+    unfinished,
 )
+
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 QUANT8 = OperandType.TENSOR_QUANT8_ASYMM
 
@@ -301,6 +307,12 @@ class TestSetOperandValue:
         held = model._operands[0].value
         assert held is not None
         assert bytes(held) == np.ascontiguousarray(transposed).tobytes()
+
+    def test_masks_are_not_passed_over(self) -> None:
+        model, values = unfinished(), np.zeros((2, 3), np.float32)
+        with answers(BAD_DATA, "is a masked array"):
+            model.set_operand_value(0, np.ma.masked_array(values, mask=True))
+        model.set_operand_value(0, np.ma.masked_array(values, mask=False))
 
     def test_omitted_operands(self) -> None:
         model = Model()

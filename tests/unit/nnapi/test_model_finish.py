@@ -16,12 +16,20 @@ from penstock.nnapi.lowering import lower
 from penstock.testing.vectors import load_directory
 from penstock.testing.vectors.derive import runs_of
 from tests.support_devices import NumpyDevice
-from tests.unit.nnapi.building import FLOAT, answers, finished, fuse, invalid, unfinished, weighted
+from tests.unit.nnapi.building import (
+    BAD_DATA,
+    BAD_STATE,
+    FLOAT,
+    answers,
+    finished,
+    fuse,
+    invalid,
+    unfinished,
+    weighted,
+)
 from tests.unit.nnapi.lowering.one import b, f, i, model_of, t
 from tests.unit.nnapi.lowering.samples import SAMPLES
 from tests.unit.nnapi.replay import difference, replay
-
-BAD_DATA, BAD_STATE = ResultCode.BAD_DATA, ResultCode.BAD_STATE
 
 
 def chain(kinds: Sequence[str], added: Sequence[int]) -> Model:

@@ -24,11 +24,14 @@ from penstock.nnapi import (
     NnapiError,
     OperandDesc,
     OperandType,
-    ResultCode,
 )
 from penstock.runtime.discovery import manager
 from tests.unit.nnapi.building import (
+    BAD_DATA,
+    BAD_STATE,
     FLOAT,
+    OP_FAILED,
+    UNEXPECTED_NULL,
     answers,
     blob,
     compiled,
@@ -41,12 +44,6 @@ from tests.unit.nnapi.building import (
 
 Compile: TypeAlias = Callable[[Model], Compilation]
 
-BAD_DATA, BAD_STATE, UNEXPECTED_NULL, OP_FAILED = (
-    ResultCode.BAD_DATA,
-    ResultCode.BAD_STATE,
-    ResultCode.UNEXPECTED_NULL,
-    ResultCode.OP_FAILED,
-)
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 NBYTES: Final = X.nbytes
 ROLES: Final = {"input": MemoryDesc.add_input_role, "output": MemoryDesc.add_output_role}

@@ -28,14 +28,19 @@ from penstock.nnapi import (
     ResultCode,
 )
 from penstock.testing.doubles import InterceptingDevice, RecordingDevice
-from tests.unit.nnapi.building import FLOAT, MODES, answers, compiled, finished, unary
-
-BAD_DATA, BAD_STATE, UNEXPECTED_NULL, OP_FAILED = (
-    ResultCode.BAD_DATA,
-    ResultCode.BAD_STATE,
-    ResultCode.UNEXPECTED_NULL,
-    ResultCode.OP_FAILED,
+from tests.unit.nnapi.building import (
+    BAD_DATA,
+    BAD_STATE,
+    FLOAT,
+    MODES,
+    OP_FAILED,
+    UNEXPECTED_NULL,
+    answers,
+    compiled,
+    finished,
+    unary,
 )
+
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 NBYTES: Final = X.nbytes
 BOTH: Final = PROT_READ | PROT_WRITE
@@ -128,6 +133,12 @@ class TestValidationTestExecution:
         bind(0, room, NBYTES)
         with answers(BAD_STATE):
             bind(0, room, NBYTES)
+
+    def test_masks_are_not_passed_over(self, addition: Compilation) -> None:
+        execution, masked = Execution(addition), np.ma.masked_array(X, mask=True)
+        for bind in (execution.set_input, execution.set_output):
+            with answers(BAD_DATA, "is given a masked array"):
+                bind(0, masked)
 
     def test_an_output_must_be_writable(self, addition: Compilation) -> None:
         with answers(BAD_DATA):

@@ -34,17 +34,23 @@ from penstock.nnapi import (
     ResultCode,
 )
 from penstock.testing.doubles import InterceptingDevice
-from tests.unit.nnapi.building import FLOAT, answers, blob, compiled, filled, shared, unary
+from tests.unit.nnapi.building import (
+    BAD_DATA,
+    BAD_STATE,
+    FLOAT,
+    OP_FAILED,
+    UNEXPECTED_NULL,
+    UNMAPPABLE,
+    answers,
+    blob,
+    compiled,
+    filled,
+    shared,
+    unary,
+)
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
-BAD_DATA, BAD_STATE, UNEXPECTED_NULL, OP_FAILED, UNMAPPABLE = (
-    ResultCode.BAD_DATA,
-    ResultCode.BAD_STATE,
-    ResultCode.UNEXPECTED_NULL,
-    ResultCode.OP_FAILED,
-    ResultCode.UNMAPPABLE,
-)
 BOTH: Final = PROT_READ | PROT_WRITE
 X: Final = np.arange(6, dtype=np.float32).reshape(2, 3)
 NBYTES: Final = X.nbytes
