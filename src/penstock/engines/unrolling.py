@@ -70,8 +70,8 @@ def unroll(model: Model) -> Unrolled:
             written.add(index)
             writer.loop(operation, body, rounds)
         origins += [index] * (len(writer.operations) - len(origins))
-    live = _live(writer.operations, needed)
-    kept = [i for i, origin in enumerate(origins) if origin not in written or i in live]
+    used = live(writer.operations, needed)
+    kept = [i for i, origin in enumerate(origins) if origin not in written or i in used]
     flat = replace(
         entry,
         operands=tuple(writer.operands),
@@ -185,7 +185,7 @@ def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | Non
     return rounds
 
 
-def _live(operations: Sequence[Operation], wanted: Collection[int]) -> set[int]:
+def live(operations: Sequence[Operation], wanted: Collection[int]) -> set[int]:
     """The operations that the operands *wanted* depend on."""
     needed, found = set(wanted), set()
     for index in range(len(operations) - 1, -1, -1):

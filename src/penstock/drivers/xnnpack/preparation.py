@@ -10,7 +10,7 @@ from penstock.drivers.xnnpack.engine import told
 from penstock.drivers.xnnpack.interpreter import File
 from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
 from penstock.drivers.xnnpack.segments import Segment, make_segments
-from penstock.drivers.xnnpack.steady import is_steady
+from penstock.drivers.xnnpack.steady import is_steady, shaped_beforehand
 from penstock.drivers.xnnpack.support import classify
 from penstock.engines.unrolling import flattened
 from penstock.errors import GeneralFailure, PenstockError
@@ -25,12 +25,12 @@ DEFAULT_THREADS: Final = 1
 def prepare(model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
     """Writes each segment of *model* and opens it. Raises `GeneralFailure` with the operation or LiteRT's words."""
     _check(config)
-    flat = flattened(model)
-    segments = make_segments(flat.model, classify(flat.model), config.accuracy)
+    shaped = shaped_beforehand(flattened(model))
+    segments = make_segments(shaped.model, classify(shaped.model), config.accuracy)
     threads = config.num_threads or DEFAULT_THREADS
     files, runners = [], []
     for planned in segments:
-        places = dict.fromkeys(flat.origins[i] for i in planned.operations)
+        places = dict.fromkeys(shaped.origins[i] for i in planned.operations)
         segment = msgspec.structs.replace(planned, operations=tuple(places))
         file = File(segment, _written(segment), threads, steady=is_steady(segment.model))
         _check(config)
