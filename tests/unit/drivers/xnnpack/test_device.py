@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.drivers.xnnpack import XnnpackDevice
-from penstock.drivers.xnnpack.installation import Installation, find_installation
+from penstock.drivers.xnnpack.installation import ADAPTER_VERSION, Installation, find_installation
 from penstock.errors import DeviceUnavailable, GeneralFailure, PlacementError
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model
@@ -29,7 +29,7 @@ def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
 
 def test_without_litert_the_device_says_so() -> None:
     absent = XnnpackDevice(ABSENT)
-    assert absent.version == "2 (litert missing)"
+    assert absent.version == f"{ADAPTER_VERSION} (litert missing)"
     assert absent.check() == ABSENT.reason
     with pytest.raises(DeviceUnavailable, match="not installed"):
         absent.prepare_model(relu(), PrepareConfig())
