@@ -7,6 +7,7 @@ import os
 from typing import Final
 
 from penstock import knobs
+from penstock.arguments import check_kind
 from penstock.errors import InputError
 
 MOST_A_CORE: Final = 4
@@ -19,6 +20,7 @@ def allowed_threads(argument: int | None = None) -> int:
     """
     most = MOST_A_CORE * (os.cpu_count() or 1)
     if argument is not None:
+        check_kind(argument, int, "threads are a whole number")
         return max(1, min(argument, most))
     knob = knobs.num_threads()
     if knob < 0:

@@ -26,6 +26,7 @@ LEAVES = {
     *(
         "__init__",
         "__main__",
+        "arguments",
         "blobcache",
         "closing",
         "errors",

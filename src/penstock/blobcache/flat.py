@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.arguments import check_kind
 from penstock.blobcache.checksum import checksum
 from penstock.blobcache.policy import Limits
 from penstock.errors import CacheError, InputError
@@ -54,6 +55,8 @@ class Version:
     build: str = ""
 
     def __post_init__(self) -> None:
+        check_kind(self.device, int, "a device version is a 32-bit number")
+        check_kind(self.build, str, "a build id is text")
         if not 0 <= self.device < 1 << 32:
             raise InputError(f"a device version is a 32-bit number, not {self.device}")
         if len(self.build.encode()) > MAX_BUILD_ID:

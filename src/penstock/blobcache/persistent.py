@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from penstock.arguments import path_of
 from penstock.blobcache import flat
 from penstock.blobcache.cache import BlobCache, Buffer, fill, fill_allocated
 from penstock.blobcache.clock import Clock, SystemClock
@@ -109,14 +110,14 @@ class PersistentBlobCache:
         return None if self._store is None else self._store.path
 
     def set_path(self, path: str | os.PathLike[str] | None) -> None:
-        """Says where the file is. `StateError` once it has been read, until `terminate`."""
+        """Says where the file is. `StateError` once it has been read, until `terminate`; `InputError` for no path."""
         with self._lock:
             if self._loaded:
                 raise StateError("the path of a blob cache in use; call terminate() first")
             self._store = None
             if path is not None:
                 # Made absolute: a later change of directory must not move the cache.
-                where = Path(path).absolute()
+                where = Path(path_of(path, "a blob cache's file is named by a path")).absolute()
                 self._store = Store(where, self._files, self._clock, self._lock_timeout)
 
     @property

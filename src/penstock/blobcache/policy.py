@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.arguments import check_kind
 from penstock.errors import InputError
 
 KIB: Final = 1 << 10
@@ -69,7 +70,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("key", "value", "total"):
-            if (limit := getattr(self, name)) < 1:
+            limit = getattr(self, name)
+            check_kind(limit, int, f"the limit {name} is a whole number of bytes")
+            if limit < 1:
                 raise InputError(f"the limit {name} must be 1 byte or more, not {limit}")
 
     def admit(self, key: int, value: int) -> bool:

@@ -13,6 +13,7 @@ from penstock import knobs
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import Found, collect, scan
 from penstock.cache.index import IndexRecord
+from penstock.cache.info import checked_directory
 from penstock.cache.ingredients import (
     binding_of,
     changed_ingredients,
@@ -95,10 +96,8 @@ class Cache:
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        if directory is not None and not _is_path(directory):
-            raise InputError(f"a cache's directory must be a path, not {directory!r}")
-        chosen = Path(default_directory() if directory is None else directory).expanduser()
-        self.directory = chosen.absolute()
+        chosen = default_directory() if directory is None else directory
+        self.directory = Path(checked_directory(chosen))
         self._cache = CacheDirectory(self.directory)
 
     def entries(self) -> list[CacheEntry]:
@@ -273,7 +272,3 @@ class Cache:
         for payload in (*loaded.model, *loaded.data):
             payload.release()
         return None
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))

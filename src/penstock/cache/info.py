@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock import knobs
+from penstock.arguments import path_of
 from penstock.errors import InputError
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
 
@@ -43,7 +44,7 @@ class CacheInfo:
         *,
         trust_token: bool = False,
     ) -> None:
-        self._set(_checked_directory(directory), _checked_token(token), trust_token, (), ())
+        self._set(checked_directory(directory), _checked_token(token), trust_token, (), ())
         if trust_token and token is None:
             raise InputError("trust_token needs a token")
 
@@ -127,15 +128,12 @@ def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInf
     return CacheInfo(directory, token, trust_token=trust_token)
 
 
-def _checked_directory(directory: object) -> str:
-    if not isinstance(directory, str | os.PathLike) or not isinstance(
-        path := os.fspath(directory), str
-    ):
-        raise InputError(f"a cache directory must be a path, not {directory!r}")
-    path = knobs.absolute(path)
-    if "\0" in path:
-        raise InputError(f"a cache directory must be a path, and {path!r} is none")
-    return path
+def checked_directory(directory: object) -> str:
+    """*directory* from the root on. Raises `InputError` for what is no path, and for the home of nobody."""
+    path = path_of(directory, "a cache directory must be a path")
+    if not path:
+        raise InputError("a cache directory must be a path, and an empty one names none")
+    return knobs.absolute(path)
 
 
 def _checked_descriptors(given: Sequence[int]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from penstock.arguments import check_kind, path_of
 from penstock.capsules.manifest import FORMAT, ArrayRecord, Capsule, CaseRecord, Manifest
 from penstock.errors import CapsuleError, ModelError, counted
 from penstock.ir import DType, NDArray
@@ -37,15 +38,20 @@ _OPAQUE: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
 def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
     """Writes *capsule* to *path*, for its owner alone where the file is new. Raises `CapsuleError` for one that is too
-    large, and `OSError`.
+    large, `InputError` for what is no path or no capsule, and `OSError`.
     """
+    name = path_of(path, "a capsule is written to a path")
     content = dump(capsule)
-    with open(path, "wb", opener=_owners) as file:
+    with open(name, "wb", opener=_owners) as file:
         file.write(content)
 
 
 def dump(capsule: Capsule) -> bytes:
-    """The bytes of a capsule's file; equal capsules give equal bytes. Raises `CapsuleError` for one that is too large."""
+    """The bytes of a capsule's file; equal capsules give equal bytes. Raises `CapsuleError` for one that is too large,
+    `InputError` for what is no `Capsule`.
+    """
+    check_kind(capsule, Capsule, "a Capsule is needed")
+    check_kind(capsule.manifest, Manifest, "a Capsule has a Manifest")
     members: dict[str, bytes] = {}
     manifest = capsule.manifest
     if manifest.case is not None:
@@ -74,20 +80,26 @@ def dump(capsule: Capsule) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> Capsule:
-    """The capsule in the file at *path*. Raises `CapsuleError` for what is none, and `OSError`."""
-    status = os.stat(path)
+    """The capsule in the file at *path*. Raises `CapsuleError` for what is none, `InputError` for what is no path, and
+    `OSError`.
+    """
+    name = path_of(path, "a capsule is read from a path")
+    status = os.stat(name)
     if not stat.S_ISREG(status.st_mode):
         raise CapsuleError("it is not a regular file")
     if status.st_size > MOST_BYTES:
         raise CapsuleError(
             f"it has {counted(status.st_size, 'byte')}; a capsule has {MOST_BYTES} at most"
         )
-    with open(path, "rb") as file:
+    with open(name, "rb") as file:
         return parse(file.read(MOST_BYTES + 1))
 
 
 def parse(content: bytes) -> Capsule:
-    """The capsule that *content* is. Raises `CapsuleError`, which names what is wrong; nothing else comes out."""
+    """The capsule that *content* is. Raises `CapsuleError`, which names what is wrong; `InputError` for what are no bytes;
+    nothing else comes out.
+    """
+    check_kind(content, (bytes, bytearray), "a capsule is read from bytes")
     members = _members(content)
     if MANIFEST not in members:
         raise CapsuleError(f"there is no {MANIFEST} in it")

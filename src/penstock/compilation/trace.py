@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import NoneType
 from typing import Any, Final
 
+from penstock.arguments import check_kind
 from penstock.compilation.receipt import CopyReceipt, KernelReceipt, Receipt, Span, StepReceipt
 from penstock.partitioning.plan import ExecutionPlan
 
@@ -27,8 +29,14 @@ def chrome_trace(
 
     A row has what the runtime did, another each device's steps and compiles, and a third the kernels inside
     them, by the names of the operations that they compute. With *plan* the operations of each step
-    are named.
+    are named. Raises `InputError` for what is no receipt, and what is no plan.
     """
+    check_kind(receipts, (list, tuple), "a trace is made of a list of Receipts")
+    for receipt in receipts:
+        check_kind(receipt, Receipt, "a trace is made of Receipts")
+    check_kind(
+        plan, (ExecutionPlan, NoneType), "the operations of a trace are named by an ExecutionPlan"
+    )
     writer = _Writer(plan)
     for span in spans:
         writer.span(span)

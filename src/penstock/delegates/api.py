@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
 
+from penstock.arguments import check_kind
 from penstock.delegates.codes import BuiltinOperator
 from penstock.delegates.context import DelegateContext
 from penstock.delegates.tensor import DelegateTensor
@@ -55,6 +56,7 @@ class Delegate:
     data: Any = None
 
     def __init__(self, flags: DelegateFlags = DelegateFlags.NONE) -> None:
+        check_kind(flags, int, "flags are DelegateFlags")
         self.flags = DelegateFlags(flags)
 
     def prepare(self, context: DelegateContext) -> None:

@@ -23,7 +23,7 @@ from penstock.execution.step import StepRunner
 from penstock.execution.trace import StepTrace, Trace
 from penstock.execution.variant import Variant
 from penstock.hal import DONE, ExecutionConfig, Fence, check_deadline
-from penstock.hal.fence import signals_in_time
+from penstock.hal.fence import is_fence, signals_in_time
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
@@ -159,11 +159,6 @@ class Launched(NamedTuple):
     runner: StepRunner
     fence: Fence
     began_ns: int
-
-
-def is_fence(value: object) -> bool:
-    """Whether *value* can be waited for."""
-    return callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))
 
 
 def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:

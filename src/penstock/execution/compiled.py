@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from penstock.arguments import check_kind
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError, StateError
@@ -59,6 +60,9 @@ class CompiledModel(Closing):
         specialize: Specialize,
         recipe: tuple[Callable[..., CompiledModel], tuple[Any, ...]],
     ) -> None:
+        check_kind(
+            interface, Interface, "penstock.compile makes compiled models, each of an Interface"
+        )
         self._base, self._recipe = base, recipe
         self._feedback: Feedback | None = None
         self._gate = Gate("compiled model")

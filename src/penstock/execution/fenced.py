@@ -22,7 +22,7 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.execution.asynchronous import LinkedToken
-from penstock.execution.chain import Chain, await_fences, is_fence
+from penstock.execution.chain import Chain, await_fences
 from penstock.execution.inputs import is_bindable
 from penstock.execution.outputs import Outputs
 from penstock.execution.results import is_sized
@@ -36,7 +36,7 @@ from penstock.hal import (
     Fence,
     Priority,
 )
-from penstock.hal.fence import remaining_ns, remaining_seconds
+from penstock.hal.fence import is_fence, remaining_ns, remaining_seconds
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import DriverError, MissedDeadlinePersistent, StateError
+from penstock.arguments import check_kind
+from penstock.errors import DriverError, InputError, MissedDeadlinePersistent, StateError, counted
 from penstock.execution.results import side_by_side
 from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
@@ -37,6 +38,7 @@ class State:
     """
 
     def __init__(self, model: Model) -> None:
+        check_kind(model, Model, "a State is of a Model; compiled.new_state() makes one")
         self._model = model
         self.lock = self._lock = threading.RLock()
         """Held by the run that uses this state."""
@@ -63,13 +65,24 @@ class State:
         return self._model
 
     def get(self, variable: int) -> NDArray:
-        """The present value of a variable, to be read only. It stays as it is: later runs put others in its place."""
+        """The present value of a variable, to be read only. It stays as it is: later runs put others in its place. Raises
+        `InputError` for a number that no variable has.
+        """
+        self._check(variable)
         self._fetch()
         self._alone, self._turns = False, None
         return self._values[variable]
 
+    def _check(self, variable: object) -> None:
+        if type(variable) is not int or not 0 <= variable < len(self._values):
+            raise InputError(
+                f"variables are named by their number; the model has {counted(len(self._values), 'variable')}, "
+                f"and none is {variable!r}"
+            )
+
     def is_assigned(self, variable: int) -> bool:
-        """Whether a variable has a value: an initial one, or one that a run gave it."""
+        """Whether a variable has a value: an initial one, or one that a run gave it. Raises as `get`."""
+        self._check(variable)
         return variable in self._assigned
 
     def fetch(self, copies: list[CopyReceipt]) -> None:

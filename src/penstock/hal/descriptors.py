@@ -15,20 +15,21 @@ import socket
 import sys
 import threading
 import time
+from types import NoneType
 from typing import Final
 
+from penstock.arguments import check_kind
 from penstock.errors import (
     DeadObject,
     DriverError,
     ErrorStatus,
     GeneralFailure,
-    InputError,
     InvalidArgument,
     OutputInsufficientSize,
     ResourceExhaustedTransient,
     driver_error_classes,
 )
-from penstock.hal.fence import EventFence, Fence, FenceStatus
+from penstock.hal.fence import EventFence, Fence, FenceStatus, check_fence, check_wait
 
 MARK: Final = b"penstock.fence\0"
 """What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a sentence."""
@@ -64,7 +65,10 @@ class DescriptorFence:
         return self._fd
 
     def status(self, timeout_ns: int | None = 0) -> FenceStatus:
-        """Looks, for as long as *timeout_ns* while it is active; None waits for good."""
+        """Looks, for as long as *timeout_ns* while it is active; None waits for good. Raises `InputError` for what is no number
+        of nanoseconds.
+        """
+        check_wait(timeout_ns)
         if self._fd < 0:
             return FenceStatus.UNKNOWN
         events = _poll(self._fd, timeout_ns)
@@ -112,12 +116,19 @@ class FenceSignal:
     """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails with `DeadObject`."""
 
     def __init__(self, end: socket.socket) -> None:
+        self._fd = -1
+        check_kind(end, socket.socket, "a fence is signalled by one end of a socket pair")
         # Not the socket object, which complains where it dies in a cycle before this one closes it.
         self._fd = end.detach()
         self._lock = threading.Lock()
 
     def signal(self, error: DriverError | None = None) -> None:
-        """Signals once; later calls change nothing, nor does it matter whether anybody waits."""
+        """Signals once; later calls change nothing, nor does it matter whether anybody waits. Raises `InputError` for an
+        error that is no `DriverError`.
+        """
+        check_kind(
+            error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
+        )
         status = ErrorStatus.NONE if error is None else error.status
         text = b"" if error is None else str(error).encode("utf-8", "replace")
         head = MARK + int(status).to_bytes(2, "little")
@@ -159,8 +170,7 @@ def as_descriptor(fence: Fence) -> DescriptorFence:
     """
     if isinstance(fence, DescriptorFence):
         return fence
-    if not callable(getattr(fence, "wait", None)) or not callable(getattr(fence, "error", None)):
-        raise InputError(f"a fence is needed, with wait() and error(), not {type(fence).__name__}")
+    check_fence(fence)
     signal, descriptor = fence_pair()
 
     def pass_on() -> None:

@@ -6,9 +6,12 @@ import enum
 import threading
 import time
 from collections.abc import Callable
+from numbers import Real
+from types import NoneType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.errors import DriverError
+from penstock.arguments import check_kind
+from penstock.errors import DriverError, InputError
 
 if TYPE_CHECKING:
     from penstock.hal.config import ExecutionConfig
@@ -48,7 +51,10 @@ class EventFence:
         self._waiting: list[Callable[[], None]] = []
 
     def signal(self, error: DriverError | None = None) -> None:
-        """Signals once; later calls change nothing."""
+        """Signals once; later calls change nothing. Raises `InputError` for an error that is no `DriverError`."""
+        check_kind(
+            error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
+        )
         with self._lock:
             if self._event.is_set():
                 return
@@ -59,7 +65,11 @@ class EventFence:
             callback()
 
     def when_signalled(self, callback: Callable[[], None]) -> None:
-        """Calls *callback* once: in the thread that signals, or now where that has happened. It must not raise."""
+        """Calls *callback* once: in the thread that signals, or now where that has happened. It must not raise. Raises
+        `InputError` for what cannot be called.
+        """
+        if not callable(callback):
+            raise InputError(f"a fence calls a function, not {type(callback).__name__}")
         with self._lock:
             if not self._event.is_set():
                 self._waiting.append(callback)
@@ -67,6 +77,8 @@ class EventFence:
         callback()
 
     def wait(self, timeout_ns: int | None = None) -> bool:
+        """As `Fence.wait`. Raises `InputError` for what is no number of nanoseconds."""
+        check_wait(timeout_ns)
         seconds = None if timeout_ns is None else min(threading.TIMEOUT_MAX, timeout_ns / 1e9)
         return self._event.wait(seconds)
 
@@ -75,12 +87,19 @@ class EventFence:
 
 
 class MergedFence:
-    """Signalled when all of several are; with the error of the first, in order, that has one."""
+    """Signalled when all of several are; with the error of the first, in order, that has one.
+
+    Raises `InputError` for what is no fence.
+    """
 
     def __init__(self, *fences: Fence) -> None:
+        for fence in fences:
+            check_fence(fence)
         self._fences = fences
 
     def wait(self, timeout_ns: int | None = None) -> bool:
+        """As `Fence.wait`. Raises `InputError` for what is no number of nanoseconds."""
+        check_wait(timeout_ns)
         end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         return all(fence.wait(remaining_ns(end)) for fence in self._fences)
 
@@ -90,8 +109,29 @@ class MergedFence:
         return next((e for fence in self._fences if (e := fence.error()) is not None), None)
 
 
+def is_fence(value: object) -> bool:
+    """Whether *value* can be waited for."""
+    return callable(getattr(value, "wait", None)) and callable(getattr(value, "error", None))
+
+
+def check_fence(value: object) -> None:
+    """Raises `InputError` for what is no fence."""
+    if not is_fence(value):
+        raise InputError(f"a fence is needed, with wait() and error(), not {type(value).__name__}")
+
+
+def check_wait(timeout_ns: object) -> None:
+    """Raises `InputError` for what is no number of nanoseconds to wait for; None waits for good."""
+    if timeout_ns is None or type(timeout_ns) is int:
+        return
+    # Not a number is not itself.
+    if isinstance(timeout_ns, bool) or not isinstance(timeout_ns, Real) or timeout_ns != timeout_ns:  # noqa: PLR0124  # as said
+        raise InputError(f"a wait is a number of nanoseconds, or None, not {timeout_ns!r}")
+
+
 def status_of(fence: Fence) -> FenceStatus:
-    """The status of any fence, without waiting."""
+    """The status of any fence, without waiting. Raises `InputError` for what is none."""
+    check_fence(fence)
     from penstock.hal.descriptors import DescriptorFence
 
     if isinstance(fence, DescriptorFence):

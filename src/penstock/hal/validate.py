@@ -79,6 +79,8 @@ def validate_support(model: Model, answers: Sequence[Support]) -> None:
 
 def validate_prepare_config(config: PrepareConfig) -> None:
     """Checks a configuration alone, as for loading from cache."""
+    if not isinstance(config, PrepareConfig):
+        raise InvalidArgument(f"a PrepareConfig is needed, not {type(config).__name__}")
     if config.preference not in PREFERENCES:
         raise InvalidArgument(
             f"preference {config.preference!r} is not one of {', '.join(PREFERENCES)}"
@@ -111,6 +113,8 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
         if config.deadline_ns is not None:
             check_deadline(config.deadline_ns)
         return
+    if not isinstance(request, Request):
+        raise InvalidArgument(f"a Request is needed, not {type(request).__name__}")
     entry = model.entry
     if len(request.inputs) != len(entry.inputs) or len(request.outputs) != len(entry.outputs):
         raise InvalidArgument(

@@ -16,6 +16,7 @@ from typing import SupportsIndex
 import numpy as np
 from msgspec.structs import replace
 
+from penstock.arguments import check_kind
 from penstock.errors import IndexOutOfRange, InputError, InvalidOperand, UnknownOperator
 from penstock.ir.model import (
     NO_METADATA,
@@ -117,6 +118,7 @@ class SubgraphBuilder:
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> list[int]:
         """Appends an operation, its outputs as new temporaries; missing attributes get the row's defaults."""
+        check_kind(kind, str, "an operation's type is text")
         row = OPERATIONS.get(kind)
         if row is None:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")
@@ -132,7 +134,12 @@ class SubgraphBuilder:
         self._states.append((variable, input, output))
 
     def finish(self, outputs: Sequence[int]) -> Subgraph:
-        """The subgraph; temporaries among *outputs* and the state outputs become SUBGRAPH_OUTPUT."""
+        """The subgraph; temporaries among *outputs* and the state outputs become SUBGRAPH_OUTPUT. Raises `InputError` for
+        what is no list of indexes, `IndexOutOfRange` for one of no operand.
+        """
+        check_kind(outputs, Sequence, "outputs are a list of operand indexes")
+        for index in outputs:
+            check_kind(index, int, "an output is the index of an operand")
         state_outputs = [o for _, _, o in self._states if o is not None]
         every = [*outputs, *state_outputs]
         operands = list(self._operands)
@@ -230,6 +237,14 @@ class ModelBuilder(SubgraphBuilder):
         quantization: Quantization | None,
     ) -> Operand:
         """The constant operand that `located` adds."""
+        check_kind(pool, ConstantPool, f"constant {name!r} lies in a ConstantPool")
+        check_kind(offset, int, f"constant {name!r} begins at a whole number of bytes")
+        check_kind(dtype, DType, f"constant {name!r}: an element type is a DType")
+        check_kind(shape, (tuple, list), f"constant {name!r}: a shape is a tuple of whole numbers")
+        for dimension in shape:
+            check_kind(
+                dimension, (int, np.integer), f"constant {name!r}: a dimension is a whole number"
+            )
         shape = tuple(map(operator.index, shape))
         nbytes = -(-element_count(shape) * (dtype.bits or 0) // 8)
         if dtype.bits is None or not 0 <= offset <= offset + nbytes <= len(pool):

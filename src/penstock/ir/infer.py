@@ -8,20 +8,19 @@ before anything runs. What stays unknown is known at run time only.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
 from penstock.ir.calls import MAX_DEPTH
+from penstock.ir.model import Model, Subgraph
 from penstock.ir.operand import Lifetime
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations import spec_of
 from penstock.ir.types import DType, NDArray, Shape
-
-if TYPE_CHECKING:
-    from penstock.ir.model import Model, Subgraph
 
 MAX_FOLDED_BYTES: Final = 4096
 """Values larger than this are not followed: shape computations are small."""
@@ -38,6 +37,7 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
     temporaries and outputs are replaced, not trusted. Raises `ShapeMismatch`, with the operation's
     place, where shapes do not fit each other.
     """
+    check_kind(model, Model, "shapes are inferred of a Model")
     entry = model.entry
     shapes: dict[int, Shape] = {i: entry.operands[i].shape for i in entry.inputs}
     for position, given in (inputs or {}).items():

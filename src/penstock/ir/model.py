@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
+from penstock.arguments import check_kind
 from penstock.errors import InvalidOperand, UnknownSignature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import Operation
@@ -227,10 +228,12 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         Views the pool where the layout allows (whole-byte types); packed types are unpacked to
         one element a byte, strings to an object array of bytes.
         """
+        check_kind(operand, Operand, "the value of an Operand is asked for")
         return constant_array(self.pools, operand)
 
     def signature_model(self, name: str) -> Model:
         """The same model, entered through signature *name* (`UnknownSignature` lists the known ones)."""
+        check_kind(name, str, "a signature is named by text")
         if name not in self.signatures:
             known = ", ".join(map(repr, self.signatures)) or "none"
             raise UnknownSignature(f"no signature {name!r}; the model has {known}")

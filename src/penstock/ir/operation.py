@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import NoneType
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from penstock.arguments import check_kind
 from penstock.errors import InvalidAttribute
 from penstock.ir.operand import Origin
 
@@ -27,6 +29,7 @@ class Attributes(Mapping[str, AttributeValue]):
     def __init__(
         self, items: Mapping[str, AttributeValue] | None = None, /, **more: AttributeValue
     ) -> None:
+        check_kind(items, (dict, Mapping, NoneType), "attributes are a mapping of names to values")
         merged = {**(items or {}), **more}
         self._items: dict[str, AttributeValue] = {name: merged[name] for name in sorted(merged)}
 

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import InvalidQuantization, ShapeOverflow
+from penstock.arguments import check_kind
+from penstock.errors import InputError, InvalidQuantization, ShapeOverflow
 
 Shape: TypeAlias = "tuple[int | None, ...] | None"
 """Dimensions; None in a place is an unknown dimension (0 is a real one), None as a whole unknown rank."""
@@ -189,13 +190,24 @@ class Quantization(Struct, frozen=True):
     dimension: int | None = None
 
     def __post_init__(self) -> None:
+        for name, numbers in (("scales", self.scales), ("zero points", self.zero_points)):
+            check_kind(
+                numbers, (tuple, list), f"{name} are a tuple of numbers, one for each channel"
+            )
         if not self.scales or len(self.scales) != len(self.zero_points):
             raise InvalidQuantization(
                 f"{len(self.scales)} scales and {len(self.zero_points)} zero points; one of each per channel is needed"
             )
         if self.dimension is None and len(self.scales) != 1:
             raise InvalidQuantization(f"{len(self.scales)} scales without a quantised dimension")
-        if not (math.isfinite(sum(self.scales)) and min(self.scales) >= 0.0):
+        try:
+            sound = math.isfinite(sum(self.scales)) and min(self.scales) >= 0.0
+            whole = isinstance(sum(self.zero_points), int | np.integer)
+        except TypeError:
+            sound = whole = False
+        if not whole:
+            raise InputError("scales are numbers, and zero points whole numbers")
+        if not sound:
             raise InvalidQuantization("a scale is negative, infinite or not a number")
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from penstock.arguments import check_kind
 from penstock.errors import (
     CyclicModel,
     DuplicateWriter,
@@ -24,12 +25,12 @@ from penstock.errors import (
     UnwrittenOperand,
 )
 from penstock.ir.calls import MAX_DEPTH, callees_first
+from penstock.ir.model import Model, Signature, Subgraph, Variable
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
 from penstock.ir.types import DType, Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
-    from penstock.ir.model import Model, Signature, Subgraph, Variable
     from penstock.ir.operation import Operation
 
 MAX_RANK = 32
@@ -43,6 +44,11 @@ the model has: a few subgraphs that enter each other twice would be without end 
 
 def validate(model: Model) -> None:
     """Raises the `ModelError` of the first defect found; returns when there is none."""
+    check_kind(
+        model.subgraphs, (tuple, list), "a model (ModelBuilder makes one) has a tuple of Subgraphs"
+    )
+    for subgraph in model.subgraphs:
+        check_kind(subgraph, Subgraph, "a model (ModelBuilder makes one) is made of Subgraphs")
     if not 0 <= model.main < len(model.subgraphs):
         raise IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
     for index, variable in enumerate(model.variables):

@@ -28,7 +28,7 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
     the file changes the model under its users, and truncating it kills them with SIGBUS.
 
     Raises `ModelError` subclasses that name the defect and its place, `OSError` when the file cannot be
-    read, `InputError` for *map* without a path and for a source that does not give bytes.
+    read, `InputError` for *map* without a path, for what no file can be called and for a source that does not give bytes.
     """
     content = _read(source, map)
     pool = ConstantPool(content.view, content, content.kind)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from penstock.arguments import check_kind
 from penstock.errors import InputError, there_are
 from penstock.hal import MemoryPreference
 from penstock.ir import DType, NDArray, Operand
@@ -50,6 +51,7 @@ class PoolLayout:
     """
 
     def __init__(self, places: Mapping[str, PoolPlan], nbytes: int) -> None:
+        check_kind(places, (dict, Mapping), "a layout has a mapping of names to PoolPlans")
         self.places: Mapping[str, PoolPlan] = MappingProxyType(dict(places))
         self.nbytes = nbytes
 

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.arguments import check_kind
 from penstock.closing import Closing
 from penstock.errors import ClosedError, GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
@@ -82,8 +83,10 @@ def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
 
     The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for a name that is of
     no mappable kind, for a handle that is not what the name says, that cannot be mapped, or that has fewer bytes than
-    *memory* claims; `ResourceExhaustedTransient` where this process has no descriptor or no address space left for it.
+    *memory* claims; `ResourceExhaustedTransient` where this process has no descriptor or no address space left for it;
+    `InputError` for what is no `Memory`.
     """
+    check_kind(memory, Memory, "a hal.Memory is mapped")
     if memory.name not in kinds and memory.name in MEMORY_KINDS:
         raise GeneralFailure(f"this device maps no {memory.name} memory")
     if memory.size < 0:

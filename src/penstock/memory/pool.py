@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.arguments import path_of
 from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
@@ -244,7 +245,8 @@ def _open(file: str | os.PathLike[str] | int, prot: int) -> int:
     if isinstance(file, int):
         return duplicate(file, "a memory pool")
     flags = os.O_RDWR if prot & PROT_WRITE else os.O_RDONLY
-    return os.open(file, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    path = path_of(file, "a memory pool is made of a path (str or PathLike) or a descriptor (int)")
+    return os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
 
 
 def _checked_length(fd: int, offset: int, nbytes: int | None) -> int:

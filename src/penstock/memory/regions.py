@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock.arguments import check_kind
 from penstock.hal import Memory
 from penstock.ir import NDArray
 
@@ -68,8 +69,10 @@ def pool_of(array: NDArray) -> PoolPlace | None:
     """The place of *array* in a pool of this process: of a `MemoryPool`, or a hardware buffer, that has been viewed.
 
     None where its bytes are not all in one, where it has none, and where it is not C-contiguous. The descriptor in
-    the place's memory is good for as long as *array* lives, whether or not its pool is closed meanwhile.
+    the place's memory is good for as long as *array* lives, whether or not its pool is closed meanwhile. Raises
+    `InputError` for what is no array.
     """
+    check_kind(array, np.ndarray, "the place of a NumPy array is looked for")
     found = _placed(array)
     return None if found is None else PoolPlace(found[0].memory, found[1])
 

@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
+from penstock.arguments import path_of
+
 CHUNK: Final = 1 << 22
 HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 
@@ -55,14 +57,15 @@ def open_descriptors() -> int:
 
 
 def read_path(path: str | os.PathLike[str]) -> SealedFile:
-    """Reads the file at *path* once. Raises `OSError` when it cannot be opened or read.
+    """Reads the file at *path* once. Raises `OSError` when it cannot be opened or read, `InputError` for what is no path.
 
     Devices are refused (`OSError`, EINVAL): they may never end.
     """
-    with open(os.fspath(path), "rb", buffering=0) as file:
+    name = path_of(path, "a file is named by a path")
+    with open(name, "rb", buffering=0) as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            raise OSError(errno.EINVAL, "is a device, not a file", os.fspath(path))
+            raise OSError(errno.EINVAL, "is a device, not a file", name)
         return read_file(file)
 
 
@@ -72,7 +75,7 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
     Whoever can write the file changes what later readers of the view see, and truncating it makes them
     die with SIGBUS: only for files that nobody touches.
     """
-    with open(os.fspath(path), "rb", buffering=0) as file:
+    with open(path_of(path, "a file is named by a path"), "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

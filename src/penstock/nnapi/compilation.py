@@ -137,7 +137,7 @@ class Compilation(Closing):
         self._cache = None
         self._close_owned()
         try:
-            if path and "\0" not in path:
+            if path:
                 self._cache = CacheInfo(path, given, trust_token=trusted)
         except InputError as error:
             log.info("no compilation cache: %s", error)

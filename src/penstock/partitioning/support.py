@@ -8,6 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.arguments import check_kind
 from penstock.errors import InputError, counted
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked
@@ -115,6 +116,9 @@ def collect_support(
     Raises `InputError` for what is no device, for two devices of one name, and with *check_keys* for a key of *require* or *forbid* that
     is neither in the model nor an operation type.
     """
+    check_kind(model, Model, "a plan is made of a Model")
+    check_kind(devices, (list, tuple), "a plan is made of a list of Devices")
+    check_kind(policy, Policy, "a plan is made by a Policy")
     for position, device in enumerate(devices):
         if not hasattr(device, "supported_operations"):
             raise InputError(

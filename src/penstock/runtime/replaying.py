@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from penstock.arguments import check_kind
 from penstock.capsules.manifest import Capsule
 from penstock.compilation.failing import renumbered, told
 from penstock.errors import CapsuleError, DriverError, ModelError, PlacementError
@@ -65,6 +66,7 @@ def replay(
     for a capsule without a step, or whose step is no model or does not fit its arrays, `PlacementError` for a device that
     is unknown or cannot be used.
     """
+    check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
     if manifest.case is None:
         raise CapsuleError(f"it has no step to repeat: {manifest.no_case or 'none was kept'}")

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock import knobs
+from penstock.arguments import check_kind
 from penstock.capsules.making import Case, Told, make
 from penstock.capsules.manifest import Capsule
 from penstock.errors import DriverError, InputError, NotAvailable, PlacementError
@@ -56,6 +57,7 @@ def reproduce(
     A driver that can be isolated is, so that its death is a failure like others. The other arguments are those of `comparison.compare`; *names* keeps the network's own names in the capsule. Raises
     what `compare` raises.
     """
+    check_kind(model, Model, "a Model is run and compared")
     candidate = apart(device)
 
     def begins(part: str) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.arguments import check_kind, path_of
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.forks import FORK_GATE
@@ -58,7 +59,9 @@ class BlobRegistry:
         self, path: Path, owner: Owner, keys: KeyStore, *, most_bytes: int = 1 << 20
     ) -> None:
         self._limits = Limits(key=64, value=4096, total=most_bytes)
-        self.path, self.owner = path, owner
+        check_kind(owner, Owner, "a registry has an Owner")
+        self.path = Path(path_of(path, "a registry lies in a file at a path"))
+        self.owner = owner
         self._measures = Measures(keys, f"{owner.digits}-blobs")
 
     def state(self) -> RegistryState | None:

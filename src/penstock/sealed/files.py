@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
+from penstock.arguments import path_of
 from penstock.errors import NotRegularFile, Unreadable
 from penstock.sealed.locks import Locking, SystemLocks
 
@@ -226,9 +227,10 @@ def open_cache_file(
     a directory, a device or a file with a second name, `FileNotFoundError` when there is none, `Unreadable`
     otherwise.
     """
+    name = path_of(path, "a cache file is named by a path")
     flags = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | (os.O_CREAT if create else 0)
     try:
-        fd = files.open(path, flags)
+        fd = files.open(name, flags)
     except FileNotFoundError:
         raise
     except OSError as error:

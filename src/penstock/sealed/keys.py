@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal, Protocol
 
+from penstock.arguments import path_of
 from penstock.errors import Unreadable
 from penstock.sealed.files import (
     SYSTEM_FILES,
@@ -88,7 +89,7 @@ class FileKeyStore:
     name = "file"
 
     def __init__(self, path: StrPath, *, files: FileSystem = SYSTEM_FILES) -> None:
-        self.path, self._files = os.fspath(path), files
+        self.path, self._files = path_of(path, "a key lies in a file at a path"), files
         self._known: bytes | None = None
 
     def key(self) -> bytes:

@@ -8,12 +8,13 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
+from penstock.arguments import check_kind
 from penstock.errors import Unreadable
+from penstock.sealed.registry import Owner
 
 if TYPE_CHECKING:
     from penstock.sealed.files import StrPath
     from penstock.sealed.keys import KeyStore
-    from penstock.sealed.registry import Owner
 
 
 def state_directory() -> str:
@@ -49,6 +50,7 @@ def sealed_directory() -> str:
 
 def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
     """The database of *owner*'s registry. One a key store: what another key sealed is of no use."""
+    check_kind(owner, Owner, "a registry has an Owner")
     readable = "".join(
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
     )

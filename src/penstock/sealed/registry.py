@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from penstock.arguments import check_kind
 from penstock.errors import Unreadable
 from penstock.sealed.forks import FORK_GATE
 from penstock.sealed.header import identity
@@ -57,6 +58,8 @@ class Owner:
     __slots__ = ("driver", "driver_digest", "version", "version_digest")
 
     def __init__(self, driver: str, version: str) -> None:
+        for text in (driver, version):
+            check_kind(text, str, "a driver's name and version are text")
         self.driver, self.version = driver, version
         self.driver_digest, self.version_digest = identity(driver), identity(version)
 

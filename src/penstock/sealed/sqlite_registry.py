@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from penstock.arguments import check_kind, path_of
 from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed.files import StrPath
 from penstock.sealed.forks import FORK_GATE
@@ -178,7 +179,9 @@ class SqliteRegistry:
     def __init__(
         self, path: StrPath, owner: Owner, keys: KeyStore, *, connect: Connect = connect
     ) -> None:
-        self.path, self.owner, self._connect = os.fspath(path), owner, connect
+        check_kind(owner, Owner, "a registry has an Owner")
+        self.path = path_of(path, "a registry lies in a file at a path")
+        self.owner, self._connect = owner, connect
         self._measures = Measures(keys, owner.digits)
 
     def state(self) -> RegistryState | None:

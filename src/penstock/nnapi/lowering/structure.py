@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.arguments import check_kind
 from penstock.errors import (
     CyclicModel,
     DuplicateWriter,
@@ -18,6 +19,7 @@ WRITABLE = frozenset({NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_O
 
 def check_structure(model: NnapiModel, feature_level: int) -> None:
     """Raises the `ModelError` of the first defect of *model*'s operands and of how they are connected."""
+    check_kind(model, NnapiModel, "an NnapiModel is lowered")
     check_subgraph(model, model.main, "main", feature_level)
     for index, subgraph in enumerate(model.referenced):
         check_subgraph(model, subgraph, f"subgraph {index}", feature_level)

@@ -10,7 +10,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from penstock.errors import InputError
 from penstock.hal import Device
+from penstock.hal.loading import is_device
 from penstock.testing.contract import (
     burst,
     caching,
@@ -121,6 +123,8 @@ class Report(msgspec.Struct, frozen=True):
 
 def computes(device: Device) -> bool:
     """Whether the device claims a cost for anything: one that does not is taken to compute nothing."""
+    if not is_device(device):
+        raise InputError(f"a Device is asked, not {type(device).__name__}")
     claims = device.capabilities
     return bool(claims.performance) or claims.default_performance is not None
 

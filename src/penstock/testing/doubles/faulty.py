@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from penstock.arguments import check_kind
 from penstock.errors import ErrorStatus, GeneralFailure, InputError, driver_error_classes
 from penstock.hal import Device
 from penstock.testing.doubles.intercepting import METHODS, InterceptingDevice
@@ -32,8 +33,11 @@ class FaultyDevice(InterceptingDevice):
         name: str | None = None,
     ) -> None:
         super().__init__(device, name)
+        check_kind(raise_on, Mapping, "raise_on is a mapping of names of methods")
         if unknown := set(raise_on) - set(METHODS):
-            raise InputError(f"no method of a device is named {', '.join(sorted(unknown))}")
+            raise InputError(
+                f"no method of a device is named {', '.join(sorted(map(str, unknown)))}"
+            )
         self.raise_on, self.error = dict(raise_on), _maker(error)
         self.calls = dict.fromkeys(METHODS, 0)
         self._lock = threading.Lock()

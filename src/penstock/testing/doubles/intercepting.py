@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.errors import InputError
 from penstock.hal import (
     NO_CACHE_REPORT,
     Buffer,
@@ -26,6 +27,7 @@ from penstock.hal import (
     ReusableExecution,
     Support,
 )
+from penstock.hal.loading import describe, is_device
 from penstock.ir import Model
 
 T = TypeVar("T")
@@ -50,10 +52,12 @@ class InterceptingDevice:
     """A device around *device*: each call of `METHODS` on it or on what it makes goes through `intercept`.
 
     *name* None keeps the name of *device*; all else that a device says of itself is that one's. Close it as any
-    device: *device* is closed with it.
+    device: *device* is closed with it. Raises `InputError` for what is no device.
     """
 
     def __init__(self, device: Device, name: str | None = None) -> None:
+        if not is_device(device):
+            raise InputError(f"a double is made around a Device, not {describe(device)}")
         self.device = device
         self.name = name or device.name
 

@@ -49,7 +49,7 @@ class LyingDevice(InterceptingDevice):
 
     def __init__(self, device: Device, *lies: Lie, name: str | None = None) -> None:
         super().__init__(device, name)
-        if unknown := set(lies) - set(LIES):
+        if unknown := {str(lie) for lie in lies} - set(LIES):
             raise InputError(
                 f"no lie is named {', '.join(sorted(unknown))}; known: {', '.join(LIES)}"
             )

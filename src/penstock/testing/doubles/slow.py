@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from penstock.arguments import check_kind
 from penstock.errors import InputError, MissedDeadlineTransient
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
 from penstock.testing.doubles.intercepting import METHODS, InterceptingDevice
@@ -33,8 +34,11 @@ class SlowDevice(InterceptingDevice):
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(device, name)
+        check_kind(seconds, Mapping, "seconds is a mapping of names of methods")
         if unknown := set(seconds) - set(METHODS):
-            raise InputError(f"no method of a device is named {', '.join(sorted(unknown))}")
+            raise InputError(
+                f"no method of a device is named {', '.join(sorted(map(str, unknown)))}"
+            )
         self.seconds, self.heedless = dict(seconds), heedless
         self._sleep, self._clock_ns = sleep, clock_ns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import numpy as np
 
+from penstock.arguments import path_of
 from penstock.errors import PenstockError
 from penstock.ir import NDArray
 
@@ -182,11 +184,12 @@ def load_specification(path: Path) -> Specification:
     return Specification(header, memoryview(blob.tobytes()), path)
 
 
-def load_directory(directory: Path) -> list[Specification]:
+def load_directory(directory: str | os.PathLike[str]) -> list[Specification]:
     """Every specification below *directory*, in the order of their paths, or that of one file.
 
-    `VectorError` where there is none.
+    `VectorError` where there is none, `InputError` for what is no path.
     """
+    directory = Path(path_of(directory, "operation vectors lie in a directory"))
     if directory.is_file():
         return [load_specification(directory)]
     if not directory.is_dir():

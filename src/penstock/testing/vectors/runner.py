@@ -20,6 +20,7 @@ from penstock.hal import (
     ExecutionConfig,
     PrepareConfig,
 )
+from penstock.hal.loading import describe, is_device
 from penstock.ir import NDArray, infer_shapes
 from penstock.nnapi.lowering import lower
 from penstock.testing.vectors.comparison import difference
@@ -51,6 +52,8 @@ def run_vectors(
     *pools* True puts every argument into shared memory, False into memory of the caller; None goes by what
     the device accepts.
     """
+    if not is_device(device):
+        raise InputError(f"operation vectors run on a Device, not on {describe(device)}")
     results: list[RunResult] = []
     for case in cases:
         for result in run_case(case, device, pools=pools):
