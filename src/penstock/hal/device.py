@@ -31,12 +31,12 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among the devices of a process; stable across runs."""
+        """Unique among the devices of a process; stable across runs; one line of characters that print."""
         ...
 
     @property
     def version(self) -> str:
-        """Not empty; changes whenever compiled artefacts could change."""
+        """Not empty, and one line of characters that print; changes whenever compiled artefacts could change."""
         ...
 
     @property

@@ -107,6 +107,10 @@ def examine(device: Device, driver: str) -> tuple[Told, str]:
     return told, reasons[0] if reasons else ""
 
 
+_PRINTED: Final = "one line of characters that print"
+"""What is shown in tables and on terminals, which control characters would command."""
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -122,11 +126,15 @@ def _hal_version_fault(value: Any) -> str | None:
 
 
 def _name_fault(value: Any) -> str | None:
-    return None if _is_text(value) else "its name is {}: it has no name, or one that is no text"
+    if not _is_text(value):
+        return "its name is {}: it has no name, or one that is no text"
+    return None if value.isprintable() else f"its name is {{}}: a name is {_PRINTED}"
 
 
 def _version_fault(value: Any) -> str | None:
-    return None if _is_text(value) else "its version is {}: it has no version, or no text for one"
+    if not _is_text(value):
+        return "its version is {}: it has no version, or no text for one"
+    return None if value.isprintable() else f"its version is {{}}: a version is {_PRINTED}"
 
 
 def _type_fault(value: Any) -> str | None:

@@ -124,6 +124,7 @@ def test_a_broken_driver_is_a_reason_and_no_crash() -> None:
         ({"cache_files_needed": lambda: (0, -1)}, "-1"),
         ({"version": ""}, "no version"),
         ({"version": 3}, "its version is 3"),
+        ({"version": "1\x1b[2J"}, r"its version is '1\x1b[2J': a version is one line"),
         ({"hal_version": "1"}, "speaks HAL '1'"),
         ({"type": "cpu"}, "its type is 'cpu'"),
         ({"type": None}, "its type is None"),
@@ -173,6 +174,16 @@ def test_a_device_that_fails_its_checks_is_listed_with_the_reason(
         manager.choose(["x"])
     with pytest.raises(PlacementError, match="cannot be used"):
         manager.choose([FakeDevice("x", **overrides)])
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\0", "a\u202eb", "a\ud800"], ids=ascii)
+def test_a_name_that_is_not_one_line_of_print_is_refused(name: str) -> None:
+    manager = manager_of(driver=lambda: FakeDevice(name), y=lambda: FakeDevice("y"))
+    info = manager.infos()[0]
+    assert (info.name, info.usable) == ("driver", False)
+    assert info.reason == f"its name is {name!r}: a name is one line of characters that print"
+    with pytest.raises(PlacementError, match="'FakeDevice' cannot be used"):
+        manager.choose([FakeDevice(name)])
 
 
 @pytest.mark.parametrize("name", [7, "", "  ", None, b"x", Unshowable()])
