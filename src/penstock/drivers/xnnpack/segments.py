@@ -6,12 +6,13 @@ follows, and cannot give them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.drivers.xnnpack.engine import Kernels
+from penstock.drivers.xnnpack.groups import grouped
 from penstock.drivers.xnnpack.pictures import (
     can_split,
     is_quantised_alike,
@@ -28,11 +29,6 @@ from penstock.ir.model import StatePort, Variable
 from penstock.ir.operand import Origin
 from penstock.ir.references import carried, refer_anew, referenced_by
 from penstock.ir.types import Quantization, element_count, static_shape
-
-HEAVY: Final = frozenset(
-    {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
-)
-"""Operations for which it is worth to change the kernel set; the others stay with that of the one before."""
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
 """Operators whose kernels need a bias, and the dimension of their filters that counts its elements."""
@@ -92,35 +88,10 @@ def make_segments(
     given_out = [at for at in fixed if any(i in wanted for i in entry.operations[at].outputs)]
     if given_out:
         groups.append(("builtin", given_out))
-    groups += _grouped(entry, [at for at in range(len(allowed)) if at not in fixed], allowed)
-    return [
-        _segment(model, kernels, members, fixed, expanded if kernels == "xnnpack" else frozenset())
-        for kernels, members in groups
-    ]
-
-
-def _grouped(
-    entry: Subgraph, pending: Sequence[int], allowed: Sequence[list[Kernels]]
-) -> Iterator[tuple[Kernels, list[int]]]:
-    """The operations *pending* by kernel set: each group has all that can be computed by then, so that few follow."""
-    missing = {i for at in pending for i in entry.operations[at].outputs}
-    while pending:
-        members: list[int] = []
-        left: list[int] = []
-        kernels = allowed[pending[0]][0]
-        for at in pending:
-            operation = entry.operations[at]
-            # A light operation stays with the kernels of the one before, where these compute it at all.
-            fits = kernels in allowed[at] and (
-                operation.type not in HEAVY or kernels == allowed[at][0]
-            )
-            if fits and missing.isdisjoint(operation.inputs):
-                members.append(at)
-                missing.difference_update(operation.outputs)
-            else:
-                left.append(at)
-        yield kernels, members
-        pending = left
+    pending = [at for at in range(len(allowed)) if at not in fixed]
+    groups += grouped(entry.operations, pending, allowed)
+    cutter = _Cutter(model, fixed, expanded)
+    return [cutter.segment(kernels, members) for kernels, members in groups]
 
 
 def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClass) -> list[Kernels]:
@@ -143,80 +114,98 @@ def _fixed(entry: Subgraph) -> dict[int, None]:
     return fixed
 
 
-def _segment(
-    model: Model,
-    kernels: Kernels,
-    members: list[int],
-    fixed: dict[int, None],
-    expanded: frozenset[int],
-) -> Segment:
-    """The segment of *members*, of which those in *expanded* are written as several operations, where they need be."""
-    entry = model.entry
-    chosen = sorted({*members, *_needed(entry, members, fixed)})
-    operands = list(entry.operands)
-    positive = positive_operands(entry.operations) if expanded else frozenset()
-    summed = summed_operands(entry.operations, entry.operands) if expanded else frozenset()
-    operations: list[Operation] = []
-    for at in chosen:
-        operation = entry.operations[at]
-        if at in expanded and not is_quantised_alike(operation, operands, summed):
-            weights = model.constant(entry.operands[operation.inputs[1]])
-            is_positive = operation.inputs[0] in positive
-            operations += expand(operands, operation, weights, positive=is_positive)
-            continue
-        if kernels == "xnnpack" and can_split(operation, operands):
-            halving, operation = split(operands, operation)
-            operations.append(halving)
-        operations.append(_written(operands, operation))
-    inside = frozenset(members)
-    written = {i for o in operations for i in o.outputs}
-    read = {i for o in operations for i in o.inputs}
-    elsewhere = {
-        i
-        for at, o in enumerate(entry.operations)
-        if at not in inside and at not in fixed
-        for i in o.inputs
-    } | set(entry.outputs)
-    made = {i for at in members for i in entry.operations[at].outputs}
-    states = [
-        State(operation.inputs[position], output, f"state {number}")
-        for number, (operation, position, output) in enumerate(
-            (o, p, x)
-            for o in operations
-            for p, x in zip(state_positions(o.type, o.attributes), o.outputs[1:], strict=False)
+class _Cutter:
+    """Cuts one *model* into segments. The operations *fixed* are of constants alone; those in
+    *expanded* XNNPACK is given as several, where they need be.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        fixed: Mapping[int, None],
+        expanded: frozenset[int],
+    ) -> None:
+        entry = model.entry
+        self._model, self._fixed, self._expanded = model, fixed, expanded
+        # What the segments need besides joins the model's own, so that none copies all of them.
+        self._operands = list(entry.operands)
+        self._positive = positive_operands(entry.operations) if expanded else frozenset()
+        self._summed = (
+            summed_operands(entry.operations, entry.operands) if expanded else frozenset()
         )
-    ]
-    apart = {i for s in states for i in (s.given, s.made)}
-    inputs = [
-        i
-        for i in _in_order(read - written - apart, entry.inputs)
-        if operands[i].has_value and not operands[i].is_constant
-    ]
-    outputs = [i for i in _in_order(made - apart, entry.outputs) if i in elsewhere]
-    built = _build(model, operands, operations, inputs, outputs, states)
-    return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
+        self._makers = {i: at for at in fixed for i in entry.operations[at].outputs}
+        self._readers: dict[int, list[int]] = {}
+        for at, operation in enumerate(entry.operations):
+            for i in () if at in fixed else operation.inputs:
+                self._readers.setdefault(i, []).append(at)
+        self._given, self._made = _places(entry.inputs), _places(entry.outputs)
+
+    def segment(self, kernels: Kernels, members: Sequence[int]) -> Segment:
+        """The segment of *members*."""
+        entry, operands = self._model.entry, self._operands
+        chosen = sorted({*members, *self._needed(members)})
+        operations = [o for at in chosen for o in self._operations(at, kernels)]
+        written = {i for o in operations for i in o.outputs}
+        read = {i for o in operations for i in o.inputs}
+        states = [
+            State(operation.inputs[position], output, f"state {number}")
+            for number, (operation, position, output) in enumerate(
+                (o, p, x)
+                for o in operations
+                for p, x in zip(state_positions(o.type, o.attributes), o.outputs[1:], strict=False)
+            )
+        ]
+        apart = {i for s in states for i in (s.given, s.made)}
+        inputs = [
+            i
+            for i in _in_order(read - written - apart, self._given)
+            if operands[i].has_value and not operands[i].is_constant
+        ]
+        inside = frozenset(members)
+        made = {i for at in members for i in entry.operations[at].outputs}
+        outputs = [
+            i
+            for i in _in_order(made - apart, self._made)
+            if i in self._made or not inside.issuperset(self._readers.get(i, ()))
+        ]
+        built = _build(self._model, operands, operations, inputs, outputs, states)
+        return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
+
+    def _operations(self, at: int, kernels: Kernels) -> list[Operation]:
+        """Operation *at* as *kernels* are given it; what it needs joins the operands."""
+        operation, operands = self._model.operations[at], self._operands
+        if kernels != "xnnpack":
+            return [_written(operands, operation)]
+        if at in self._expanded and not is_quantised_alike(operation, operands, self._summed):
+            weights = self._model.constant(operands[operation.inputs[1]])
+            is_positive = operation.inputs[0] in self._positive
+            return expand(operands, operation, weights, positive=is_positive)
+        if not can_split(operation, operands):
+            return [_written(operands, operation)]
+        halving, operation = split(operands, operation)
+        return [halving, _written(operands, operation)]
+
+    def _needed(self, members: Sequence[int]) -> set[int]:
+        """The fixed operations whose results *members* read."""
+        found: set[int] = set()
+        pending = list(members)
+        while pending:
+            for index in self._model.operations[pending.pop()].inputs:
+                maker = self._makers.get(index)
+                if maker is not None and maker not in found:
+                    found.add(maker)
+                    pending.append(maker)
+        return found
 
 
-def _in_order(operands: set[int], first: Sequence[int]) -> list[int]:
-    """*operands*, those of *first* in its order before the others."""
-    return [
-        *(i for i in dict.fromkeys(first) if i in operands),
-        *sorted(operands.difference(first)),
-    ]
+def _places(operands: Sequence[int]) -> dict[int, int]:
+    """Where each of *operands* first stands among them."""
+    return {i: at for at, i in reversed(list(enumerate(operands)))}
 
 
-def _needed(entry: Subgraph, members: list[int], fixed: dict[int, None]) -> set[int]:
-    """The operations of *fixed* whose results *members* read."""
-    makers = {i: at for at in fixed for i in entry.operations[at].outputs}
-    found: set[int] = set()
-    pending = list(members)
-    while pending:
-        for index in entry.operations[pending.pop()].inputs:
-            maker = makers.get(index)
-            if maker is not None and maker not in found:
-                found.add(maker)
-                pending.append(maker)
-    return found
+def _in_order(operands: set[int], first: Mapping[int, int]) -> list[int]:
+    """*operands*, those of *first* by their places there, before the others."""
+    return sorted(operands, key=lambda i: (0, first[i]) if i in first else (1, i))
 
 
 def _written(operands: list[Operand], operation: Operation) -> Operation:
