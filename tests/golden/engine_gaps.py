@@ -7,12 +7,6 @@ from typing import Final
 from penstock.hal import AccuracyClass
 from tests.golden.engine_grid import Arrangement
 
-OPEN_BATCH: Final = (
-    "LiteRT leaves a file with an open batch to its own kernels, which round twice, as the reference kernels do, so that of 4.8 "
-    "million results that are not negative none differs; XNNPACK rounds once, and 0.2 % of a convolution's and 1.6 % of "
-    "a depthwise one's are a step lower. The scores then lie 15 steps from the reference kernels', LiteRT's 9, which allows 14.5"
-)
-
 ONE_BY_ONE: Final = (
     "dealt out in turn, only XNNPACK's own layers and the reference's take part, as in LiteRT by default but fewer: of an 8-bit "
     "convolution 1.1 % of the results lie a step lower, of a depthwise one 1.9 %, none further, of other operations "
@@ -20,12 +14,7 @@ ONE_BY_ONE: Final = (
     "the RMS is 0.87 of LiteRT's, and 0.83 with a third of these steps (docs/xnnpack.md); the largest of a few cases is chance: "
 )
 
-ALL: Final = "xnnpack+onnxruntime-cpu+openvino-cpu"
-
-GAPS: Final[dict[tuple[str, str, str], str]] = {
-    ("mobilenet_edgetpu_1.0_uint8-i", "xnnpack", "faithful"): OPEN_BATCH,
-    ("mobilenet_edgetpu_1.0_uint8-i", ALL, "faithful"): OPEN_BATCH,
-}
+GAPS: Final[dict[tuple[str, str, str], str]] = {}
 """By file and group of cases, devices, and accuracy class: engines as first choice, and all together."""
 
 ALTERNATING_GAPS: Final[dict[tuple[str, str], str]] = {

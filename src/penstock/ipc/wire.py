@@ -33,7 +33,7 @@ from penstock.hal import (
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20

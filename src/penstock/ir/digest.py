@@ -204,6 +204,8 @@ def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Has
     structure.put(
         "operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization)
     )
+    if not operand.shape_declared:
+        structure.put("undeclared")
     if operand.is_constant and not isinstance(constants, _Deaf):
         constants.put("constant", constant_bytes(model.pools, operand))
 

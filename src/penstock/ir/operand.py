@@ -59,6 +59,9 @@ class Operand(Struct, frozen=True, eq=False):
     *location*; a NO_VALUE operand stands for an omitted optional input. String constants are
     stored in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count when
     operands are compared.
+
+    *shape_declared* is False for a computed value to which its TFLite file gives no dimensions, and stays so when *shape* is
+    inferred: LiteRT chooses kernels by what the file has.
     """
 
     dtype: DType
@@ -69,6 +72,7 @@ class Operand(Struct, frozen=True, eq=False):
     value: bytes | None = None
     location: DataLocation | None = None
     origin: Origin | None = None
+    shape_declared: bool = True
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Operand) and self._compared() == other._compared()
@@ -84,6 +88,7 @@ class Operand(Struct, frozen=True, eq=False):
             self.quantization,
             self.value,
             self.location,
+            self.shape_declared,
         )
 
     @property

@@ -9,7 +9,16 @@ import pytest
 from penstock import loaders
 from penstock.errors import InputError, NotExportable
 from penstock.export.tflite import write, writer
-from penstock.ir import DType, Metadata, Model, ModelBuilder, Quantization, Shape, Signature
+from penstock.ir import (
+    DType,
+    Metadata,
+    Model,
+    ModelBuilder,
+    Quantization,
+    Shape,
+    Signature,
+    infer_shapes,
+)
 from penstock.ir.builder import pack
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operations import OPERATIONS
@@ -75,6 +84,17 @@ def test_what_was_loaded_reads_back_equal(make: Callable[[], FileBuilder]) -> No
     model = loaders.load(make().encode())
     again = loaders.load(write(model))
     assert again.digest == model.digest
+
+
+def test_what_a_file_left_out_is_not_written() -> None:
+    file = FileBuilder()
+    x, y = file.tensor("x", [2]), file.tensor("y", [])
+    file.operator("RELU", [x], [y])
+    loaded = loaders.load(file.finish([x], [y]))
+    for model in (loaded, infer_shapes(loaded)):
+        again = loaders.load(write(model))
+        assert again.outputs[0].shape == ()
+        assert again.digest == loaded.digest
 
 
 def test_types_quantisation_and_shapes_read_back() -> None:

@@ -101,6 +101,16 @@ def test_equal_models_have_equal_bytes(case: Case) -> None:
     assert sent(case.model) == sent(by_wire(case.model))
 
 
+def test_that_a_file_left_out_a_shape_is_told() -> None:
+    model = CASES[0].model
+    operands = tuple(
+        o if o.is_constant else replace(o, shape_declared=False) for o in model.operands
+    )
+    model = replace(model, subgraphs=(replace(model.entry, operands=operands),))
+    received = by_wire(model)
+    assert [o.shape_declared for o in received.operands] == [o.is_constant for o in operands]
+
+
 def test_constants_travel_by_handle_and_never_as_bytes() -> None:
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, (50_000,), "x")

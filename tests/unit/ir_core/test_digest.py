@@ -203,6 +203,7 @@ EDITS: tuple[Edit, ...] = (
     ("dimension", small, lambda: with_operand(small(), 2, shape=(40, 2))),
     ("unknown dimension", small, lambda: with_operand(small(), 2, shape=(None, 40))),
     ("unknown rank", small, lambda: with_operand(small(), 2, shape=None)),
+    ("shape left out of the file", small, lambda: with_operand(small(), 2, shape_declared=False)),
     (
         "zero dimension",
         lambda: with_operand(small(), 2, shape=(None, 40)),

@@ -16,7 +16,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.export.tflite.fields import TFLITE
-from penstock.ir import DType, Lifetime, Model, Quantization
+from penstock.ir import DType, Lifetime, Model, Quantization, infer_shapes
 from penstock.ir.builder import pack
 from tests.unit.loaders.files import FileBuilder, quantization, relu
 
@@ -102,6 +102,21 @@ def test_shape_signature_makes_dimensions_unknown() -> None:
     assert model.inputs[0].shape == (None, 4)
     assert loaders.load(relu([1, 4], shape_signature=[]).encode()).inputs[0].shape == (1, 4)
     assert loaders.load(relu([0, 4]).encode()).inputs[0].shape == (0, 4)
+
+
+def test_a_computed_value_without_dimensions_or_rank_is_not_declared() -> None:
+    for is_declared in (False, True):
+        file = FileBuilder()
+        x, y, z = file.tensor("x"), file.tensor("y", has_rank=is_declared), file.tensor("z", [2])
+        file.operator("RELU", [x], [y])
+        file.operator("RELU", [y], [z])
+        model = loaders.load(file.finish([x], [z]))
+        assert [o.shape for o in model.operands] == [(), (), (2,)]
+        # Callers declare the shape of an input.
+        assert [o.shape_declared for o in model.operands] == [True, is_declared, True]
+        inferred = infer_shapes(model, {0: (2,)})
+        assert inferred.operands[y].shape == (2,)
+        assert inferred.operands[y].shape_declared == is_declared
 
 
 def test_quantisation_per_tensor_and_per_channel() -> None:

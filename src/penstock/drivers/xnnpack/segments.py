@@ -19,7 +19,7 @@ from penstock.drivers.xnnpack.pictures import (
     split,
     summed_operands,
 )
-from penstock.drivers.xnnpack.site import Classes
+from penstock.drivers.xnnpack.site import EIGHT_BITS, Classes
 from penstock.drivers.xnnpack.whole_numbers import expand, positive_operands
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.state import state_positions
@@ -90,7 +90,7 @@ def make_segments(
         groups.append(("builtin", given_out))
     pending = [at for at in range(len(allowed)) if at not in fixed]
     groups += grouped(entry.operations, pending, allowed)
-    cutter = _Cutter(model, fixed, expanded)
+    cutter = _Cutter(model, fixed, expanded, accuracy)
     return [cutter.segment(kernels, members) for kernels, members in groups]
 
 
@@ -115,7 +115,7 @@ def _fixed(entry: Subgraph) -> dict[int, None]:
 
 
 class _Cutter:
-    """Cuts one *model* into segments. The operations *fixed* are of constants alone; those in
+    """Cuts one *model* into segments, in the class *accuracy*. The operations *fixed* are of constants alone; those in
     *expanded* XNNPACK is given as several, where they need be.
     """
 
@@ -124,11 +124,13 @@ class _Cutter:
         model: Model,
         fixed: Mapping[int, None],
         expanded: frozenset[int],
+        accuracy: AccuracyClass,
     ) -> None:
         entry = model.entry
         self._model, self._fixed, self._expanded = model, fixed, expanded
+        self._accuracy: AccuracyClass = accuracy
         # What the segments need besides joins the model's own, so that none copies all of them.
-        self._operands = list(entry.operands)
+        self._operands = [_as_asked(o, accuracy) for o in entry.operands]
         self._positive = positive_operands(entry.operations) if expanded else frozenset()
         self._summed = (
             summed_operands(entry.operations, entry.operands) if expanded else frozenset()
@@ -168,7 +170,7 @@ class _Cutter:
             for i in _in_order(made - apart, self._made)
             if i in self._made or not inside.issuperset(self._readers.get(i, ()))
         ]
-        built = _build(self._model, operands, operations, inputs, outputs, states)
+        built = _build(self._model, operands, operations, inputs, outputs, states, self._accuracy)
         return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
 
     def _operations(self, at: int, kernels: Kernels) -> list[Operation]:
@@ -206,6 +208,17 @@ def _places(operands: Sequence[int]) -> dict[int, int]:
 def _in_order(operands: set[int], first: Mapping[int, int]) -> list[int]:
     """*operands*, those of *first* by their places there, before the others."""
     return sorted(operands, key=lambda i: (0, first[i]) if i in first else (1, i))
+
+
+def _as_asked(operand: Operand, accuracy: AccuracyClass) -> Operand:
+    """*operand* with its shape declared, if XNNPACK is to compute whatever it can of it.
+
+    Where the file does not declare them, LiteRT by default leaves some operations to its own kernels. Of 8 bits these round
+    otherwise, and how far LiteRT by default is from the reference is what `faithful` is bound to: there LiteRT decides.
+    """
+    if operand.shape_declared or (accuracy != "relaxed" and operand.dtype in EIGHT_BITS):
+        return operand
+    return msgspec.structs.replace(operand, shape_declared=True)
 
 
 def _written(operands: list[Operand], operation: Operation) -> Operation:
@@ -247,6 +260,7 @@ def _build(
     inputs: Sequence[int],
     outputs: Sequence[int],
     states: Sequence[State],
+    accuracy: AccuracyClass,
 ) -> Model:
     """A model of *operations*. State goes through variables, which the writer makes variable tensors of."""
     kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
@@ -281,13 +295,13 @@ def _build(
         tuple(StatePort(k, number[s.given], number[s.made]) for k, s in enumerate(states)),
     )
     variables = tuple(_variable(operands[s.given], s.name) for s in states)
-    others = [_as_written(graph) for graph in carried(model, referenced)]
+    others = [_as_written(graph, accuracy) for graph in carried(model, referenced)]
     return Model((subgraph, *others), model.pools, variables)
 
 
-def _as_written(graph: Subgraph) -> Subgraph:
+def _as_written(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:
     """A referenced subgraph with its operations in the form that LiteRT's kernels take."""
-    operands = list(graph.operands)
+    operands = [_as_asked(o, accuracy) for o in graph.operands]
     operations = tuple(_written(operands, operation) for operation in graph.operations)
     return msgspec.structs.replace(graph, operands=tuple(operands), operations=operations)
 

@@ -257,15 +257,18 @@ def shared_name(model: Model, variable: int) -> str:
 
 
 def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Values:
-    """The `Tensor` table of an operand."""
-    shape = operand.shape or ()
+    """The `Tensor` table of an operand. What a file that was loaded did not declare is not declared again: LiteRT goes by
+    it. A caller must know the shape of an input, though.
+    """
+    is_declared = operand.shape_declared or operand.lifetime is Lifetime.SUBGRAPH_INPUT
+    shape = (operand.shape or ()) if is_declared else ()
     table: Values = {
         "shape": [1 if d is None else d for d in shape],
         "type": TFLITE.number("TensorType", operand.dtype.value.upper()),
         "buffer": buffer,
         "name": operand.name or None,
         "is_variable": variable,
-        "has_rank": operand.shape is not None,
+        "has_rank": is_declared and operand.shape is not None,
     }
     if None in shape:
         table["shape_signature"] = [-1 if d is None else d for d in shape]

@@ -142,8 +142,13 @@ class Body:
                 raise InvalidOperand(
                     f"input operand {index} ({operand.name}) is a resource of unknown origin"
                 )
+            # Whoever calls declares the shapes of inputs, and no kernel is chosen before.
             operands[index] = replace(
-                operand, lifetime=Lifetime.SUBGRAPH_INPUT, value=None, location=None
+                operand,
+                lifetime=Lifetime.SUBGRAPH_INPUT,
+                value=None,
+                location=None,
+                shape_declared=True,
             )
         known = self.written.union(inputs)
         read = (index for operation in self.operations for index in operation.inputs)

@@ -65,9 +65,15 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
         origin = Origin(subgraph, index)
         name = tensor["name"] or ""
         if place is None or tensor["sparsity"] is not None:
-            shape = _signature(tensor, full)
             return Operand(
-                dtype, shape, Lifetime.TEMPORARY_VARIABLE, name, quantization, origin=origin
+                dtype,
+                _signature(tensor, full),
+                Lifetime.TEMPORARY_VARIABLE,
+                name,
+                quantization,
+                origin=origin,
+                # The schema's tensor of unknown rank; where the rank follows, it is a scalar's none or any other.
+                shape_declared=bool(full) or tensor["has_rank"],
             )
         file.charge(min(place.length, MAX_COPIED_VALUE))
         if tensor["is_variable"]:
