@@ -55,6 +55,17 @@ def hold_to_bound(path: Path, make: Make, threads: int) -> None:
             judge([*call(inputs)], judged, "faithful")
 
 
+def hold_recorded(path: Path, inputs: Sequence[Array], call: Call) -> None:
+    """The same of Penstock's plan, compiled for the shapes of *inputs*: of the recorded cases that have these."""
+    from tests.golden.engine_rules import judge
+    from tests.golden.recorded import cases_of_file
+
+    shapes = [array.shape for array in inputs]
+    for given, judged in cases_of_file(path):
+        if [array.shape for array in given] == shapes:
+            judge([*call(given)], judged, "faithful")
+
+
 def hold_operations(path: Path, make: Make, threads: int) -> None:
     """Raises `AssertionError` where an engine computes an operation of the network, alone and on what it really gets,
     farther off than `faithful` allows of one: the class is that of every operation, not of whole outputs alone.

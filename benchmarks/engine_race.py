@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.competitors import Array, Call, competitors
+from benchmarks.competitors import Array, Call, competitors, hold_recorded
 
 TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
@@ -33,6 +33,8 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
     path = Path(model)
     inputs = recorded(path) or draw(path)
     call, told = ours(path, int(threads), accuracy, inputs, devices)
+    if accuracy == "faithful":
+        hold_recorded(path, inputs, call)
     others, refused = competitors(path, int(threads), accuracy, inputs)
     subjects = {OURS: call, **others}
     times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))

@@ -38,6 +38,10 @@ FLOORS: Final[Mapping[str, Mapping[str, float]]] = {
 quantised ones in `relaxed`."""
 
 
+ROUNDING: Final = ("onnxruntime-cpu", "openvino-cpu")
+"""Engines that compute quantised operations otherwise where each by itself is to be within a step, and no more."""
+
+
 def _here() -> frozenset[str]:
     """A dozen networks: of each numeric scheme and format the smallest first, in turn."""
     piles: dict[tuple[str, str], list[Entry]] = {}
@@ -105,6 +109,17 @@ def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
     outcomes = check_operations(entry, ENGINES)
     assert [line for outcome in outcomes.values() for line in outcome.departures] == []
     assert outcomes["xnnpack"].taken or "CONTROL" in entry["task"].upper()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [p for p in _networks() if p.values[0]["dtype_scheme"] in QUANTIZED_SCHEMES],
+)
+def test_every_quantised_operation_that_claims_no_more_is_within_a_step(entry: Entry) -> None:
+    needs(*ROUNDING)
+    outcomes = check_operations(entry, ROUNDING, "stepwise")
+    assert [line for outcome in outcomes.values() for line in outcome.departures] == []
+    assert all(outcome.taken for outcome in outcomes.values())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -83,7 +83,7 @@ Accuracy: TypeAlias = Annotated[
     typer.Option(
         "--accuracy",
         metavar="CLASS",
-        help="The least that devices must keep to: exact, faithful or relaxed.",
+        help="The least that devices must keep to: exact, faithful, stepwise or relaxed.",
     ),
 ]
 

@@ -29,11 +29,11 @@ def activation(site: Site, known: Iterable[str]) -> str:
 
 
 def activations(
-    site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "relaxed"
+    site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
     """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or all
     quantised in 8 bits with one scale each: then it is *quantized*. Each such operation alone is within one step;
-    what rounds otherwise than TFLite's kernels in more than single places is relaxed all the same, for through a
+    what rounds otherwise than TFLite's kernels in more than single places is stepwise, for through a
     network its steps add up.
     """
     given = site.inputs if positions is None else [site.input(p) for p in positions]
@@ -48,7 +48,7 @@ def activations(
 
 
 def numbers(
-    site: Site, whole: Collection[DType], quantized: AccuracyClass = "relaxed"
+    site: Site, whole: Collection[DType], quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
     """As `activations`, of all operands; one of the types *whole* is computed too, exactly."""
     operands = [o for o in (*site.inputs, *site.outputs) if o is not None]

@@ -11,12 +11,13 @@ import msgspec
 if TYPE_CHECKING:
     from penstock.hal.device import Device
 
-AccuracyClass: TypeAlias = Literal["exact", "faithful", "relaxed"]
+AccuracyClass: TypeAlias = Literal["exact", "faithful", "stepwise", "relaxed"]
 """`exact`: integer results bit-identical to TFLite's reference kernels, float results within float32
-rounding of them. `faithful`: quantised results within one step, float as in `exact`. `relaxed`: the
-engine's own arithmetic."""
+rounding of them. `faithful`: quantised results within one step, float as in `exact`, and steps that do not add up through
+a network beyond what LiteRT's own kernels do. `stepwise`: each operation as in `faithful`, whatever its steps add up to.
+`relaxed`: the engine's own arithmetic."""
 
-ACCURACY_RANK: Final[dict[str, int]] = {"relaxed": 0, "faithful": 1, "exact": 2}
+ACCURACY_RANK: Final[dict[str, int]] = {"relaxed": 0, "stepwise": 1, "faithful": 2, "exact": 3}
 
 FEATURE_LEVELS: Final = range(1, 9)
 """NNAPI feature levels, counted 1 to 8 (NNAPI section 1.1)."""
@@ -78,6 +79,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     families: tuple[str, ...] = ()
     """Names of the hardware and engine families the device belongs to ("cuda", "hexagon", "neural_engine"), for who
     looks for one of a kind rather than for one by name."""
+    rounds_for_class: bool = False
+    """Whether quantised operations that it claims in `faithful` are computed otherwise, and faster, for who asks for
+    `stepwise`, or some are claimed in that class alone: tuning then measures it in both (`penstock.runtime.trial`)."""
     simulated: bool = False
     """Whether something else computes in the place of the hardware that the device speaks for: a test double, or a
     simulator. Receipts say so of each step that ran on it, and whoever looks for a kind of device takes it last."""
@@ -120,7 +124,7 @@ def mappable_kinds(device: Device) -> tuple[str, ...]:
 class Support(msgspec.Struct, frozen=True):
     """A device's answer for one operation: *reason* says why not, and is empty when supported;
     *accuracy* is the class its result meets, *distance* in words how far from the reference it was measured to lie where
-    that is `relaxed`: plans quote it to who asks for more.
+    that is `stepwise` or `relaxed`: plans quote it to who asks for more.
     """
 
     supported: bool

@@ -54,6 +54,7 @@ def _content(plan: ExecutionPlan) -> dict[str, Any]:
         "predicted_energy": plan.predicted_energy,
         "alternatives": plan.alternatives,
         "tuned": plan.tuned,
+        "accuracy": plan.accuracy,
     }
 
 

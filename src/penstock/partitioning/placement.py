@@ -149,6 +149,7 @@ class _Ground(Struct, frozen=True):
             whole(self.time.plan(kept)),
             whole(self.judge.plan(kept)) if self.energy else None,
             tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
+            accuracy=self.policy.accuracy,
         )
 
     def with_unread(self, operations: Sequence[Placement] = ()) -> tuple[Placement, ...]:
@@ -254,7 +255,15 @@ def _place(ground: _Ground) -> ExecutionPlan:
     model, policy = ground.table.model, ground.policy
     if not model.operations:
         unread = ground.with_unread()
-        return ExecutionPlan(ground.asked.model, ground.names, (), unread, ArenaLayout(), 0)
+        return ExecutionPlan(
+            ground.asked.model,
+            ground.names,
+            (),
+            unread,
+            ArenaLayout(),
+            0,
+            accuracy=policy.accuracy,
+        )
     if whole_model := _on_the_only_one(ground.table, policy):
         return ground.plan(whole_model, [{}] * len(model.operations))
     if policy.placement == "cost":

@@ -147,7 +147,7 @@ class Tuned(Struct, frozen=True):
 
     No *candidates* where nothing was measured; the plan is then the predicted one, and *reason* says why. *created* is
     when they were measured, in seconds since the epoch. *compiles* is how many driver compiles that took; *stored* says
-    that an earlier call measured them.
+    that an earlier call measured them. *accuracy* is the class of the winner's operations where it is not the policy's.
     """
 
     candidates: tuple[Measured, ...]
@@ -156,6 +156,7 @@ class Tuned(Struct, frozen=True):
     compiles: int = 0
     stored: bool = False
     created: float | None = None
+    accuracy: AccuracyClass | None = None
 
 
 class ExecutionPlan(Struct, frozen=True):
@@ -172,7 +173,8 @@ class ExecutionPlan(Struct, frozen=True):
     *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares no
     execution time for something it runs. *predicted_energy* is given for "low_power": the energy that the
     reference takes in so many nanoseconds. *alternatives* has each device considered, by itself.
-    *tuned* is there where the placement was measured.
+    *tuned* is there where the placement was measured. *accuracy* is the class in which every step is compiled: the
+    policy's, or `stepwise` where measuring proved that to be within `faithful` as a whole.
     """
 
     model: Model
@@ -184,6 +186,7 @@ class ExecutionPlan(Struct, frozen=True):
     predicted_energy: int | None = None
     alternatives: tuple[Alternative, ...] = ()
     tuned: Tuned | None = None
+    accuracy: AccuracyClass = "faithful"
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
@@ -210,7 +213,7 @@ class ExecutionPlan(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Everything but the models, as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`,
-        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`.
+        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`, `accuracy`.
         """
         from penstock.partitioning.encoding import plan_to_json
 

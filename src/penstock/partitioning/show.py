@@ -82,7 +82,7 @@ def describe_tuned(tuned: Tuned) -> str:
             return f"not measured: {tuned.reason}"
         return f"measured: {tuned.winner}: {tuned.reason}"
     medians = ", ".join(
-        f"{m.name} {'failed' if m.error is not None else duration(m.median_ns)}"
+        f"{m.name} {duration(m.median_ns) if m.error is None else 'out' if m.runs else 'failed'}"
         for m in tuned.candidates
     )
     when = ""

@@ -184,12 +184,13 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
     best = _best(others) if others else single
     share, noise = _compared(best, single)
     better = "takes less energy" if single.by_energy else "is faster"
-    if best is single or (share >= 1 and not single.out):
+    is_out = single.out and not best.out
+    if best is single or (share >= 1 and not is_out):
         return single.name, f"no placement {better} than this one device"
     show = joules if single.by_energy else duration
     took = statistics.median(single.values)
     told = f"{better} than {single.name} by {show((1 - share) * took)}, noise {show(noise * took)}"
-    if single.out or 1 - share > noise:
+    if is_out or 1 - share > noise:
         return best.name, told
     return single.name, f"{best.name} {told}: not beyond the noise"
 

@@ -43,7 +43,8 @@ def plan_model(
     directory = None if info is None or info.trust_token else info.place
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
     if choice and (measure or _has_verdicts(directory)):
-        from penstock.runtime.tuning import Occasion, stored_plan, tuned_plan
+        from penstock.runtime.trial import Occasion
+        from penstock.runtime.tuning import stored_plan, tuned_plan
 
         occasion = Occasion(source, model, shapes, devices, named, policy, config, directory)
         if plan := stored_plan(occasion):

@@ -223,6 +223,7 @@ class _Session:
                 plan = self._placed(model, shapes, devices, config)
         if elsewhere and not allow:
             elsewhere.check(plan)
+        config = structs.replace(config, accuracy=plan.accuracy)
         amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
         log.info("compiling %s in %s", *amounts)
         caching = self._caching(shapes, plan)

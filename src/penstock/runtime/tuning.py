@@ -5,63 +5,39 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
-import numpy as np
 from msgspec.structs import asdict, replace
 
 from penstock.cache.ingredients import CACHE_SCHEMA, cpu_features
 from penstock.cache.verdicts import Verdict, Verdicts, verdict_key
-from penstock.compilation.calls import check_interrupts
-from penstock.compilation.compilation import Means, compile_plan
-from penstock.compilation.failing import told
-from penstock.errors import CacheError, DriverError, MissedDeadline
-from penstock.execution.state import State
-from penstock.execution.trace import Trace
-from penstock.execution.variant import Variant
-from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
-from penstock.ir import DType, Model, NDArray, Operand
-from penstock.ir.types import static_shape
-from penstock.partitioning.placement import candidates, place
+from penstock.errors import CacheError
+from penstock.hal import PrepareConfig
 from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
-from penstock.partitioning.policy import Policy
 from penstock.partitioning.reasons import duration
 from penstock.partitioning.support import REFERENCE_DEVICE
-from penstock.runtime.energy import EnergyCounter
-from penstock.runtime.measuring import Contender, Counter, Series, choose, joules, measure
-from penstock.runtime.rest import Rest
+from penstock.runtime.measuring import Series, choose, joules
+from penstock.runtime.trial import (
+    Occasion,
+    Proof,
+    measured_series,
+    placed,
+    proved,
+    unmeasurable,
+    worth_measuring,
+)
 
 log = logging.getLogger(__name__)
 
-MOST_CANDIDATES: Final = 12
-"""Placements that are compiled and timed, at most."""
-
-VERDICT_SCHEMA: Final = "1"
+VERDICT_SCHEMA: Final = "2"
 """Raised when equal keys would no longer mean equal plans."""
 
+STEPS_ADD_UP: Final = "within a step in each operation, but not proved as a whole"
+NOTHING_USUAL: Final = "no other placement could be measured, with which to compare"
+
 NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was measured"
-
-
-class Occasion(msgspec.Struct, frozen=True):
-    """What one compile places: *source* is the model before *shapes* were put into it, *model* after.
-
-    *named* maps names to the devices that plans may use, *directory* is the cache directory (None: no verdict is read
-    or kept). *counter* finds the energy counter, *clock* gives nanoseconds (None: the machine's own).
-    """
-
-    source: Model
-    model: Model
-    shapes: Mapping[int, Sequence[int]]
-    devices: Sequence[Device]
-    named: Mapping[str, Device]
-    policy: Policy
-    config: PrepareConfig
-    directory: str | None = None
-    counter: Callable[[], Counter | None] = EnergyCounter.find
-    clock: Callable[[], int] | None = None
 
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
@@ -77,7 +53,10 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
         tuned = msgspec.json.decode(verdict.report, type=Tuned)
     except msgspec.DecodeError:
         return None
-    plan = _placed(occasion, verdict.devices)
+    policy = occasion.policy
+    if tuned.accuracy is not None:
+        policy = replace(policy, accuracy=tuned.accuracy)
+    plan = placed(replace(occasion, policy=policy), verdict.devices)
     if tuple(placement.device for placement in plan.operations) != verdict.devices:
         return None
     return with_reasons(replace(plan, tuned=replace(tuned, stored=True)), occasion.config)
@@ -86,32 +65,69 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
 def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     """The plan that measuring chose, `ExecutionPlan.tuned` with what was measured; kept where there is a directory.
 
-    A candidate that fails to compile or to run is out. Raises what `place` raises, and `Cancelled` and
-    `MissedDeadline*` of the compile's own.
+    A candidate that fails to compile or to run is out, and so is one that is faster in `stepwise` if that is not proved to
+    be `faithful` as a whole. Raises what `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's own.
     """
     low_power = occasion.config.preference == "low_power"
-    plan = _placed(occasion)
-    if reason := _unmeasurable(occasion.model):
+    plan = placed(occasion)
+    if reason := unmeasurable(occasion.model):
         return _not_measured(plan, reason)
     counter = occasion.counter() if low_power else None
     if low_power and counter is None:
         return _not_measured(plan, NO_COUNTER)
-    plans = dict(_candidates(occasion))
+    plans = dict(worth_measuring(occasion))
     if len(plans) == 1:
         name, only = next(iter(plans.items()))
         return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT))
-    series, failed, compiles = _measure(occasion, plans, counter)
-    done = {each.name: each.measured() for each in series} | failed
-    measured = [done[name] for name in plans]
-    try:
-        winner, reason = choose(series, _alone(occasion, measured))
-    except ValueError as error:
-        return replace(plan, tuned=Tuned(tuple(measured), PREDICTED, str(error), compiles))
-    tuned = Tuned(tuple(measured), winner, reason, compiles, created=time.time())
+    compiles, done = 0, dict[str, Measured]()
+    while True:
+        racing = {name: each for name, each in plans.items() if name not in done}
+        series, failed, more = measured_series(occasion, racing, counter)
+        compiles += more
+        found = {each.name: each.measured() for each in series} | failed
+        told = [*done.values(), *found.values()]
+        try:
+            winner, reason = choose(series, _alone(occasion, told))
+        except ValueError as error:
+            return replace(plan, tuned=Tuned(tuple(told), PREDICTED, str(error), compiles))
+        if plans[winner].accuracy == occasion.policy.accuracy:
+            break
+        proof = _proved(occasion, plans, winner, series)
+        if proof.holds:
+            reason = f"{reason}; {proof.told}"
+            break
+        # The others are measured anew: some of them left the race because this one was in it.
+        done[winner] = replace(found[winner], error=f"{STEPS_ADD_UP}: {proof.told}")
+        log.info("tuned: %s is out: %s", winner, done[winner].error)
+    done |= found
+    accuracy = plans[winner].accuracy
+    tuned = Tuned(
+        tuple(done[name] for name in plans),
+        winner,
+        reason,
+        compiles,
+        created=time.time(),
+        accuracy=None if accuracy == occasion.policy.accuracy else accuracy,
+    )
     log.info("tuned: %s (%s)", winner, reason)
     chosen = replace(plans[winner], tuned=tuned)
     _keep(occasion, chosen)
     return with_reasons(chosen, occasion.config)
+
+
+def _proved(
+    occasion: Occasion,
+    plans: Mapping[str, ExecutionPlan],
+    winner: str,
+    series: Sequence[Series],
+) -> Proof:
+    """Whether *winner*, of a lesser class than the policy's, is within that as a whole, beside who else would have won."""
+    usual = [each for each in series if plans[each.name].accuracy == occasion.policy.accuracy]
+    try:
+        other, _ = choose(usual, _alone(occasion, [each.measured() for each in usual]))
+    except ValueError:
+        return Proof(False, NOTHING_USUAL)
+    return proved(occasion, plans[winner], plans[other])
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
@@ -167,104 +183,6 @@ def _loss(loser: Measured, winner: Measured, *, by_energy: bool) -> str:
     amounts = f"{duration(loser.median_ns)} against {duration(winner.median_ns)} a run"
     better = loser.median_ns < winner.median_ns
     return f"measured {'no better than the noise' if better else 'slower'}: {amounts}"
-
-
-def _placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> ExecutionPlan:
-    return place(
-        occasion.model,
-        occasion.devices,
-        occasion.policy,
-        occasion.config.preference,
-        assignment,
-    )
-
-
-def _candidates(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
-    found = candidates(
-        occasion.model, occasion.devices, occasion.policy, occasion.config.preference
-    )
-    return found[:MOST_CANDIDATES]
-
-
-def _measure(
-    occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
-) -> tuple[list[Series], dict[str, Measured], int]:
-    """The samples of every plan, those that failed to compile by name, and how many compiles it took."""
-    inputs = [_example(operand) for operand in occasion.model.inputs]
-    failed: dict[str, Measured] = {}
-    contenders, compiles = [], 0
-    with ExitStack() as stack:
-        for position, (name, plan) in enumerate(plans.items()):
-            check_interrupts(occasion.config)
-            if (progress := occasion.config.progress) is not None:
-                progress(ProgressEvent("tune", name, position, len(plans)))
-            try:
-                variant = _compiled(occasion, plan)
-            except MissedDeadline:
-                raise
-            except DriverError as error:
-                failed[name] = Measured(name, 0, 0, 0, error=told(error))
-                continue
-            own = stack.enter_context(ExitStack())
-            own.callback(variant.close)
-            compiles += variant.compilation.receipt.compiles
-            contenders.append(Contender(name, _runner(variant, inputs), own.close))
-        more: dict[str, Any] = (
-            {"rest": Rest()} if occasion.clock is None else {"clock": occasion.clock}
-        )
-        series = measure(
-            contenders,
-            energy=counter,
-            check=lambda: check_interrupts(occasion.config),
-            **more,
-        )
-    return series, failed, compiles
-
-
-def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
-    """*plan* compiled, without cache and fall-back: a device that fails shall not win by another's speed."""
-    config = replace(occasion.config, progress=None)
-    compilation = compile_plan(plan, occasion.named, config, Means(False))
-    later = replace(config, deadline_ns=None, cancel=None)
-    return Variant(compilation, occasion.named, later, False)
-
-
-def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
-    state = State(variant.model) if variant.model.entry.states else None
-    config = ExecutionConfig()
-
-    def run() -> None:
-        trace = Trace()
-        # As a compiled model's runs do.
-        if variant.is_one_call and variant.run_once(inputs, state, config, trace) is not None:
-            return
-        variant.run(inputs, None, state, config, trace)
-
-    return run
-
-
-def _unmeasurable(model: Model) -> str:
-    for operand in model.inputs:
-        if static_shape(operand.shape) is None:
-            return f"the shape of input {operand.name!r} is not known: give shapes"
-    return ""
-
-
-def _example(operand: Operand) -> NDArray:
-    """Floats from 0 to 1, real numbers of a quantised type over its range, zeros of any other."""
-    shape = static_shape(operand.shape) or ()
-    rng = np.random.default_rng(0)
-    if operand.dtype is DType.STRING:
-        array: NDArray = np.empty(shape, object)
-        array[...] = b""
-        return array
-    dtype = operand.dtype.numpy
-    if operand.dtype.is_float:
-        return rng.random(shape, np.float32).astype(dtype)
-    if operand.quantization is not None and operand.dtype in {DType.INT8, DType.UINT8}:
-        info = np.iinfo(dtype)
-        return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-    return np.zeros(shape, dtype)
 
 
 def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:

@@ -700,7 +700,7 @@ def test_an_accuracy_class_can_be_asked_for(
     arguments = [name, model, *inputs, "-d", "lab", "--accuracy"]
     assert run(*arguments, "faithful").exit_code == 0
     assert run(*arguments, "exact").exit_code == 1
-    assert "not one of exact, faithful, relaxed" in one_line(run(*arguments, "rough"), 2)
+    assert "not one of exact, faithful, stepwise, relaxed" in one_line(run(*arguments, "rough"), 2)
 
 
 def test_a_class_that_no_device_meets_is_each_one_s_reason(run: Run, model: Path) -> None:

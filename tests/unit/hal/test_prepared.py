@@ -270,6 +270,7 @@ class TestDefaults:
         assert SUPPORTED.accuracy == "faithful"
         assert sorted(ACCURACY_RANK, key=ACCURACY_RANK.__getitem__) == [
             "relaxed",
+            "stepwise",
             "faithful",
             "exact",
         ]

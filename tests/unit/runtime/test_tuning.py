@@ -27,7 +27,8 @@ from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
 from penstock.partitioning.reasons import duration
 from penstock.runtime.explain import explain_model
-from penstock.runtime.tuning import NO_COUNTER, Occasion, stored_plan, tuned_plan
+from penstock.runtime.trial import Occasion
+from penstock.runtime.tuning import NO_COUNTER, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.partitioning.models import chain
 

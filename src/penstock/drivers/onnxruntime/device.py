@@ -66,6 +66,7 @@ class OnnxRuntimeDevice(DeviceBase):
             only_when_named=not self.measured,
             dispatch_ns=DISPATCH_NS,
             families=provider.families,
+            rounds_for_class=self.measured,
             simulated=provider.simulated,
         )
         self._lock = threading.Lock()

@@ -33,7 +33,8 @@ def prepare(
     ports = artefact.ports_of(model)
 
     def write() -> Graph:
-        return build(model, wide=saturates(), portable=not device.measured)
+        relaxed = config.accuracy == "relaxed"
+        return build(model, wide=saturates(), portable=not device.measured, relaxed=relaxed)
 
     graph = write()
     _check(config)

@@ -80,6 +80,7 @@ class OpenVinoDevice(DeviceBase):
             only_when_named=plugin.name != "CPU",
             dispatch_ns=DISPATCH_NS,
             families=FAMILIES[plugin.name],
+            rounds_for_class=plugin.name == "CPU",
         )
         self.domain: MemoryDomain | None = None
         self._lock = threading.Lock()

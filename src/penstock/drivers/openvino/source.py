@@ -68,12 +68,12 @@ class ModelSource:
         self.ports = artefact.ports_of(model)
         self.manner = engine.Manner.of(config, quantized=self.ports.quantized)
         self._device, self._model = device, model
-        self._relaxed = config.accuracy == "relaxed"
+        self._brief = config.accuracy in {"stepwise", "relaxed"}
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
         """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
         check(interrupts)
-        graph = build_graph(self._model, relaxed=self._relaxed)
+        graph = build_graph(self._model, brief=self._brief)
         built = graph.finish("penstock")
         name_nodes(built, makers_of(graph))
         check(interrupts)
@@ -130,11 +130,11 @@ def constants_of(graph: Any) -> tuple[NDArray, ...]:
     )
 
 
-def build_graph(model: Model, *, relaxed: bool = False) -> Graph:
-    """OpenVINO's nodes for every operation of *model*, *relaxed* as of `Graph`. `GeneralFailure` names the one that fails."""
+def build_graph(model: Model, *, brief: bool = False) -> Graph:
+    """OpenVINO's nodes for every operation of *model*, *brief* as of `Graph`. `GeneralFailure` names the one that fails."""
     engine.core()
     try:
-        graph = Graph(model, relaxed=relaxed)
+        graph = Graph(model, brief=brief)
     except (PenstockError, RuntimeError, TypeError) as error:
         raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
     for index, site in enumerate(make_sites(model)):

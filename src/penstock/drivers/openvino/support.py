@@ -32,7 +32,7 @@ def examine(
         return answers
     return [
         Support(True, "", "relaxed", SATURATING)
-        if answer.supported and answer.accuracy == "faithful" and _is_stepped(site)
+        if answer.supported and answer.accuracy in {"faithful", "stepwise"} and _is_stepped(site)
         else answer
         for site, answer in zip(sites, answers, strict=True)
     ]

@@ -55,8 +55,9 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
         if operand.dtype not in STEPPED:
             site.refuse_types()
         one_scale(operand)
-    eight = all(o.dtype in QUANTIZED and alike(o, every[0]) for o in every)
-    return "faithful" if eight else "relaxed"
+    if not all(o.dtype in QUANTIZED for o in every):
+        return "relaxed"
+    return "faithful" if all(alike(o, every[0]) for o in every) else "stepwise"
 
 
 def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:

@@ -115,8 +115,10 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     if refused:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
     # A relaxed case allows float16's precision, which the class `relaxed` goes below: it is asked for where it is claimed.
-    claimed = min((a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful")
-    accuracy: AccuracyClass = "relaxed" if claimed == "relaxed" else "faithful"
+    claimed: AccuracyClass = min(
+        (a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful"
+    )
+    accuracy: AccuracyClass = "faithful" if claimed == "exact" else claimed
     prepared = device.prepare_model(model, PrepareConfig(accuracy=accuracy))
     alignment = device.capabilities.alignment if pools else None
     endless = run.case.is_infinite_loop

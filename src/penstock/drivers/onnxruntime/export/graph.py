@@ -91,7 +91,8 @@ class Node:
 class Graph:
     """Nodes by operand index of the entry subgraph, or of subgraph *branch*. *wide* keeps 8-bit weights unsigned: for processors whose
     product of unsigned and signed bytes saturates. *portable* has nothing but ONNX's own operators, layers
-    between dequantisation and quantisation, as providers other than the CPU's know them.
+    between dequantisation and quantisation, as providers other than the CPU's know them. *relaxed* leaves the sums of 8-bit
+    convolutions as they are, and so their results bit for bit what XNNPACK's are.
     """
 
     def __init__(
@@ -100,11 +101,12 @@ class Graph:
         *,
         wide: bool = False,
         portable: bool = False,
+        relaxed: bool = False,
         branch: int | None = None,
     ) -> None:
         self.model = model
         self.entry = model.entry if branch is None else model.subgraphs[branch]
-        self.wide, self.portable = wide, portable
+        self.wide, self.portable, self.relaxed = wide, portable, relaxed
         self.nodes: list[Node] = []
         self.operation: int | None = None
         """The operation that is being written."""
@@ -130,7 +132,13 @@ class Graph:
         """The graph of subgraph *index*, whose inputs are the values *given* of this one. Names and constants are common
         to both.
         """
-        made = Graph(self.model, wide=self.wide, portable=self.portable, branch=index)
+        made = Graph(
+            self.model,
+            wide=self.wide,
+            portable=self.portable,
+            relaxed=self.relaxed,
+            branch=index,
+        )
         made.around, made.operation = self, self.operation
         made.constants, made._shared, made._count = self.constants, self._shared, self._count
         for operand, value in zip(made.entry.inputs, given, strict=True):

@@ -24,7 +24,7 @@ def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyC
 
 
 def moved(site: Site, operands: Iterable[Operand], *, unscaled: bool = False) -> AccuracyClass:
-    """As `moves`, of *operands*: exact, relaxed where a quantised value gets another scale."""
+    """As `moves`, of *operands*: exact, stepwise where a quantised value gets another scale."""
     given = list(operands)
     bare = unscaled and all(o.quantization is None for o in (*given, *site.outputs))
     for operand in (*given, *site.outputs):
@@ -35,4 +35,4 @@ def moved(site: Site, operands: Iterable[Operand], *, unscaled: bool = False) ->
     if any(o.dtype is not site.output().dtype for o in given):
         site.refuse_types()
     same = all(o.quantization == t.quantization for o in given for t in site.outputs)
-    return "exact" if same else "relaxed"
+    return "exact" if same else "stepwise"

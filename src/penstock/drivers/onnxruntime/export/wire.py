@@ -30,11 +30,13 @@ ELEMENTS: Final = {
 """ONNX's numbers of element types (onnx.proto, TensorProto.DataType)."""
 
 
-def build(model: Model, *, wide: bool = False, portable: bool = False) -> Graph:
-    """The graph of *model*, whose operations are all supported. `GeneralFailure` names the one that fails."""
+def build(
+    model: Model, *, wide: bool = False, portable: bool = False, relaxed: bool = False
+) -> Graph:
+    """The graph of *model*, whose operations are all supported, as of `Graph`. `GeneralFailure` names the one that fails."""
     flat = flattened(model)
     try:
-        graph = Graph(flat.model, wide=wide, portable=portable)
+        graph = Graph(flat.model, wide=wide, portable=portable, relaxed=relaxed)
     except PenstockError as error:
         raise GeneralFailure(f"the inputs cannot be declared: {error}") from error
     for index, site in zip(flat.origins, make_sites(flat.model), strict=True):

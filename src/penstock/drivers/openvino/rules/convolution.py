@@ -29,7 +29,7 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
         _check_quantized(site, data, weights, bias)
         # Weights with a zero point are added up as float32, which rounds sums.
         signed = site.input(weights).dtype is DType.INT8
-        return accuracy if signed else "relaxed"
+        return accuracy if signed else "stepwise"
     if site.has(bias):
         require(site.input(bias).dtype is F32, "a bias that is not float32")
     if site.input(weights).dtype is F32:
@@ -101,7 +101,7 @@ def activated(
     if not site.is_quantized:
         return graph.activate(node, fused), NOTHING
     above, grouped = is_above_zero(site.output()), _is_grouped(site)
-    if not above and (graph.relaxed or grouped):
+    if not above and (graph.is_brief or grouped):
         # What bends the sums takes up to a third of the layer's time, for a step in one of a thousand values.
         return graph.activate(node, fused), NOTHING
     ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
@@ -136,7 +136,7 @@ def _check_conv(site: Site) -> AccuracyClass:
     windows(site, image[1:3], filters[1:3])
     accuracy = check_layer(site)
     if site.is_quantized and _is_grouped(site) and not is_above_zero(site.output()):
-        return "relaxed"
+        return "stepwise"
     return accuracy
 
 

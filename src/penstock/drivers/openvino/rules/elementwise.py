@@ -79,7 +79,7 @@ def _check_unary(site: Site) -> AccuracyClass:
     accuracy = activations(site, quantized="faithful")
     if site.is_quantized and site.operation.type not in CURVES:
         alike = site.operation.type == "RELU" and rounds_alike(step_ratio(site))
-        return "faithful" if alike else "relaxed"
+        return "faithful" if alike else "stepwise"
     return accuracy
 
 
@@ -112,7 +112,7 @@ def _check_binary(site: Site) -> AccuracyClass:
             fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
         )
     require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
-    return numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "relaxed")
+    return numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "stepwise")
 
 
 @rule(*BINARY, check=_check_binary)

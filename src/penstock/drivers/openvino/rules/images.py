@@ -25,7 +25,7 @@ OPSET_OF_MAX_POOL: Final = "openvino.opset1"
 def _check_pool(site: Site) -> AccuracyClass:
     windows(site, site.shape()[1:3], pool_extents(site))
     activation(site, ACTIVATIONS)
-    return activations(site, quantized="faithful" if _is_rounded_alike(site) else "relaxed")
+    return activations(site, quantized="faithful" if _is_rounded_alike(site) else "stepwise")
 
 
 def _is_rounded_alike(site: Site) -> bool:

@@ -22,7 +22,7 @@ def _check(site: Site) -> AccuracyClass:
     accuracy = activations(site, [0], "faithful")
     if not site.is_quantized or site.operation.type == "SUM" or _is_mean_above_zero(site):
         return accuracy
-    return "relaxed"
+    return "stepwise"
 
 
 def _is_mean_above_zero(site: Site) -> bool:

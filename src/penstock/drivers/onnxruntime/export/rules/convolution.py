@@ -18,6 +18,7 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
     check_layer,
     real_bias,
     real_weights,
+    rounded_up,
     stored_bias,
     stored_weights,
 )
@@ -64,13 +65,14 @@ def _emit(
         graph.round(site, graph.activate(node, fused), first=True)
         return
     value = graph.model.constant(site.input(1)).transpose(order).reshape(shape)
+    bias = stored_bias(site, 2, shape[0])
     node = graph.node(
         "QLinearConv",
         graph.get(site.input_indexes[0]),
         *graph.grid(site.input()),
         *stored_weights(graph, site, 1, np.ascontiguousarray(value)),
         *graph.grid(site.output()),
-        graph.constant(stored_bias(site, 2, shape[0])),
+        graph.constant(bias if graph.relaxed else bias + rounded_up(site)),
         domain=MICROSOFT,
         channels_last=1,
         **named,

@@ -131,7 +131,7 @@ def _check_binary(site: Site) -> AccuracyClass:
         # The engine leaves these to the processor, which stops the process.
         divisor = site.constant(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
-    return numbers(site, WHOLE, "faithful" if kind in EXTREMES else "relaxed")
+    return numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
 
 
 @rule(*BINARY, check=_check_binary)

@@ -130,3 +130,20 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
     if not site.has(bias):
         return np.zeros(channels, np.int32)
     return site.constant(bias, "its bias")
+
+
+def rounded_up(site: Site) -> NDArray:
+    """What is added to the sums of a convolution, int32, one for each scale, so that they are rounded more like TFLite's.
+
+    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after both: a sum that is
+    1 / (2 * mantissa) below the middle of two steps goes up, or down below zero (Jacob et al., "Quantization and Training of
+    Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 2.2 and appendix B). ONNX Runtime's kernels
+    multiply by a float and round once. Where no result is below zero, a sum of one more is nearer to that: the mantissa is
+    0.5 to 1. Where some are, it would move half of them away.
+    """
+    output = site.output()
+    scale, zero = one_scale(output)
+    ratio = weight_scales(site, 1) * (one_scale(site.input())[0] / scale)
+    if zero > np.iinfo(output.dtype.numpy).min:
+        return np.zeros(ratio.shape, np.int32)
+    return (np.frexp(ratio)[1] < 0).astype(np.int32)

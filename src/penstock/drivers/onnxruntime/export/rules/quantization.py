@@ -22,7 +22,7 @@ def _check_quantize(site: Site) -> AccuracyClass:
     if source.dtype is F32:
         return "faithful"
     one_scale(source)
-    return "relaxed"
+    return "stepwise"
 
 
 @rule("QUANTIZE", check=_check_quantize)

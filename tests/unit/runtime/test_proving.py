@@ -1,0 +1,291 @@
+"""Plans in `stepwise`: measured beside the others, and taken only where their outputs prove to be faithful as a whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import penstock
+from penstock.errors import Cancelled
+from penstock.hal import AccuracyClass, PrepareConfig
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
+from penstock.partitioning import Policy
+from penstock.partitioning.plan import ExecutionPlan, Tuned
+from penstock.runtime.examples import example, examples
+from penstock.runtime.proving import BUDGET_NS, LEAST_EXAMPLES, MOST_EXAMPLES, prove
+from penstock.runtime.trial import Occasion, Proof
+from penstock.runtime.tuning import stored_plan, tuned_plan
+from tests.support_devices import NumpyDevice, NumpyPrepared
+from tests.unit.runtime.test_tuning import Clock, TimedDevice, occasion
+
+GRID: Final = Quantization((0.5,), (0,))
+MS: Final = 1_000_000
+SHAPE: Final = (4, 5)
+
+
+def steps(dtype: DType = DType.INT8, quantization: Quantization | None = GRID) -> Model:
+    """max(x, x) over quantised values."""
+    b = ModelBuilder()
+    x = b.input(dtype, SHAPE, "x", quantization)
+    out = Operand(dtype, SHAPE, quantization=quantization)
+    return b.build(b.operation("MAXIMUM", [x, x], [out]))
+
+
+class Brief(TimedDevice):
+    """Takes a quarter of the time where only `stepwise` is asked, and is *off* by so many steps there."""
+
+    def __init__(self, clock: Clock, off: int, name: str = "brief") -> None:
+        super().__init__(name, clock, {"MAXIMUM": 8 * MS}, rounds_for_class=True)
+        self.off = off
+        self.asked_for: list[AccuracyClass] = []
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+        self.asked_for.append(config.accuracy)
+        made = super().prepare_model(model, config)
+        if config.accuracy != "stepwise":
+            return made
+        device, off = self, self.off
+
+        class Off(NumpyPrepared):
+            def execute(self, request: Any, config: Any) -> Any:
+                device.clock.now += 2 * MS
+                result = super().execute(request, config)
+                for argument in request.outputs:
+                    array = argument.array
+                    array[...] = np.where(array > 0, array - off, array)
+                return result
+
+        return Off(model)
+
+
+def devices(off: int) -> list[TimedDevice]:
+    clock = Clock()
+    return [
+        Brief(clock, off),
+        TimedDevice("usual", clock, {"MAXIMUM": 5 * MS}),
+        TimedDevice("reference", clock, {"MAXIMUM": 50 * MS}, accuracy="exact"),
+    ]
+
+
+def tuned(model: Model, every: Sequence[TimedDevice], **more: Any) -> tuple[ExecutionPlan, Tuned]:
+    plan = tuned_plan(occasion(model, every, **more))
+    assert plan.tuned is not None
+    return plan, plan.tuned
+
+
+def test_a_faster_stepwise_plan_wins_where_it_is_proved() -> None:
+    plan, told = tuned(steps(), devices(1))
+    assert (plan.accuracy, told.accuracy, told.winner) == (
+        "stepwise",
+        "stepwise",
+        "brief, stepwise",
+    )
+    assert [step.device for step in plan.steps] == ["brief"]
+    assert told.reason.startswith("is faster than usual by 3 ms, noise 0 ns; on 6 drawn inputs")
+    assert told.reason.endswith("outputs lie up to 1 from the reference's, 1 allowed")
+
+
+def test_it_is_out_where_its_outputs_lie_farther_and_the_plan_says_so() -> None:
+    plan, told = tuned(steps(), devices(2))
+    assert (plan.accuracy, told.accuracy, told.winner) == ("faithful", None, "usual")
+    (error,) = [m.error for m in told.candidates if m.name == "brief, stepwise"]
+    assert error is not None
+    assert error.startswith(
+        "within a step in each operation, but not proved as a whole: on 6 drawn"
+    )
+    assert "up to 2 from the reference's, 1 allowed" in error
+    assert "brief, stepwise out" in " ".join(plan.show().split())
+
+
+@pytest.mark.parametrize("policy", [Policy(accuracy="relaxed"), Policy(accuracy="exact")])
+def test_other_classes_are_not_asked_for_it(policy: Policy) -> None:
+    every = devices(0)
+    for device in every:
+        device._accuracy = "exact"
+    _, told = tuned(steps(), every, policy=policy)
+    assert [m.name for m in told.candidates] == ["brief", "usual", "reference"]
+
+
+def test_neither_are_models_without_quantised_values() -> None:
+    _, told = tuned(steps(DType.FLOAT32, None), devices(0))
+    assert "brief, stepwise" not in {m.name for m in told.candidates}
+
+
+def test_the_verdict_keeps_the_class(tmp_path: Path) -> None:
+    every = devices(1)
+    first = tuned_plan(occasion(steps(), every, tmp_path))
+    again = stored_plan(occasion(steps(), every, tmp_path))
+    assert again is not None
+    assert again.accuracy == first.accuracy == "stepwise"
+    assert replace(again, tuned=None) == replace(first, tuned=None)
+
+
+def test_what_is_compiled_then_is_asked_for_in_that_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = devices(1)
+    kept = tuned_plan(occasion(steps(), every, tmp_path))
+    monkeypatch.setattr("penstock.runtime.session.plan_model", lambda *_, **__: kept)
+    brief = every[0]
+    assert isinstance(brief, Brief)
+    brief.asked_for.clear()
+    with penstock.compile(steps(), devices=every, cache=False) as compiled:
+        assert brief.asked_for == ["stepwise"]
+        (got,) = compiled.run([np.full(SHAPE, 9, np.int8)])
+    assert got.tolist() == np.full(SHAPE, 8).tolist()
+
+
+def test_a_policy_may_ask_for_it() -> None:
+    every = devices(0)
+    policy = Policy(accuracy="stepwise")
+    with penstock.compile(steps(), devices=every[:1], cache=False, policy=policy) as compiled:
+        assert compiled.plan.accuracy == "stepwise"
+    assert every[0].asked_for == ["stepwise"]  # type: ignore[attr-defined]  # it is a Brief
+
+
+def test_it_is_out_where_nothing_usual_runs() -> None:
+    every = devices(0)
+    every[1].fails = every[2].fails = True
+
+    def prepare(model: Model, config: PrepareConfig, real: Any = every[0].prepare_model) -> Any:
+        if config.accuracy != "stepwise":
+            raise penstock.errors.GeneralFailure("no")
+        return real(model, config)
+
+    every[0].prepare_model = prepare  # type: ignore[method-assign]  # a double of the double
+    _, told = tuned(steps(), every)
+    assert told.winner == "predicted"
+    (error,) = [m.error for m in told.candidates if m.name == "brief, stepwise"]
+    assert error is not None
+    assert "no other placement could be measured" in error
+
+
+def proof(
+    model: Model, plan: Any, usual: Any = lambda x: x, exact: Any = lambda x: x, **more: Any
+) -> Proof:
+    def run(function: Any) -> Any:
+        return lambda inputs: [function(inputs[0])]
+
+    return Proof(*prove(model, run(plan), run(usual), run(exact), **more))
+
+
+def moved(by: int, every: int = 1) -> Any:
+    """Values from zero down to -100 are raised by *by*, each *every*-th element."""
+
+    def function(x: NDArray) -> NDArray:
+        flat = x.astype(np.int32).ravel()
+        flat[::every] += by
+        return np.clip(flat, -128, 127).astype(np.int8).reshape(x.shape)
+
+    return function
+
+
+class TestTheBound:
+    def test_is_a_step_beyond_the_usual_plans_largest(self) -> None:
+        assert proof(steps(), moved(3), moved(2), moved(0)).holds is False
+        # The same number of equal differences, one step larger in a single place.
+        usual, rare = moved(2), moved(3, 20)
+        assert proof(steps(), lambda x: np.where(x == rare(x), usual(x), rare(x)), usual).holds
+
+    def test_holds_within_a_step_whatever_the_usual_plans(self) -> None:
+        assert proof(steps(), moved(1)).holds
+        assert not proof(steps(), moved(2)).holds
+
+    def test_is_also_of_the_root_mean_square(self) -> None:
+        found = proof(steps(), moved(2), moved(2, 4))
+        assert not found.holds
+        assert re.search(r", RMS (2\.0|1\.9)\d of the usual plan's, 1\.2 allowed$", found.told)
+
+    def test_floats_may_differ_by_what_float32_rounds_away(self) -> None:
+        model = steps(DType.FLOAT32, None)
+        assert proof(model, lambda x: x * np.float32(1 + 1e-4)).holds
+        assert not proof(model, lambda x: x * np.float32(1 + 1e-3)).holds
+
+    def test_a_dequantised_output_has_its_steps(self) -> None:
+        b = ModelBuilder()
+        x = b.input(DType.INT8, SHAPE, "x", GRID)
+        model = b.build(b.operation("DEQUANTIZE", [x], [(DType.FLOAT32, SHAPE)]))
+        for off, holds in ((0.5, True), (0.6, False)):
+            found = proof(
+                model,
+                lambda q, off=off: q * np.float32(0.5) + np.float32(off),
+                lambda q: q * np.float32(0.5),
+                lambda q: q * np.float32(0.5),
+            )
+            assert found.holds is holds
+
+    def test_whole_numbers_must_be_equal(self) -> None:
+        model = steps(DType.INT32, None)
+        assert proof(model, lambda x: x).holds
+        assert not proof(model, lambda x: x + 1).holds
+
+    def test_shapes_and_what_is_no_number_must_be_equal(self) -> None:
+        model = steps(DType.FLOAT32, None)
+        assert not proof(model, lambda x: x[:1]).holds
+        assert not proof(model, lambda x: x, exact=lambda x: np.where(x > 0.5, np.nan, x)).holds
+        # A usual plan that is no better proves nothing.
+        lost = lambda x: np.full_like(x, np.inf)  # noqa: E731
+        assert not proof(model, lost, lost).holds
+
+
+def test_a_proof_takes_the_least_number_of_inputs_where_time_is_short() -> None:
+    moments = iter(range(0, 10**12, BUDGET_NS))
+    assert (
+        f"on {LEAST_EXAMPLES} drawn inputs"
+        in proof(steps(), moved(0), clock=lambda: next(moments)).told
+    )
+    assert f"on {MOST_EXAMPLES} drawn inputs" in proof(steps(), moved(0)).told
+
+
+def test_a_proof_can_be_cancelled() -> None:
+    def cancelled() -> None:
+        raise Cancelled("it is over")
+
+    with pytest.raises(Cancelled):
+        proof(steps(), moved(0), check=cancelled)
+
+
+def test_drawn_inputs_differ_and_are_the_same_again() -> None:
+    picture = Operand(DType.UINT8, (1, 40, 50, 3), quantization=GRID)
+    drawn = [example(picture, number) for number in range(MOST_EXAMPLES)]
+    assert len({array.tobytes() for array in drawn}) == MOST_EXAMPLES
+    assert all(np.array_equal(a, example(picture, k)) for k, a in enumerate(drawn))
+    assert all(a.shape == (1, 40, 50, 3) and a.dtype == np.uint8 for a in drawn)
+    # Noise, then blocks of one colour.
+    alike = [np.mean(a[:, 1:] == a[:, :-1]) for a in drawn]
+    assert max(alike[:2]) < 0.1
+    assert min(alike[2:]) > 0.8
+    floats = Operand(DType.FLOAT32, (1000,))
+    assert [round(float(example(floats, k).min())) for k in range(2)] == [0, -1]
+    assert [a.dtype for a in examples(steps())] == [np.int8]
+
+
+def test_the_occasion_needs_a_reference() -> None:
+    every = devices(0)[:2]
+    given: Occasion = occasion(steps(), every)
+    told = tuned_plan(given).tuned
+    assert told is not None
+    assert "brief, stepwise" not in {m.name for m in told.candidates}
+
+
+def test_a_device_that_cannot_be_asked_is_left_out() -> None:
+    class Mute(NumpyDevice):
+        @property
+        def capabilities(self) -> Any:
+            raise OSError("gone")
+
+        @capabilities.setter
+        def capabilities(self, value: Any) -> None: ...
+
+    every = devices(1)
+    mute: Any = Mute("mute")
+    given = occasion(steps(), every)
+    given = replace(given, devices=[*every, mute], named={**given.named, "mute": mute})
+    plan = tuned_plan(given)
+    assert plan.accuracy == "stepwise"
