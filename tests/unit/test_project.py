@@ -33,6 +33,7 @@ LEAVES = {
         "facade",
         "knobs",
         "logs",
+        "processes",
         "sealed",
     ),
 }

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
 
 from penstock.cache.index import Count
+from penstock.processes import Process, namespace, started
 
 MOST_CLAIM_BYTES: Final = 4096
 _MOST_PID: Final = (1 << 32) - 1
@@ -100,18 +99,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     def dead(self) -> bool:
         """Whether the process is known to be gone. One that cannot be seen from here counts as alive."""
-        if self.boot != (here := boot()):
-            return bool(here)
-        if self.namespace != namespace():
-            return False
-        if self.started:
-            return started(self.pid) != self.started
-        return not _exists(self.pid)
-
-
-def boot() -> str:
-    """What names this run of the system; empty where nothing does."""
-    return _text("/proc/sys/kernel/random/boot_id").strip()
+        return Process(self.pid, self.started, self.boot, self.namespace).ended() is True
 
 
 def uptime() -> float:
@@ -119,35 +107,3 @@ def uptime() -> float:
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return 0.0
-
-
-def namespace() -> str:
-    """What names the set of processes that this one can see; empty where there is one only."""
-    with suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
-    return ""
-
-
-def started(pid: int) -> str:
-    """When process *pid* started, in ticks; empty where nothing tells, or where there is none."""
-    # The second field is the program's name in parentheses, which may hold any.
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else ""
-
-
-def _exists(pid: int) -> bool:
-    if sys.platform == "win32":  # where a signal of 0 would be a Ctrl-C
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError, ValueError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _text(path: str) -> str:
-    with suppress(OSError):
-        return Path(path).read_text("utf-8", "replace")
-    return ""

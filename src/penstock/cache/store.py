@@ -79,9 +79,10 @@ class Store:
 
     def now(self) -> Now:
         """What the clocks say."""
+        from penstock import processes
         from penstock.cache import claim
 
-        return claim.Now(self.clock(), (self._uptime or claim.uptime)(), claim.boot())
+        return claim.Now(self.clock(), (self._uptime or claim.uptime)(), processes.boot())
 
     def make_directory(self) -> None:
         """Makes the directory, and those above it, for their owner alone. Raises `Unreadable`."""

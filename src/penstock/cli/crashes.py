@@ -95,12 +95,15 @@ def _quarantine(crash: Crash) -> str:
     from penstock.ipc.supervision import QUARANTINE_SECONDS
 
     end = crash.when + QUARANTINE_SECONDS
-    left = end - time.time()
     until = time.strftime("%H:%M:%S", time.localtime(end))
-    told = (
-        f"until {until}, {max(1, round(left))} s more," if left > 0 else f"until {until}, over now,"
-    )
-    return f"{told} in the program that used it alone; ending that program lifts it"
+    if (left := end - time.time()) <= 0:
+        return f"until {until}, over now"
+    whose = f"process {crash.program.pid}" if crash.program else "the program that used it"
+    ended = crash.program.ended() if crash.program else None
+    if ended:
+        return f"no longer: it was of {whose} alone, which has ended"
+    told = f"until {until}, {max(1, round(left))} s more, in {whose} alone"
+    return f"{told}; ending that lifts it" if ended is False else f"{told}, unless that has ended"
 
 
 def _when(when: float) -> str:

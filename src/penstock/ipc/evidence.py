@@ -14,6 +14,7 @@ from penstock.errors import PenstockError
 from penstock.ipc.starting import Place
 from penstock.ir import Model
 from penstock.logs import Log
+from penstock.processes import Process, this_process
 from penstock.sealed.places import make_private_directory, state_directory
 
 log = Log("penstock.ipc")
@@ -64,7 +65,9 @@ class Underway(NamedTuple):
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """How the process of a driver ended. *when* is seconds since 1970, *deaths* how often it has died in a row."""
+    """How the process of a driver ended. *when* is seconds since 1970, *deaths* how often it has died in a row in *program*,
+    which used it and alone keeps to a quarantine.
+    """
 
     driver: str
     entry: str
@@ -76,6 +79,7 @@ class Crash(msgspec.Struct, frozen=True):
     output: str
     python: str = ""
     quarantined: bool = False
+    program: Process | None = None
 
     @classmethod
     def of(
@@ -103,6 +107,7 @@ class Crash(msgspec.Struct, frozen=True):
             output,
             platform.python_version(),
             quarantined,
+            this_process(),
         )
 
     def keep(self) -> None:

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.cache import claim as module
-from penstock.cache.claim import Claim, Now, boot, namespace, started, uptime
+from penstock import processes as module
+from penstock.cache.claim import Claim, Now, uptime
+from penstock.processes import boot, namespace, started
 
 NOW = 1_000_000.0
 MOST = 600.0

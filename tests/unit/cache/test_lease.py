@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from penstock import knobs
-from penstock.cache.claim import Claim, boot
+from penstock.cache.claim import Claim
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.lease import Lease
 from penstock.cache.naming import lease_name
 from penstock.errors import Cancelled, NoEntry, NotYetWritten
 from penstock.hal import CancelToken
+from penstock.processes import boot
 from penstock.sealed import LateWriter
 from penstock.sealed.locks import lock
 from penstock.testing.doubles import FaultyFiles, failing

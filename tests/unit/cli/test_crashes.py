@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.ipc.evidence import MOST_KEPT, Crash, Underway, crash_directory, last_crash
 from penstock.ipc.starting import Place
+from penstock.processes import this_process
 from tests.support_isolated import add_one
 
 RUNNER = CliRunner()
@@ -37,7 +39,7 @@ def test_a_quarantine_is_told_with_its_end_and_whose_it_is() -> None:
     for command in (["doctor", "--last-crash"], ["doctor"]):
         text = " ".join(RUNNER.invoke(app, command).stdout.split())
         assert time.strftime("%H:%M:%S", time.localtime(left.when + 600)) in text
-        assert "ending that program lifts it" in text
+        assert f"s more, in process {os.getpid()} alone; ending that lifts it" in text
     msgspec.structs.replace(left, when=left.when + 1, quarantined=False).keep()
     assert "lifts it" not in RUNNER.invoke(app, ["doctor"]).stdout
 
@@ -46,6 +48,22 @@ def test_a_quarantine_that_is_over_says_so() -> None:
     msgspec.structs.replace(crash(1), quarantined=True, when=time.time() - 700).keep()
     text = " ".join(RUNNER.invoke(app, ["doctor", "--last-crash"]).stdout.split())
     assert "over now" in text
+
+
+def test_a_quarantine_ends_with_the_program_that_counted() -> None:
+    here = this_process()
+    gone = msgspec.structs.replace(here, started="before it" if here.started else "", pid=2**31)
+    elsewhere = msgspec.structs.replace(here, namespace="pid:[1]")
+    for program, words in (
+        (gone, f"no longer: it was of process {2**31} alone, which has ended"),
+        (elsewhere, f"s more, in process {here.pid} alone, unless that has ended"),
+        (None, "s more, in the program that used it alone, unless that has ended"),
+    ):
+        one = msgspec.structs.replace(crash(1), quarantined=True, program=program)
+        one.keep()
+        assert last_crash() == one
+        for command in (["doctor", "--last-crash"], ["doctor"]):
+            assert words in " ".join(RUNNER.invoke(app, command).stdout.split())
 
 
 def test_no_crash_is_said() -> None:
