@@ -17,6 +17,8 @@ Kind = TypeVar("Kind", bound=DriverError)
 
 LAST_CRASH: Final = "penstock doctor --last-crash"
 
+LOST: Final = "no other device can repeat it without that buffer"
+
 FORM: Final = re.compile(r"operation (\d+) \(([^\s,()]+)")
 """How drivers begin what they say of an operation: its number in the model that they were given, and its type."""
 
@@ -28,11 +30,13 @@ def final(
     others: Sequence[Failure] = (),
     *,
     allowed: bool = True,
+    lost: bool = False,
 ) -> Kind:
     """*error* of *device* at *step* as its caller gets it: of the same class, its message begun with the operation
     of the planned model, or the first and last of several, and ended with why nothing repeats the step.
 
-    *others* are the devices that failed at it too, as notes also where they said something else; *allowed* False says that the call allows no fall-back.
+    *others* are the devices that failed at it too, as notes also where they said something else; *allowed* False says that the call allows no fall-back,
+    *lost* that memory which the step reads or writes is gone with its device, so that nobody can repeat it.
     The original is its cause. An error that cannot be made anew gets the same words as a note.
     """
     words = " ".join(str(error).split()) or type(error).__name__
@@ -40,7 +44,8 @@ def final(
     place, words = _place(step, words)
     if isinstance(error, DeadObject):
         words = with_last_crash(words)
-    text = f"{place} on {device}: {words}; {_why(step, others, said, allowed=allowed)}"
+    why = LOST if lost else _why(step, others, said, allowed=allowed)
+    text = f"{place} on {device}: {words}; {why}"
     made = error
     try:
         made = copy.copy(error)
@@ -122,7 +127,9 @@ def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: 
     if not step.fallbacks:
         return step.no_fallback or "no other device may run it"
     if others:
-        told = (f.device if f.error == said else f"{f.device}: {f.error}" for f in others)
-        return f"so did {'; '.join(told)}"
+        return "; ".join(
+            f"{f.device} failed alike" if f.error == said else f"{f.device} failed too: {f.error}"
+            for f in others
+        )
     names = " and ".join(step.fallbacks)
     return f"{names}, which might repeat it, {'does' if len(step.fallbacks) == 1 else 'do'} not support all of it"

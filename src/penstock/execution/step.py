@@ -259,7 +259,12 @@ class StepRunner(LaneUser):
 
             note_lost(self.prepared, error, trace)
         noted = self._noted(words, values, trace)
-        if self._may_fall_back and self._others().repeat(values, config, trace, began, bound=bound):
+        lost = bound is not None and self._has_lost(bound)
+        if (
+            not lost
+            and self._may_fall_back
+            and self._others().repeat(values, config, trace, began, bound=bound)
+        ):
             self._keep(noted, trace, config, began)
             return
         self._keep(noted, trace, config, began)
@@ -267,7 +272,14 @@ class StepRunner(LaneUser):
 
         others = trace.failures[len(failures) :]
         name = self.prepared.device.name
-        raise final(error, self.prepared.step, name, others, allowed=self._allowed) from error
+        raise final(
+            error, self.prepared.step, name, others, allowed=self._allowed, lost=lost
+        ) from error
+
+    def _has_lost(self, bound: Mapping[int, BoundMemory]) -> bool:
+        """Whether memory that the step reads or writes ended with the device that had it."""
+        mine = (i for i, _ in (*self._ports.inputs, *self._ports.outputs) if i in bound)
+        return any(bound[i].gone() is not None for i in mine)
 
     def _noted(
         self, error: str, values: Mapping[int, NDArray], trace: Trace

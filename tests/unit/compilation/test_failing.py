@@ -134,7 +134,7 @@ def test_what_others_said_too_is_not_said_twice() -> None:
     with (
         penstock.compile(add_relu(), devices=devices, cache=False, policy=policy) as made,
         pytest.raises(
-            GeneralFailure, match=r"on first: the buffer is lost; so did second$"
+            GeneralFailure, match=r"on first: the buffer is lost; second failed alike$"
         ) as caught,
     ):
         made(one, one)

@@ -373,7 +373,8 @@ def test_a_run_finds_the_buffer_lost_with_the_process() -> None:
             compiled.run([given, X])
         assert "Errno" not in str(caught.value)
         assert "the buffer for input x is lost with its device" in str(caught.value)
-        assert "allocate another" in str(caught.value)
+        assert "allocate another; " in str(caught.value)
+        assert str(caught.value).endswith("; no other device can repeat it without that buffer")
 
 
 def test_what_is_no_binding_is_refused(compiled: penstock.CompiledModel) -> None:
