@@ -1,4 +1,4 @@
-"""What the models that one client has prepared take: their number, their threads, and bytes of a host's memory.
+"""What the models that one client has prepared on one device take: their number, their threads, and bytes of a host's memory.
 
 Constants are mapped once, and counted where they are. A driver may have a form of its own of each model: what all models
 read of one pool of constants counts beyond the pool's size, and the pool for as long as any of them lives.
@@ -20,7 +20,7 @@ from penstock.ipc.constants import hold
 from penstock.ir import ConstantPool, Model, Operand, Variable
 
 MAX_PREPARED: Final = 1024
-"""Prepared models that one client may have at a time."""
+"""Prepared models that one client may have at a time on one device."""
 
 MOST_THREADS: Final = os.cpu_count() or 1
 """Threads that a client may have one of them compute on: as many as there are processors."""
@@ -34,7 +34,7 @@ def threads_of_all(processors: int) -> int:
 
 
 MAX_THREADS: Final = threads_of_all(MOST_THREADS)
-"""Threads that all of them may compute on: engines keep some for each model."""
+"""Threads that all of them on one device may compute on: engines keep some for each model."""
 
 BYTES_OF_FORM: Final = 16
 """Bytes of memory that one byte of a model's message becomes, rounded up."""
@@ -46,7 +46,7 @@ def form_bytes(message_bytes: int) -> int:
 
 
 class Preparations:
-    """Those of one client. Thread-safe."""
+    """Those of one client on one device: a host that has several devices counts for each by itself. Thread-safe."""
 
     def __init__(self) -> None:
         self._count = self._threads = 0
@@ -84,11 +84,11 @@ class Preparations:
         with self._lock:
             if self._count >= MAX_PREPARED:
                 raise ResourceExhaustedTransient(
-                    f"a client may have {MAX_PREPARED} prepared models at a time"
+                    f"a client may have {MAX_PREPARED} prepared models at a time on one device"
                 )
             if self._threads + threads > MAX_THREADS:
                 raise ResourceExhaustedTransient(
-                    f"a client may have prepared models compute on {MAX_THREADS} threads at a time"
+                    f"a client may have prepared models compute on {MAX_THREADS} threads at a time on one device"
                 )
             self._count += 1
             self._threads += threads
