@@ -33,7 +33,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+FOREIGN: Final = (Exception, SystemExit)
+"""What the code of a driver or a delegate raises and is its own failure: `sys.exit()` in it ends no program. A
+`KeyboardInterrupt` is the user's, and passes.
+"""
 
 
 class PenstockError(Exception):

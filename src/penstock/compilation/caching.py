@@ -20,7 +20,7 @@ from penstock.cache.opened import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.receipt import CacheOutcome
 from penstock.compilation.spans import Recorder
-from penstock.errors import CacheError, DriverError
+from penstock.errors import FOREIGN, CacheError, DriverError
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log
@@ -234,7 +234,7 @@ def _files_needed(device: Device) -> tuple[int, int]:
     """What the device said when it was found, asked again; one that fails at it does not cache."""
     try:
         return device.cache_files_needed()
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in cache_files_needed: %r", device.name, error)
         return 0, 0
 

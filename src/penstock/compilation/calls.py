@@ -9,7 +9,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
+from penstock.errors import (
+    FOREIGN,
+    Cancelled,
+    DriverError,
+    GeneralFailure,
+    MissedDeadlinePersistent,
+)
 from penstock.hal import (
     NO_CACHE_REPORT,
     CacheReport,
@@ -39,7 +45,7 @@ def _check_constants(device: Device, step: ExecutionStep) -> None:
     if any(pool.kind for pool in step.model.pools):
         try:
             kinds = mappable_kinds(device)
-        except Exception as error:
+        except FOREIGN as error:
             raise GeneralFailure(
                 f"device {device.name} failed in capabilities: {error!r}"
             ) from error
@@ -72,7 +78,7 @@ def _checked(device: Device, method: str, call: Callable[[], Any]) -> PreparedMo
         prepared = call()
     except (DriverError, Cancelled):
         raise
-    except Exception as error:
+    except FOREIGN as error:
         raise GeneralFailure(f"device {device.name} failed in {method}: {error!r}") from error
     if not callable(getattr(prepared, "execute", None)):
         raise GeneralFailure(
@@ -86,7 +92,7 @@ def concurrency_of(device: Device) -> int:
     """How many executions go on *device* at a time: what it says, else the knob; 0 is any number."""
     try:
         told = getattr(device.capabilities, "concurrent_executions", 0)
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in capabilities: %r", device.name, error)
         told = 0
     return told if type(told) is int and told > 0 else knobs.concurrent_executions()
@@ -96,7 +102,7 @@ def is_simulated(device: Device) -> bool:
     """Whether *device* says that it only stands for hardware; a driver's object may say anything, or nothing."""
     try:
         return getattr(device.capabilities, "simulated", False) is True
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in capabilities: %r", device.name, error)
         return False
 
@@ -105,7 +111,7 @@ def report_of(prepared: PreparedModel) -> CacheReport:
     """What the driver says of its cache files; a driver written without the member says nothing."""
     try:
         report = getattr(prepared, "cache_report", NO_CACHE_REPORT)
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN as error:  # a driver may raise anything
         log.warning("a driver failed in cache_report: %r", error)
         return NO_CACHE_REPORT
     return report if isinstance(report, CacheReport) else NO_CACHE_REPORT

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
 from penstock.compilation.receipt import CacheOutcome, Failure, Receipt, StepReceipt
 from penstock.compilation.spans import Recorder
-from penstock.errors import Cancelled, DriverError, MissedDeadline, NotYetWritten
+from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
@@ -68,7 +68,7 @@ class PreparedStep(Struct, frozen=True):
         close_all(self.branches)
         try:
             self.prepared.close()
-        except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        except FOREIGN as error:  # a driver may raise anything
             log.warning("device %s failed in close: %r", self.device.name, error)
 
 

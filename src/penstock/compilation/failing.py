@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from penstock.compilation.receipt import Failure
-from penstock.errors import DeadObject, DriverError
+from penstock.errors import FOREIGN, DeadObject, DriverError
 from penstock.ir import Model
 from penstock.partitioning.fallback import NOT_ALLOWED, WHOLE
 from penstock.partitioning.plan import ExecutionStep
@@ -51,7 +51,7 @@ def final(
         made = copy.copy(error)
         made.args = (text, *error.args[1:])
         anew = str(made) == text
-    except Exception:  # noqa: BLE001  # a driver's own class may do anything
+    except FOREIGN:  # a driver's own class may do anything
         anew = False
     if anew:
         made.__cause__ = error

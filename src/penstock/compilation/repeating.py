@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, describe, is_simulated
 from penstock.compilation.receipt import CacheOutcome, Failure, StepReceipt
-from penstock.errors import Cancelled, DriverError, MissedDeadline
+from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, PrepareConfig, Support
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
@@ -111,7 +111,7 @@ def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
     """One answer for each operation of the step; none where the device cannot answer."""
     try:
         answers = list(device.supported_operations(step.model))
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN as error:  # a driver may raise anything
         log.warning("device %s failed in supported_operations: %r", device.name, error)
         return ()
     if len(answers) != len(step.operations) or not all(isinstance(a, Support) for a in answers):

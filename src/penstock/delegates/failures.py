@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.delegates.api import Delegate
-from penstock.errors import DelegateError
+from penstock.errors import FOREIGN, DelegateError
 from penstock.logs import Log
 
 log = Log(__name__)
@@ -24,7 +24,7 @@ def call(delegate: Delegate, stage: str, function: Callable[..., Any], *argument
         return function(*arguments)
     except DelegateError:
         raise
-    except Exception as error:
+    except FOREIGN as error:
         raise DelegateError(name_of(delegate), stage, described(error)) from error
 
 
@@ -32,7 +32,7 @@ def release(delegate: Delegate, stage: str, function: Callable[..., Any], *argum
     """Likewise where nobody could do anything about a failure: it is logged."""
     try:
         function(*arguments)
-    except Exception as error:  # noqa: BLE001  # an author may raise anything
+    except FOREIGN as error:  # an author may raise anything
         log.warning("delegate %s failed in %s: %s", name_of(delegate), stage, described(error))
 
 

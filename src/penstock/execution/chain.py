@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.compilation.calls import describe
 from penstock.compilation.receipt import Failure
 from penstock.errors import (
+    FOREIGN,
     Cancelled,
     DriverError,
     GeneralFailure,
@@ -127,7 +128,7 @@ class Chain:
                 # Told.
                 error.copies = ()
                 raise
-            except Exception as error:
+            except FOREIGN as error:
                 failure = GeneralFailure(f"device {name} failed in execute_fenced: {error!r}")
                 self._note(runner, failure)
                 raise failure from error

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import (
+    FOREIGN,
     Cancelled,
     DriverError,
     GeneralFailure,
@@ -119,7 +120,7 @@ class Direct:
                 raise
             except (MissedDeadline, Cancelled):
                 raise
-            except Exception as error:  # noqa: BLE001  # a driver may raise anything
+            except FOREIGN as error:  # a driver may raise anything
                 if not self._repeated(call, error, config, trace, began):
                     break
                 began = perf_counter_ns()
@@ -209,7 +210,7 @@ class Direct:
             call.request = ProvenRequest(call.request.inputs, call.request.outputs)
 
     def _repeated(
-        self, call: _Call, error: Exception, config: ExecutionConfig, trace: Trace, began: int
+        self, call: _Call, error: BaseException, config: ExecutionConfig, trace: Trace, began: int
     ) -> bool:
         """Whether another device ran the step, so that the run goes on; else the reference device ran the whole model.
 

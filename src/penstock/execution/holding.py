@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.errors import DriverError
+from penstock.errors import FOREIGN, DriverError
 from penstock.hal import (
     NO_CACHE_REPORT,
     CacheReport,
@@ -50,7 +50,7 @@ class InBurst(Holding):
         try:
             self._burst = prepared.configure_burst()
             self._execute = self._burst.execute
-        except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        except FOREIGN as error:  # a driver may raise anything
             log.info("no burst: %r", error)
 
     @property
@@ -113,5 +113,5 @@ def unheld(prepared: PreparedModel) -> PreparedModel:
 def _close(close: Callable[[], None]) -> None:
     try:
         close()
-    except Exception as error:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN as error:  # a driver may raise anything
         log.warning("a driver failed in close: %r", error)

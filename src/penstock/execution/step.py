@@ -14,7 +14,7 @@ from numpy import empty
 from penstock.compilation.calls import describe
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure
-from penstock.errors import Cancelled, DriverError, MissedDeadline
+from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.lanes import LaneUser
 from penstock.execution.results import allocate, check_result, is_sized
@@ -209,7 +209,7 @@ class StepRunner(LaneUser):
                 result = prepared.prepared.execute(request, config)
             except (DriverError, Cancelled):
                 raise
-            except Exception as error:
+            except FOREIGN as error:
                 raise not_agreed(prepared, error) from error
             if type(result) is not ExecutionResult or result.output_shapes:
                 given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory

@@ -12,6 +12,7 @@ from msgspec import Struct
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import (
+    FOREIGN,
     Cancelled,
     DeadObject,
     DriverError,
@@ -318,11 +319,11 @@ def call_execute(
         return prepared.prepared.execute(request, config)
     except (DriverError, Cancelled):
         raise
-    except Exception as error:
+    except FOREIGN as error:
         raise not_agreed(prepared, error) from error
 
 
-def not_agreed(prepared: PreparedStep, error: Exception) -> GeneralFailure:
+def not_agreed(prepared: PreparedStep, error: BaseException) -> GeneralFailure:
     """What an exception counts as that no driver may raise."""
     return GeneralFailure(f"device {prepared.device.name} failed in execute: {error!r}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from penstock.errors import FOREIGN
 from penstock.hal.device import Device
 
 MAX_DEVICES: Final = 256
@@ -19,7 +20,7 @@ def load_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
     """The devices of what *load* gives; what is no device, or raises, is stood in for by one that gives the reason."""
     try:
         return made_devices(driver, load)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
+    except FOREIGN as error:  # a broken driver is a reason, never a crash
         return [_invalid(driver, failed_to_load(error))]
 
 
@@ -51,7 +52,7 @@ def is_device(value: object) -> bool:
             callable(getattr(value, member, None))
             for member in ("prepare_model", "supported_operations")
         )
-    except Exception:  # noqa: BLE001  # a driver may raise anything
+    except FOREIGN:  # a driver may raise anything
         return False
 
 
@@ -59,7 +60,7 @@ def describe(value: object) -> str:
     """The start of a driver's value or exception in Python's notation, whatever its own `repr` does."""
     try:
         return repr(value)[:MAX_SHOWN]
-    except Exception:  # noqa: BLE001  # as above
+    except FOREIGN:  # as above
         return f"{type(value).__name__} object"
 
 

@@ -17,6 +17,7 @@ from weakref import WeakSet
 from msgspec.structs import replace
 
 from penstock.errors import (
+    FOREIGN,
     GeneralFailure,
     InvalidArgument,
     ResourceExhaustedPersistent,
@@ -222,7 +223,7 @@ class Dispatcher:
             reply = self._make(call, take, pack, lease, stop)
         except WireError as error:
             return refusal(InvalidArgument(str(error)))
-        except Exception as error:  # noqa: BLE001  # whatever a driver raises becomes a reply
+        except FOREIGN as error:  # whatever a driver raises becomes a reply
             return refusal(error)
         try:
             return pack.frame(reply)
@@ -583,7 +584,7 @@ def _buffer_bytes(desc: BufferDesc, roles: Sequence[BufferRole]) -> int:
     """Bytes of a buffer whose shape is known; 0 for one that its driver refuses, which says why."""
     try:
         made = validate_allocate(desc, roles, lambda prepared: getattr(prepared, "model", None))
-    except Exception:  # noqa: BLE001  # a driver's prepared model may have anything for a model
+    except FOREIGN:  # a driver's prepared model may have anything for a model
         return 0
     return made.nbytes or 0
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from penstock.errors import (
+    FOREIGN,
     Cancelled,
     DriverError,
     GeneralFailure,
@@ -131,7 +132,7 @@ class KernelDevice(DeviceBase):
             raise GeneralFailure(f"{_place(site)}: {error}") from error
         except MemoryError as error:
             raise ResourceExhaustedTransient(f"{_place(site)}: no memory left") from error
-        except Exception as error:
+        except FOREIGN as error:
             text = str(error)[:MAX_MESSAGE]
             raise GeneralFailure(f"{_place(site)}: {type(error).__name__}: {text}") from error
         return arrays

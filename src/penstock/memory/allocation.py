@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from penstock.errors import DriverError, GeneralFailure, InputError, InvalidArgument, PlacementError
+from penstock.errors import (
+    FOREIGN,
+    DriverError,
+    GeneralFailure,
+    InputError,
+    InvalidArgument,
+    PlacementError,
+)
 from penstock.hal.buffer import BufferDesc, BufferRole
 from penstock.hal.roles import Allocation, ManagedRole, agreed
 from penstock.ir import Operand
@@ -162,7 +169,7 @@ def _asked_of(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> 
         token, buffer = device.allocate(desc, roles)
     except DriverError:
         raise
-    except Exception as error:
+    except FOREIGN as error:
         raise GeneralFailure(f"it failed in allocate: {error!r}") from error
     told: object = buffer
     if type(token) is not int or token <= 0 or told is None:

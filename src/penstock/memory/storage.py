@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import ClosedError, DeadObject, InputError
+from penstock.errors import (
+    FOREIGN,
+    Cancelled,
+    ClosedError,
+    DeadObject,
+    DriverError,
+    GeneralFailure,
+    InputError,
+)
 from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument, mappable_kinds
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
+from penstock.logs import Log
 from penstock.memory.bound import Kind
 from penstock.memory.mapping import (
     ASHMEM,
@@ -28,6 +37,9 @@ from penstock.memory.regions import pool_of
 if TYPE_CHECKING:
     from penstock.hal import Buffer, Device, PreparedModel, RequestArgument
     from penstock.hal.roles import Allocation
+
+
+log = Log("penstock.memory")
 
 
 class StepUse(Struct, frozen=True, eq=False):
@@ -111,30 +123,44 @@ class OnDevice:
 
     def copy_to(self, memory: Memory) -> int:
         if self._maps(memory):
-            self._buffer.copy_to(memory)
+            self._call("copy_to", memory)
             return 1 + self._carries(memory)
         with (
             map_memory(memory) as mapping,
             staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
         ):
-            self._buffer.copy_to(pool.memory)
+            self._call("copy_to", pool.memory)
             mapping.array[:] = array
         return 2
 
     def copy_from(self, memory: Memory, shape: tuple[int, ...]) -> int:
         if self._maps(memory):
-            self._buffer.copy_from(memory, shape)
+            self._call("copy_from", memory, shape)
             return 1 + self._carries(memory)
         with (
             map_memory(memory) as mapping,
             staging((memory.size,), np.dtype(np.uint8)) as (pool, array),
         ):
             array[:] = mapping.array
-            self._buffer.copy_from(pool.memory, shape)
+            self._call("copy_from", pool.memory, shape)
         return 2
 
     def close(self) -> None:
-        self._buffer.close()
+        try:
+            self._buffer.close()
+        except FOREIGN as error:  # a driver may raise anything
+            log.warning("device %s failed in close of a buffer: %r", self.device, error)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        """What the driver's buffer is asked: what else it raises is a `GeneralFailure`."""
+        try:
+            getattr(self._buffer, method)(*arguments)
+        except (DriverError, Cancelled):
+            raise
+        except FOREIGN as error:
+            raise GeneralFailure(
+                f"device {self.device} failed in {method} of a buffer: {error!r}"
+            ) from error
 
     def _maps(self, memory: Memory) -> bool:
         return memory.name in mappable_kinds(self._owner)

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.arguments import check_kind
-from penstock.errors import InputError, counted
+from penstock.errors import FOREIGN, InputError, counted
 from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked
 from penstock.ir import DType, Model, Operation
@@ -190,7 +190,7 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
     try:
         capabilities, level = _checked(device.capabilities), device.feature_level
         answers = _ask(model, device, level)
-    except Exception as error:  # noqa: BLE001  # a broken driver is a reason, never a crash
+    except FOREIGN as error:  # a broken driver is a reason, never a crash
         reason = f"{ASKED_IN_VAIN}{type(error).__name__}: {error}"
         refusal = Support(supported=False, reason=reason)
         return Candidate(device, device.name, Capabilities(), (refusal,) * count)

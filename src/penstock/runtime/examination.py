@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from penstock.errors import FOREIGN
 from penstock.hal import (
     HAL_VERSION,
     MAX_NUMBER_OF_CACHE_FILES,
@@ -94,7 +95,7 @@ def examine(device: Device, driver: str) -> tuple[Told, str]:
                 reasons.append(found.format(describe(value)))
             elif hasattr(told, member):
                 setattr(told, member, value)
-        except Exception as error:  # noqa: BLE001  # a driver may raise anything
+        except FOREIGN as error:  # a driver may raise anything
             reasons.append(f"its {member} cannot be read: {describe(error)}")
     for asked in (_cache_files_fault, _own_refusal):
         if reasons:
@@ -102,7 +103,7 @@ def examine(device: Device, driver: str) -> tuple[Told, str]:
         try:
             if refusal := asked(device):
                 reasons.append(refusal)
-        except Exception as error:  # noqa: BLE001  # as above
+        except FOREIGN as error:  # as above
             reasons.append(f"failed in its checks: {describe(error)}")
     return told, reasons[0] if reasons else ""
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.compilation.calls import check_interrupts
 from penstock.compilation.compilation import Means, compile_plan
 from penstock.compilation.failing import told
-from penstock.errors import DriverError, MissedDeadline, PlacementError
+from penstock.errors import FOREIGN, DriverError, MissedDeadline, PlacementError
 from penstock.execution.state import State
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
@@ -102,7 +102,7 @@ def _stepwise(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
 def _rounds_for_class(device: Device) -> bool:
     try:
         return device.capabilities.rounds_for_class
-    except Exception:  # noqa: BLE001  # a device that cannot be asked is nothing to measure
+    except FOREIGN:  # a device that cannot be asked is nothing to measure
         return False
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
 from typing import Any, Final
 
-from penstock.errors import PlacementError
+from penstock.errors import FOREIGN, PlacementError
 from penstock.hal import Device
 from penstock.hal.loading import MAX_DEVICES, describe, is_device
 from penstock.runtime.discovery import manager
@@ -30,7 +30,7 @@ def find_devices(driver: str) -> list[Device]:
         return [_named(driver, found)]
     try:
         made: Any = entry.load()()
-    except Exception as error:
+    except FOREIGN as error:
         raise PlacementError(f"driver {driver!r} cannot be loaded: {error!r}") from error
     devices = [made] if is_device(made) else _several(made)
     for device in devices:
@@ -50,7 +50,7 @@ def usable_devices(driver: str) -> tuple[list[Device], list[str]]:
     for device in find_devices(driver):
         try:
             reason = device.check()
-        except Exception as error:  # noqa: BLE001  # whatever a driver raises is its reason
+        except FOREIGN as error:  # whatever a driver raises is its reason
             reason = f"check() raised {error!r}"
         if reason is None:
             usable.append(device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from penstock.errors import ClosedError
+from penstock.errors import FOREIGN, ClosedError
 from penstock.hal import (
     Buffer,
     BufferDesc,
@@ -238,7 +238,7 @@ def _scheduler_of(device: Device) -> Scheduler | None:
     """One, where the device says how many executions it takes."""
     try:
         most: object = device.capabilities.concurrent_executions
-    except Exception:  # noqa: BLE001  # whoever asks for its capabilities is told
+    except FOREIGN:  # whoever asks for its capabilities is told
         return None
     return Scheduler(device, most) if type(most) is int and most > 0 else None
 

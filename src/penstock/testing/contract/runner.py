@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.errors import InputError
+from penstock.errors import FOREIGN, InputError
 from penstock.hal import Device
 from penstock.hal.loading import is_device
 from penstock.testing.contract import (
@@ -171,7 +171,7 @@ def _outcome(device: Device, check: Check) -> tuple[Outcome, str]:
         return "not_covered", str(reason)
     except AssertionError as violation:
         return "failed", str(violation)
-    except Exception as error:  # noqa: BLE001  # whatever a driver raises is an outcome
+    except FOREIGN as error:  # whatever a driver raises is an outcome
         return "failed", f"unexpected {describe(error)}"
     return "passed", ""
 
@@ -179,7 +179,7 @@ def _outcome(device: Device, check: Check) -> tuple[Outcome, str]:
 def _name_of(device: Device) -> str:
     try:
         return str(device.name)
-    except Exception as error:  # noqa: BLE001  # a check says what is wrong with the name
+    except FOREIGN as error:  # a check says what is wrong with the name
         return f"({describe(error)})"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from penstock.errors import (
+    FOREIGN,
     DriverError,
     InputError,
     MissedDeadline,
@@ -79,7 +80,7 @@ def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
         outcome = "failed" if message else "passed"
     except NotCovered as reason:
         outcome, message = "not_covered", str(reason)
-    except Exception as error:  # noqa: BLE001  # whatever a driver does is its result
+    except FOREIGN as error:  # whatever a driver does is its result
         outcome, message = "failed", f"{type(error).__name__}: {error}"
     case = run.case
     return RunResult(case.specification.name, case.name, run.kind, outcome, message)
