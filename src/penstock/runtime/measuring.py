@@ -39,6 +39,12 @@ threads sleep, which a plan that runs again and again does not meet. Longer ones
 WARM_NS: Final = 4_000_000
 """How long they are run then, at least once."""
 
+SPREADING_NS: Final = 16_000_000
+"""The same where an engine has several threads: systems often wake them on the processor of the thread that wakes them, and
+take some of their ticks to move them to an idle one. Until then two threads take as long as one, which a plan that runs
+again and again does not meet.
+"""
+
 LONG_NS: Final = 100_000_000
 """Longer than anything else on the machine holds up a run."""
 
@@ -83,14 +89,16 @@ class Series:
     in *energies* where they were counted. *error* says why it failed, *out* that it was far or surely behind.
     """
 
-    def __init__(self, contender: Contender, *, by_energy: bool = False) -> None:
+    def __init__(
+        self, contender: Contender, *, by_energy: bool = False, warm_ns: int = WARM_NS
+    ) -> None:
         self.name, self.run, self.close = contender.name, contender.run, contender.close
         self.times: list[float] = []
         self.energies: list[float] = []
         self.error: str | None = None
         self.out = False
         self.runs, self.run_ns, self.counted = 1, 0, 0
-        self.by_energy = by_energy
+        self.by_energy, self.warm_ns = by_energy, warm_ns
 
     @property
     def values(self) -> list[float]:
@@ -122,6 +130,7 @@ def measure(
     energy: Counter | None = None,
     check: Callable[[], None] = lambda: None,
     rest: Callable[[], None] = lambda: None,
+    warm_ns: int = WARM_NS,
 ) -> list[Series]:
     """Each contender's samples of the time of a run, and of its energy where *energy* counts it, in the same order.
 
@@ -129,9 +138,11 @@ def measure(
     other way round, so that nobody follows always the same. One whose run raises a `PenstockError` is out, with that as
     its error; so are those that are far behind the best, and later those that surely are behind. Who is out is closed.
     *check* is called before each round, and may raise. *rest* is called before each turn: it returns when the engine of
-    the turn before has let go of the processors.
+    the turn before has let go of the processors. Short runs are run for *warm_ns* then before they are timed.
     """
-    every = [Series(contender, by_energy=energy is not None) for contender in contenders]
+    every = [
+        Series(contender, by_energy=energy is not None, warm_ns=warm_ns) for contender in contenders
+    ]
     for series in every:
         rest()
         _warm_up(series, clock, energy)
@@ -243,7 +254,7 @@ def _run_warm(series: Series, clock: Callable[[], int]) -> list[int]:
     """What runs took until caches and threads are the contender's own."""
     began = clock()
     taken = [_timed(series, clock)]
-    while clock() - began < WARM_NS:
+    while clock() - began < series.warm_ns:
         taken.append(_timed(series, clock))
     return taken
 

@@ -25,7 +25,7 @@ from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.energy import EnergyCounter
 from penstock.runtime.examples import examples
-from penstock.runtime.measuring import Contender, Counter, Series, measure
+from penstock.runtime.measuring import SPREADING_NS, WARM_NS, Contender, Counter, Series, measure
 from penstock.runtime.rest import Rest
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def measured_series(
             contenders,
             energy=counter,
             check=lambda: check_interrupts(occasion.config),
+            warm_ns=WARM_NS if occasion.config.num_threads == 1 else SPREADING_NS,
             **more,
         )
     return series, failed, compiles

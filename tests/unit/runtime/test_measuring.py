@@ -17,6 +17,7 @@ from penstock.runtime.measuring import (
     LONG_NS,
     MOST_ROUNDS,
     SAMPLE_NS,
+    SPREADING_NS,
     Contender,
     Series,
     choose,
@@ -134,6 +135,15 @@ class Crowd(Clock):
 
         return self.contender(name, took)
 
+    def alone(self, name: str, ns: int) -> Contender:
+        """One without threads to be woken; who follows has to wake again."""
+
+        def took(_: int) -> int:
+            self.last = name
+            return ns
+
+        return self.contender(name, took)
+
     def rest(self) -> None:
         self.now = max(self.now, *self.spinning.values())
 
@@ -161,6 +171,18 @@ def test_an_engine_is_timed_when_its_threads_have_woken() -> None:
     every = measure([crowd.engine(name, 200_000, spins=False) for name in "ab"], clock=crowd)
     assert [m.median_ns for m in told(every)] == [200_000, 200_000]
     assert [m.spread_ns for m in told(every)] == [0, 0]
+
+
+def test_an_engine_of_several_threads_is_timed_when_they_have_processors_of_their_own() -> None:
+    """One takes twice as long until then, the other computes at once."""
+    for warm_ns, winner in ((4 * MS, "steady"), (SPREADING_NS, "spreading")):
+        crowd = Crowd(waking=12 * MS)
+        every = measure(
+            [crowd.alone("steady", 2 * MS), crowd.engine("spreading", 3 * MS // 2, spins=False)],
+            clock=crowd,
+            warm_ns=warm_ns,
+        )
+        assert choose(every, ["steady", "spreading"])[0] == winner
 
 
 def test_who_is_out_is_closed_before_the_others_run_on() -> None:
