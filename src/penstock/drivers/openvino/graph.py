@@ -8,7 +8,7 @@ channels first where their producer gave them so, and turned only for a reader t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.drivers.openvino.engine import openvino
 from penstock.drivers.openvino.types import PLAIN, STEPPED, alike, range_of
-from penstock.engines.site import Site, known_shape
+from penstock.engines.site import QUANTIZED, Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.ir import DType, Model, NDArray, Operand
 
@@ -51,6 +51,7 @@ class Graph:
         self._first: dict[int, Node] = {}
         self._constants: list[NDArray] = []
         self._padded: dict[int, Padded] = {}
+        self._rearranged: dict[int, tuple[int, Callable[[Node], Node]]] = {}
         self.parameters = [self._parameter(index) for index in self.entry.inputs]
 
     def finish(self, name: str) -> Any:
@@ -108,6 +109,23 @@ class Graph:
             self.define(site, node, first=first, output=output)
         else:
             (self._first if first else self._last)[site.output_indexes[output]] = node
+
+    def rearrange(self, site: Site, how: Callable[[Node], Node]) -> None:
+        """Names what *how* makes of the only input of *site*, both channels first, as its output, as `move` does. Remembers
+        it, so that an output of the model is rearranged as the whole steps that it is given out in.
+        """
+        source, index = site.input_indexes[0], site.output_indexes[0]
+        self.move(site, how(self.get(source, first=True)), first=True)
+        if alike(site.input(), site.output()):
+            self._rearranged[index] = source, how
+
+    def pass_on(self, site: Site) -> None:
+        """Names the only input of *site* as its output, as `move` does: values of one grid, which stay what they are."""
+        source, index = site.input_indexes[0], site.output_indexes[0]
+        first = self.is_first(source)
+        self.move(site, self.get(source, first=first), first=first)
+        if source in self._rearranged:
+            self._rearranged[index] = self._rearranged[source]
 
     def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
         """Remembers that the output of *site* is its image with so many zeros around it, above and below, left and
@@ -246,16 +264,23 @@ class Graph:
         return self.op.multiply(steps, scale)
 
     def _result(self, index: int) -> Node:
-        operand, node = self.entry.operands[index], self.get(index)
-        if operand.dtype is DType.INT16 or (operand.dtype in STEPPED and _is_misjudged(node)):
-            node = self._in_steps(node, operand)
-        elif operand.dtype in STEPPED:
-            limits = np.iinfo(operand.dtype.numpy)
-            low, high = (self.number(v) for v in range_of(operand))
-            least, most = self.number(int(limits.min)), self.number(int(limits.max))
-            node = self.op.fake_quantize(node, low, high, least, most, LEVELS)
-            node = self.op.convert(node, WHOLE[operand.dtype])
-        return self.op.result(node)
+        operand = self.entry.operands[index]
+        if operand.dtype in QUANTIZED and index in self._rearranged:
+            source, how = self._rearranged[index]
+            whole = self._whole(self.get(source, first=True), operand)
+            return self.op.result(self.transpose(how(whole), TO_LAST))
+        node = self.get(index)
+        return self.op.result(self._whole(node, operand) if operand.dtype in STEPPED else node)
+
+    def _whole(self, node: Node, operand: Operand) -> Node:
+        """*node* as the whole steps of a quantised *operand*."""
+        if operand.dtype is DType.INT16 or _is_misjudged(node):
+            return self._in_steps(node, operand)
+        limits = np.iinfo(operand.dtype.numpy)
+        low, high = (self.number(v) for v in range_of(operand))
+        least, most = self.number(int(limits.min)), self.number(int(limits.max))
+        node = self.op.fake_quantize(node, low, high, least, most, LEVELS)
+        return self.op.convert(node, WHOLE[operand.dtype])
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
         """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole numbers: in bfloat16 there

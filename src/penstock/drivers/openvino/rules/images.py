@@ -128,10 +128,6 @@ def _check_blocks(site: Site) -> AccuracyClass:
 def emit_blocks(graph: Graph, site: Site) -> None:
     """TFLite puts the place within the block before the channel, as OpenVINO's blocks_first."""
     block = site.operation.attributes.integer("block_size")
-    x = graph.get(site.input_indexes[0], first=True)
-    deepen = (
-        graph.op.space_to_depth
-        if site.operation.type == "SPACE_TO_DEPTH"
-        else graph.op.depth_to_space
-    )
-    graph.move(site, deepen(x, "blocks_first", block), first=True)
+    is_deepened = site.operation.type == "SPACE_TO_DEPTH"
+    deepen = graph.op.space_to_depth if is_deepened else graph.op.depth_to_space
+    graph.rearrange(site, lambda x: deepen(x, "blocks_first", block))
