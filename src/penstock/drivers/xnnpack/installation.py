@@ -14,7 +14,7 @@ from penstock.engines.installed import package_folder, package_texts, processor_
 
 PACKAGE: Final = "ai_edge_litert"
 INSTALL: Final = "pip install 'penstock[xnnpack]'"
-ADAPTER_VERSION: Final = 4
+ADAPTER_VERSION: Final = 5
 """Raised whenever this driver would hand LiteRT another file for the same model, or choose other kernels."""
 
 

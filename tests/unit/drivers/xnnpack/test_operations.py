@@ -8,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock.drivers.xnnpack.site import Classes
+from penstock.drivers.xnnpack.support import classify
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir import DType, Model
 from penstock.runtime.distance import distance_of
@@ -293,3 +295,15 @@ def test_every_class_that_is_claimed_is_met(name: str) -> None:
 def test_claims(name: str, accuracy: AccuracyClass) -> None:
     (answer,) = device().supported_operations(CASES[name])
     assert answer.accuracy == accuracy
+
+
+def test_uint8_of_several_scales_is_joined_between_layers_of_xnnpack() -> None:
+    """Nothing is cut: XNNPACK leaves the operation to the kernels that the claim is of."""
+    model = CASES["CONCATENATION of two scales"]
+    (known,) = classify(model)
+    assert isinstance(known, Classes)
+    assert (known.xnnpack, known.builtin) == ("exact", "exact")
+    inputs = drawn(model)
+    (wanted,) = run_on(["reference"], model, inputs)
+    (found,) = run_on([device()], model, inputs, "exact")
+    np.testing.assert_array_equal(found, wanted)

@@ -7,11 +7,9 @@ from typing import Final
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import (
     EXACT,
-    QUANTIZED,
     Classes,
     Site,
     same_scale,
-    scale_of,
 )
 from penstock.engines.site import require
 from penstock.ir import DType
@@ -107,17 +105,14 @@ def check_unpack(site: Site) -> Classes:
 
 @rule("CONCATENATION")
 def check_concatenation(site: Site) -> Classes:
-    """Of operands of several scales LiteRT's own kernel rounds uint8 alone."""
+    """Of operands of several scales LiteRT's own kernel rounds uint8 alone; XNNPACK leaves them to it."""
     result = site.output()
     among(result, ALL)
     require(site.activation == "NONE", "it has a fused activation")
     given = [site.input(k) for k in range(len(site.inputs))]
     require(all(o.dtype is result.dtype for o in given), "operands of two types")
     require(len(result.shape or ()) <= MAX_RANK, f"more than {MAX_RANK} dimensions")
-    if result.dtype in QUANTIZED - {DType.INT16}:
-        scales = {scale_of(operand) for operand in (*given, result)}
-        if result.dtype is DType.UINT8 and len(scales) > 1:
-            return Classes(None, "exact")
+    if result.dtype is DType.INT8:
         same_scale(result, *given)
     return EXACT
 
