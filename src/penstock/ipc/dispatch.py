@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -35,11 +36,11 @@ from penstock.hal import (
     Fence,
     Memory,
     PrepareConfig,
+    PreparedModel,
     TokenArgument,
     validate_allocate,
 )
 from penstock.ipc import wire
-from penstock.ipc.account import NOTHING, Account, Charge
 from penstock.ipc.codec import (
     Descriptor,
     Frame,
@@ -49,6 +50,7 @@ from penstock.ipc.codec import (
     decode_call,
     failure_of,
 )
+from penstock.ipc.lease import Lease, closing_unless_kept
 from penstock.ipc.preparations import MOST_THREADS, Preparations, form_bytes
 from penstock.ipc.threads import begin_or_do
 from penstock.memory.mapping import ASHMEM
@@ -79,80 +81,6 @@ LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
 """Operations that may go on for as long as their loop timeout, each of them."""
 
 OWNED: Final = b"penstock cache owner\0"
-
-
-class Lease:
-    """What came beside one call, and is closed after it, or with what the call made where that is *kept*; but never while
-    a run uses it: the number of a descriptor that is closed may be another client's at once. The memory of the call counts
-    in *account* for as long.
-    """
-
-    def __init__(
-        self, close: Callable[[], None] = lambda: None, account: Account | None = None
-    ) -> None:
-        self.kept = False
-        self.message_bytes = 0
-        self.account = account
-        self._charges: list[Charge] = []
-        self._close_all = close
-        self._users, self._over = 0, False
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Closes it, now or when the last run that uses it has ended; twice is harmless."""
-        with self._lock:
-            first, self._over = not self._over, True
-            if not first or self._users:
-                return
-        self._close()
-
-    def charge(self, memory: Memory) -> Charge:
-        """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for it."""
-        return NOTHING if self.account is None else self.account.charge(memory)
-
-    def of_own(self, nbytes: int) -> Lease:
-        """Another, by which bytes of the host's own count likewise."""
-        made = Lease()
-        if self.account is not None:
-            made._charges.append(self.account.own(nbytes))
-        return made
-
-    def count(self, memory: Memory) -> None:
-        """Counts *memory*, which the call has mapped, likewise."""
-        self._charges.append(self.charge(memory))
-
-    def _close(self) -> None:
-        try:
-            self._close_all()
-        finally:
-            for charge in self._charges:
-                charge.release()
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """While the block runs it is not closed. Raises `InvalidArgument` where it is closed already."""
-        with self._lock:
-            if self._over:
-                raise InvalidArgument("a reusable execution was used after it was closed")
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                last = self._over and not self._users
-            if last:
-                self._close()
-
-
-@contextmanager
-def closing_unless_kept(lease: Lease) -> Iterator[Lease]:
-    """At the end of the block *lease* is closed, unless it is kept."""
-    try:
-        yield lease
-    finally:
-        if not lease.kept:
-            lease.close()
 
 
 class _Object(NamedTuple):
@@ -294,25 +222,13 @@ class Dispatcher:
                 model = take.model(form)
                 given = self._prepare_config(take, config, stop)
                 nbytes = form_bytes(lease.message_bytes)
-                place = Lease(self._prepared.place(lease.account, given.num_threads, nbytes, model))
-                with closing_unless_kept(place):
-                    prepared = device.prepare_model(model, given)
-                    loops = _loops(model) or getattr(prepared, "takes_turns", False)
-                    made = self._keep("prepared model", prepared, place, loops=loops)
-                    place.kept = True
-                return made
+                prepare = partial(device.prepare_model, model, given)
+                return self._placed(prepare, lease, given.num_threads, nbytes, model)
             case wire.PrepareFromCache(config=config):
                 given = self._prepare_config(take, config, stop)
                 nbytes = sum(map(_file_bytes, (*given.model_cache, *given.data_cache)))
-                place = Lease(self._prepared.place(lease.account, given.num_threads, nbytes))
-                with closing_unless_kept(place):
-                    prepared = device.prepare_model_from_cache(given)
-                    # Only its driver has seen its operations.
-                    turns = getattr(prepared, "takes_turns", False)
-                    loops = turns or getattr(prepared, "loops", True) is not False
-                    made = self._keep("prepared model", prepared, place, loops=loops)
-                    place.kept = True
-                return made
+                prepare = partial(device.prepare_model_from_cache, given)
+                return self._placed(prepare, lease, given.num_threads, nbytes)
             case wire.Allocate(desc=desc, roles=roles):
                 check_rank(desc.dimensions)
                 uses = [self._role(r) for r in roles]
@@ -479,6 +395,22 @@ class Dispatcher:
         binding = hashlib.sha256(OWNED + self._owner + b"\0" + config.binding).digest()
         return replace(config, binding=binding)
 
+    def _placed(
+        self,
+        prepare: Callable[[], PreparedModel],
+        lease: Lease,
+        num_threads: int | None,
+        nbytes: int,
+        model: Model | None = None,
+    ) -> wire.Made:
+        """What *prepare* makes, of *model* or of cache files, kept with its place among the client's: *nbytes* count for it."""
+        place = Lease(self._prepared.place(lease.account, num_threads, nbytes, model))
+        with closing_unless_kept(place):
+            prepared = prepare()
+            made = self._keep("prepared model", prepared, place, loops=_loops(prepared, model))
+            place.kept = True
+        return made
+
     def _pool(self, number: wire.ObjectId) -> Any:
         return self._find(number, "lent pool")
 
@@ -567,8 +499,13 @@ class Dispatcher:
         return found
 
 
-def _loops(model: Model) -> bool:
-    """Whether *model* may take long whatever its size."""
+def _loops(prepared: PreparedModel, model: Model | None) -> bool:
+    """Whether *prepared*, of *model* or of cache files, may take long whatever its size."""
+    if getattr(prepared, "takes_turns", False):
+        return True
+    if model is None:
+        # Only its driver has seen its operations.
+        return getattr(prepared, "loops", True) is not False
     subgraphs = model.subgraphs
     return len(subgraphs) > 1 and any(o.type in LOOPS for s in subgraphs for o in s.operations)
 

@@ -34,9 +34,10 @@ from penstock.hal.descriptors import fence_pair
 from penstock.ipc import dispatch, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of
-from penstock.ipc.dispatch import Dispatcher, Lease
+from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host import serving
 from penstock.ipc.host.waiting import ClientFence, Leaving
+from penstock.ipc.lease import Lease
 from penstock.ipc.transport import Connection, close_all
 from penstock.ir import DType, Model
 from penstock.memory import MemoryPool

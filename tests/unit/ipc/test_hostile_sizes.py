@@ -60,9 +60,10 @@ from penstock.ipc.codec import (
     encode,
     failure_of,
 )
-from penstock.ipc.dispatch import Dispatcher, Lease
+from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.process import Guest, Host
 from penstock.ipc.host.serving import Client, _Job
+from penstock.ipc.lease import Lease
 from penstock.ipc.preparations import MOST_THREADS
 from penstock.ipc.ring import Layout
 from penstock.ipc.ring_server import LentPool, RingServer

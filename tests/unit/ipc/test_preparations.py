@@ -15,7 +15,7 @@ from penstock.ipc import constants, preparations
 from penstock.ipc.account import Account
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
-from penstock.ipc.dispatch import Lease
+from penstock.ipc.lease import Lease
 from penstock.ipc.preparations import MOST_THREADS, Preparations, threads_of_all
 from penstock.ir import ConstantPool, DataLocation, DType, Model, Operation, Subgraph
 from penstock.ir.model import input_operand
