@@ -220,8 +220,12 @@ class IsolatedDevice:
             self._change(f"its driver has {link.devices} devices now")
         again = RemoteDevice(link.session.channel(self._index), deadline_ns)
         for what in ("name", "version", "capabilities", "feature_level"):
-            if getattr(self._remote, what) != getattr(again, what):
-                self._change(f"after its process died its {what} is another one")
+            was, now = getattr(self._remote, what), getattr(again, what)
+            if was != now:
+                self._change(
+                    f"after its process died its {what} is {now!r}, and was {was!r}; "
+                    "a program that is started now takes it as it is"
+                )
         return again
 
     def _change(self, how: str) -> NoReturn:

@@ -421,7 +421,8 @@ def test_a_device_that_comes_back_as_another_is_of_no_use(state: Path) -> None:
         check(model(X))
         (state / "sealed" / "version").write_text("another")
         os.kill(host(), signal.SIGKILL)
-        with pytest.raises(GeneralFailure, match="not what it was"):
+        told = "not what it was: .* its version is 'another', and was '1 .*; a program"
+        with pytest.raises(GeneralFailure, match=told):
             model(X)
 
 
