@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 from pathlib import Path
 
 import pytest
@@ -34,10 +34,12 @@ def begin(started: list[Child]) -> tuple[Child, list[Child]]:
 
 def next_compiler(waiting: list[Child]) -> tuple[Child, list[Child]]:
     """The one process of those that has begun to compile."""
-    outputs = {child.process.stdout: child for child in waiting if child.process.stdout is not None}
-    ready, _, _ = select.select(list(outputs), [], [], 60)
-    assert len(ready) == 1
-    compiler = outputs[ready[0]]
+    with selectors.DefaultSelector() as outputs:
+        for child in waiting:
+            assert child.process.stdout is not None
+            outputs.register(child.process.stdout, selectors.EVENT_READ, child)
+        ((ready, _),) = outputs.select(60)
+    compiler: Child = ready.data
     assert compiler.hear() == {"event": "compile"}
     return compiler, [child for child in waiting if child is not compiler]
 

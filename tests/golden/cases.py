@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -99,8 +99,9 @@ def given_to_onnx(array: NDArray) -> NDArray:
     return texts.reshape(array.shape)
 
 
-@cache
+@lru_cache(maxsize=128)
 def load(path: Path) -> penstock.Model:
+    """The model of a file, read once for many tests; the corpus has more of them than a process may open descriptors."""
     return penstock.load(path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ UNDEFINED = {
 """Damaged files that run, where LiteRT's own answer means nothing."""
 
 
-@cache
+@lru_cache(maxsize=16)
 def keep_open(path: Path) -> tflite.Interpreter:
-    """Has the interpreters of all groups share what was read of a file."""
+    """Has the interpreters of a file's groups share what was read of it; not of all files, for each holds descriptors."""
     return tflite.Interpreter(path)
 
 
