@@ -98,6 +98,38 @@ def pytest_runtest_logfinish() -> None:
         gc.freeze()
 
 
+def stamps(*tops: Path) -> dict[Path, int]:
+    """When each file of Python below *tops* was last written, in nanoseconds."""
+    return {path: path.stat().st_mtime_ns for top in tops for path in top.rglob("*.py")}
+
+
+SOURCES: Final = (ROOT / "src", ROOT / "tests", ROOT / "examples")
+_began: dict[Path, int] = {}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What tests import, as it is before them; of several test processes, the one that starts the others looks."""
+    if not hasattr(session.config, "workerinput"):
+        _began.update(stamps(*SOURCES))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    tell_of_changes(terminalreporter, _began, stamps(*SOURCES))
+
+
+def tell_of_changes(reporter: Any, before: dict[Path, int], now: dict[Path, int]) -> None:
+    """Says which files were written, made or removed while tests ran. A process keeps the modules that it has imported,
+    and the processes that it starts afterwards, and tests that read sources, see the new ones.
+    """
+    if changed := sorted({path for path, _ in before.items() ^ now.items()}):
+        reporter.section("files that changed while the tests ran")
+        for path in changed:
+            reporter.line(str(path))
+        reporter.line(
+            "The tests saw old and new ones: neither failing nor passing proves anything."
+        )
+
+
 def open_descriptors() -> set[tuple[int, str]]:
     """(number, target) of every open descriptor of this process; empty where the system does not tell."""
     directory = Path("/proc/self/fd")
