@@ -18,8 +18,7 @@ from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
 from penstock.cache.opened import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
-from penstock.compilation.receipt import CacheOutcome
-from penstock.compilation.spans import Recorder
+from penstock.compilation.receipt import CacheOutcome, Recorder
 from penstock.errors import FOREIGN, CacheError, DriverError
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model

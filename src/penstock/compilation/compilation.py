@@ -14,8 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
-from penstock.compilation.receipt import CacheOutcome, Failure, Receipt, StepReceipt
-from penstock.compilation.spans import Recorder
+from penstock.compilation.receipt import CacheOutcome, Failure, Receipt, Recorder, StepReceipt
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log

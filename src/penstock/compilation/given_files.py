@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from penstock.compilation.caching import Caching, Obtained, compiled, hit
 from penstock.compilation.calls import call_driver_from_cache, report_of
 from penstock.compilation.misses import named
-from penstock.compilation.receipt import CacheOutcome
-from penstock.compilation.spans import Recorder
+from penstock.compilation.receipt import CacheOutcome, Recorder
 from penstock.errors import DriverError
 from penstock.hal import CacheHandle, Device, PrepareConfig
 from penstock.partitioning.plan import ExecutionStep

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -105,6 +108,27 @@ class Span(msgspec.Struct, frozen=True):
     device: str | None
     start_ns: int
     duration_ns: int
+
+
+class Recorder:
+    """The spans of one compile, as it goes on."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    @contextmanager
+    def time(
+        self,
+        stage: Literal["load", "partition", "compile", "cache"],
+        name: str,
+        device: str | None = None,
+    ) -> Iterator[None]:
+        """Records how long the block takes, however it ends."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.spans.append(Span(stage, name, device, began, time.perf_counter_ns() - began))
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, describe, is_simulated
-from penstock.compilation.receipt import CacheOutcome, Failure, StepReceipt
+from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, PrepareConfig, Support
 from penstock.logs import Log
@@ -21,7 +21,6 @@ from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import PreparedStep
-    from penstock.compilation.spans import Recorder
 
 log = Log(__name__)
 

@@ -18,7 +18,7 @@ from penstock.compilation.compilation import (
     Means,
     compile_plan,
 )
-from penstock.compilation.spans import Recorder
+from penstock.compilation.receipt import Recorder
 from penstock.errors import InputError, PlacementError, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
