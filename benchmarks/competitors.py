@@ -55,15 +55,17 @@ def hold_to_bound(path: Path, make: Make, threads: int) -> None:
             judge([*call(inputs)], judged, "faithful")
 
 
-def hold_recorded(path: Path, inputs: Sequence[Array], call: Call) -> None:
-    """The same of Penstock's plan, compiled for the shapes of *inputs*: of the recorded cases that have these."""
+def hold_recorded(path: Path, inputs: Sequence[Array], anew: Call) -> None:
+    """The same of Penstock's plan, compiled for the shapes of *inputs*, on the recorded cases that have these. *anew* runs
+    it from its first state.
+    """
     from tests.golden.engine_rules import judge
     from tests.golden.recorded import cases_of_file
 
     shapes = [array.shape for array in inputs]
     for given, judged in cases_of_file(path):
         if [array.shape for array in given] == shapes:
-            judge([*call(given)], judged, "faithful")
+            judge([*anew(given)], judged, "faithful")
 
 
 def hold_operations(path: Path, make: Make, threads: int) -> None:

@@ -18,9 +18,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.competitors import Array, Call, competitors, hold_recorded
+from benchmarks.competitors import Array, competitors, hold_recorded
+
+if TYPE_CHECKING:
+    from penstock import CompiledModel
 
 TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
@@ -32,13 +35,14 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
     use_cores(int(threads))
     path = Path(model)
     inputs = recorded(path) or draw(path)
-    call, told = ours(path, int(threads), accuracy, inputs, devices)
+    compiled = ours(path, int(threads), accuracy, inputs, devices)
     if accuracy == "faithful":
-        hold_recorded(path, inputs, call)
+        hold_recorded(path, inputs, lambda given: compiled.run(given, state=compiled.new_state()))
     others, refused = competitors(path, int(threads), accuracy, inputs)
-    subjects = {OURS: call, **others}
+    subjects = {OURS: compiled.run, **others}
     times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
-    print(json.dumps({"times": times, "refused": refused, **told}))
+    plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
+    print(json.dumps({"times": times, "refused": refused, "plan": plan}))
 
 
 def recorded(path: Path) -> list[Array]:
@@ -123,7 +127,7 @@ def draw(path: Path) -> list[Array]:
 
 def ours(
     path: Path, threads: int, accuracy: str, inputs: Sequence[Array], devices: str
-) -> tuple[Call, dict[str, Any]]:
+) -> CompiledModel:
     """Penstock's tuned plan, over every usable device or those named."""
     import penstock
 
@@ -133,7 +137,7 @@ def ours(
         for operand, array in zip(model.inputs, inputs, strict=True)
         if operand.shape is None or None in operand.shape
     }
-    compiled = penstock.compile(
+    return penstock.compile(
         model,
         devices=devices.split(",") if devices else None,
         shapes=shapes or None,
@@ -142,8 +146,6 @@ def ours(
         tune=True,
         cache=os.environ.get("PENSTOCK_CACHE_DIR") or False,
     )
-    plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
-    return compiled.run, {"plan": plan}
 
 
 if __name__ == "__main__":
