@@ -75,7 +75,7 @@ def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Devic
 
 
 def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
-    """Whether the device takes a plain operation in the class `relaxed` and in no better one."""
+    """Whether the device takes a plain operation in `relaxed` or `stepwise`, and in no class that delegates ask for else."""
     dtype, quantization = DType.FLOAT32, None
     if info.capabilities.performance_of("float32") is None:
         dtype, quantization = DType.INT8, Quantization((0.5,), (0,))

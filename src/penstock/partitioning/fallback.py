@@ -20,6 +20,10 @@ from penstock.partitioning.support import (
 
 NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
 
+NOT_PROVED: Final = (
+    f"nothing may repeat it (it was proved as it is, and {REFERENCE_DEVICE} is not let)"
+)
+
 WHOLE: Final = -1
 """The index of a step that is no step of its plan: the whole model."""
 
@@ -113,6 +117,23 @@ def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> b
         if candidate.is_reference:
             return candidate.answers[operation].supported
     return not policy_refusal(table.model, operation, REFERENCE_DEVICE, policy)
+
+
+def held_to_proof(plan: ExecutionPlan) -> ExecutionPlan:
+    """*plan*, which was proved to keep a stricter class than it is compiled in, with no fall-back but the reference device:
+    of another device's results in the lesser class nothing was measured. In branches, too.
+    """
+    return replace(plan, steps=tuple(map(_held_to_proof, plan.steps)))
+
+
+def _held_to_proof(step: ExecutionStep) -> ExecutionStep:
+    kept = tuple(name for name in step.fallbacks if name == REFERENCE_DEVICE)
+    if step.fallbacks and not kept:
+        step = replace(step, no_fallback=NOT_PROVED)
+    if step.control is not None:
+        branches = tuple(map(held_to_proof, step.control.branches))
+        step = replace(step, control=replace(step.control, branches=branches))
+    return replace(step, fallbacks=kept)
 
 
 def may_run_whole(plan: ExecutionPlan) -> bool:

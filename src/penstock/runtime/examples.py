@@ -12,12 +12,15 @@ from penstock.ir.types import static_shape
 BLOCK: Final = 16
 """Rows and columns that are alike in a drawn picture which is no noise."""
 
+RANGED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
+
 WIDTHS: Final = ((0.0, 1.0), (-1.0, 1.0))
 """What floats are drawn from: the usual ranges of a picture."""
 
 
 def example(operand: Operand, number: int = 0) -> NDArray:
-    """The drawn values of an input whose shape is known, as its example *number*, of which no two are alike.
+    """The drawn values of an input whose shape is known, as its example *number*, of which no two of those that are drawn
+    (`is_drawn`) are alike.
 
     Floats from 0 to 1, those of odd ones from -1 to 1; real numbers of a quantised type over its range; zeros of any
     other type. From number 2 on a picture (rank 4) has blocks of one colour in the place of noise.
@@ -37,6 +40,13 @@ def example(operand: Operand, number: int = 0) -> NDArray:
     return np.ascontiguousarray(every[:, : shape[1], : shape[2]])
 
 
+def is_drawn(operand: Operand) -> bool:
+    """Whether the examples of an input differ: they are not all zeros."""
+    if operand.dtype.is_float:
+        return True
+    return operand.quantization is not None and operand.dtype in RANGED
+
+
 def examples(model: Model, number: int = 0) -> list[NDArray]:
     """Example *number* of each of the model's inputs, in order."""
     return [example(operand, number) for operand in model.inputs]
@@ -50,7 +60,7 @@ def _values(
         low, high = WIDTHS[number % len(WIDTHS)]
         values: NDArray = rng.random(shape, np.float32) * np.float32(high - low) + np.float32(low)
         return values.astype(dtype)
-    if operand.quantization is not None and operand.dtype in {DType.INT8, DType.UINT8}:
+    if is_drawn(operand):
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
     return np.zeros(shape, dtype)

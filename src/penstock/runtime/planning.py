@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.errors import InputError
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
-from penstock.partitioning.fallback import permit_fallback
+from penstock.partitioning.fallback import held_to_proof, permit_fallback
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
@@ -58,7 +58,8 @@ def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Polic
     """*plan* with what its steps fall back on where *devices* alone were named, whatever else it was placed on."""
     table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
     steps = permit_fallback(plan.steps, table, plan.operations, policy)
-    return replace(plan, steps=steps)
+    plan = replace(plan, steps=steps)
+    return plan if plan.accuracy == policy.accuracy else held_to_proof(plan)
 
 
 def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:

@@ -42,7 +42,8 @@ class _Output(Struct):
 
     @property
     def allowed(self) -> float:
-        return self.usual + self.step
+        # Beside a usual plan whose distance cannot be told nothing but a step can be.
+        return self.step + (self.usual if math.isfinite(self.usual) else 0.0)
 
     @property
     def holds(self) -> bool:
@@ -63,7 +64,7 @@ def prove(
     plan: Run,
     usual: Run,
     reference: Run,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[int], None] = lambda _: None,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> tuple[bool, str]:
     """Whether it is proved, and what was measured, in words.
@@ -76,15 +77,16 @@ def prove(
     least what float32 may round away (2e-4 of the largest value). Outputs that are no numbers, and whole numbers without
     a scale, must be equal.
 
-    That is a measurement on inputs that nobody chose, no guarantee for all. *check* is called before each run, and may raise.
+    That is a measurement on inputs that nobody chose, no guarantee for all. *check* is called before each run with how
+    many there were, and may raise.
     """
     outputs = [_Output(step) for step in _steps(model)]
     began, done = clock(), 0
     while done < LEAST_EXAMPLES or (done < MOST_EXAMPLES and clock() - began < BUDGET_NS):
         inputs = examples(model, done)
-        results = []
+        results: list[list[NDArray]] = []
         for run in (reference, usual, plan):
-            check()
+            check(3 * done + len(results))
             results.append([np.array(array) for array in run(inputs)])
         exact, theirs, ours = results
         for position, output in enumerate(outputs):

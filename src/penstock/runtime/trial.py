@@ -16,30 +16,38 @@ from penstock.errors import FOREIGN, DriverError, MissedDeadline, PlacementError
 from penstock.execution.state import State
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
-from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
+from penstock.hal import AccuracyClass, Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
+from penstock.partitioning.fallback import held_to_proof
 from penstock.partitioning.placement import candidates, place
 from penstock.partitioning.plan import ExecutionPlan, Measured
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.energy import EnergyCounter
-from penstock.runtime.examples import examples
+from penstock.runtime.examples import examples, is_drawn
 from penstock.runtime.measuring import SPREADING_NS, WARM_NS, Contender, Counter, Series, measure
 from penstock.runtime.rest import Rest
 
 if TYPE_CHECKING:
     from penstock.runtime.proving import Run
 
+PROVED: Final[AccuracyClass] = "faithful"
+"""The class that plans in the lesser one, `PROVABLE`, may be proved to keep."""
+PROVABLE: Final[AccuracyClass] = "stepwise"
+
 MOST_CANDIDATES: Final = 12
 """Placements that are compiled and timed, at most."""
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Whether a plan was measured to be within a class as a whole, and what was measured, in words."""
+    """Whether a plan was measured to be within a class as a whole, what was measured, in words, and how many
+    driver compiles that took.
+    """
 
     holds: bool
     told: str
+    compiles: int = 0
 
 
 class Occasion(msgspec.Struct, frozen=True):
@@ -86,17 +94,21 @@ def _stepwise(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
     """
     operands = occasion.model.entry.operands
     if (
-        occasion.policy.accuracy != "faithful"
+        occasion.policy.accuracy != PROVED
         or REFERENCE_DEVICE not in occasion.named
         or not any(operand.quantization is not None for operand in operands)
+        # Outputs of one input alone, all zeros, would prove nothing.
+        or not any(map(is_drawn, occasion.model.inputs))
     ):
         return []
     rounding = [device.name for device in occasion.devices if _rounds_for_class(device)]
     if not rounding:
         return []
-    policy = replace(occasion.policy, accuracy="stepwise")
+    policy = replace(occasion.policy, accuracy=PROVABLE)
     found = candidates(occasion.model, occasion.devices, policy, occasion.config.preference)
-    return [(f"{name}, stepwise", plan) for name, plan in found if name in rounding]
+    return [
+        (f"{name}, {PROVABLE}", held_to_proof(plan)) for name, plan in found if name in rounding
+    ]
 
 
 def _rounds_for_class(device: Device) -> bool:
@@ -172,18 +184,29 @@ def unmeasurable(model: Model) -> str:
     return ""
 
 
-def proved(occasion: Occasion, plan: ExecutionPlan, usual: ExecutionPlan) -> Proof:
-    """Whether *plan* is within what the class of *usual* allows (`penstock.runtime.proving`)."""
-    from penstock.runtime.proving import prove
+def proved(occasion: Occasion, name: str, plan: ExecutionPlan, usual: ExecutionPlan) -> Proof:
+    """Whether *plan*, of that name, is within what the class of *usual* allows (`penstock.runtime.proving`)."""
+    from penstock.runtime.proving import MOST_EXAMPLES, prove
 
     policy = Policy(accuracy="exact")
+    asked = occasion.config
+    # The reference may take long: one that waits for it can end that.
+    config = ExecutionConfig(deadline_ns=asked.deadline_ns, cancel=asked.cancel)
+    compiles = 0
     with ExitStack() as stack:
 
         def computer(plan: ExecutionPlan) -> Run:
+            nonlocal compiles
             variant = _compiled(occasion, plan)
             stack.callback(variant.close)
+            compiles += variant.compilation.receipt.compiles
             state = State(variant.model) if variant.model.entry.states else None
-            return lambda inputs: variant.run(inputs, None, state, ExecutionConfig(), Trace())
+            return lambda inputs: variant.run(inputs, None, state, config, Trace())
+
+        def before(done: int) -> None:
+            check_interrupts(asked)
+            if asked.progress is not None:
+                asked.progress(ProgressEvent("prove", name, done, 3 * MOST_EXAMPLES))
 
         try:
             exact = place(occasion.model, [occasion.named[REFERENCE_DEVICE]], policy)
@@ -192,10 +215,10 @@ def proved(occasion: Occasion, plan: ExecutionPlan, usual: ExecutionPlan) -> Pro
                 computer(plan),
                 computer(usual),
                 computer(exact),
-                lambda: check_interrupts(occasion.config),
+                before,
             )
-            return Proof(holds, words)
+            return Proof(holds, words, compiles)
         except MissedDeadline:
             raise
         except (DriverError, PlacementError) as error:
-            return Proof(False, told(error))
+            return Proof(False, told(error), compiles)

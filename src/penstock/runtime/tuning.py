@@ -15,11 +15,14 @@ from penstock.cache.ingredients import CACHE_SCHEMA, cpu_features
 from penstock.cache.verdicts import Verdict, Verdicts, verdict_key
 from penstock.errors import CacheError
 from penstock.hal import PrepareConfig
+from penstock.partitioning.fallback import held_to_proof
 from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
 from penstock.partitioning.reasons import duration
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.measuring import Series, choose, joules
 from penstock.runtime.trial import (
+    PROVABLE,
+    PROVED,
     Occasion,
     Proof,
     measured_series,
@@ -53,10 +56,13 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
         tuned = msgspec.json.decode(verdict.report, type=Tuned)
     except msgspec.DecodeError:
         return None
-    policy = occasion.policy
-    if tuned.accuracy is not None:
-        policy = replace(policy, accuracy=tuned.accuracy)
-    plan = placed(replace(occasion, policy=policy), verdict.devices)
+    if tuned.accuracy is None:
+        plan = placed(occasion, verdict.devices)
+    elif tuned.accuracy == PROVABLE and occasion.policy.accuracy == PROVED:
+        policy = replace(occasion.policy, accuracy=tuned.accuracy)
+        plan = held_to_proof(placed(replace(occasion, policy=policy), verdict.devices))
+    else:
+        return None
     if tuple(placement.device for placement in plan.operations) != verdict.devices:
         return None
     return with_reasons(replace(plan, tuned=replace(tuned, stored=True)), occasion.config)
@@ -93,6 +99,7 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
         if plans[winner].accuracy == occasion.policy.accuracy:
             break
         proof = _proved(occasion, plans, winner, series)
+        compiles += proof.compiles
         if proof.holds:
             reason = f"{reason}; {proof.told}"
             break
@@ -127,7 +134,7 @@ def _proved(
         other, _ = choose(usual, _alone(occasion, [each.measured() for each in usual]))
     except ValueError:
         return Proof(False, NOTHING_USUAL)
-    return proved(occasion, plans[winner], plans[other])
+    return proved(occasion, winner, plans[winner], plans[other])
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +14,17 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.errors import Cancelled
-from penstock.hal import AccuracyClass, PrepareConfig
+from penstock.hal import AccuracyClass, PrepareConfig, ProgressEvent
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.partitioning import Policy
-from penstock.partitioning.plan import ExecutionPlan, Tuned
+from penstock.partitioning.fallback import NOT_PROVED, held_to_proof
+from penstock.partitioning.plan import Control, ExecutionPlan, Tuned
 from penstock.runtime.examples import example, examples
+from penstock.runtime.explain import explain_model
+from penstock.runtime.planning import with_fallbacks
 from penstock.runtime.proving import BUDGET_NS, LEAST_EXAMPLES, MOST_EXAMPLES, prove
-from penstock.runtime.trial import Occasion, Proof
-from penstock.runtime.tuning import stored_plan, tuned_plan
+from penstock.runtime.trial import Occasion, Proof, placed
+from penstock.runtime.tuning import _keep as keep, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.runtime.test_tuning import Clock, TimedDevice, occasion
 
@@ -117,6 +121,17 @@ def test_neither_are_models_without_quantised_values() -> None:
     assert "brief, stepwise" not in {m.name for m in told.candidates}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "is_proved"),
+    [(DType.INT8, GRID, True), (DType.INT16, GRID, True), (DType.INT32, GRID, False)],
+)
+def test_neither_are_models_all_of_whose_examples_are_zeros(
+    dtype: DType, quantization: Quantization, is_proved: bool
+) -> None:
+    _, told = tuned(steps(dtype, quantization), devices(0))
+    assert ("brief, stepwise" in {m.name for m in told.candidates}) is is_proved
+
+
 def test_the_verdict_keeps_the_class(tmp_path: Path) -> None:
     every = devices(1)
     first = tuned_plan(occasion(steps(), every, tmp_path))
@@ -139,6 +154,90 @@ def test_what_is_compiled_then_is_asked_for_in_that_class(
         assert brief.asked_for == ["stepwise"]
         (got,) = compiled.run([np.full(SHAPE, 9, np.int8)])
     assert got.tolist() == np.full(SHAPE, 8).tolist()
+
+
+def test_only_the_reference_repeats_its_steps() -> None:
+    plan, _ = tuned(steps(), devices(1))
+    assert [step.fallbacks for step in plan.steps] == [("reference",)]
+    policy = Policy(forbid={"MAXIMUM": ("reference",)})
+    plan, _ = tuned(steps(), devices(0), policy=policy)
+    assert plan.accuracy == "stepwise"
+    assert [(step.fallbacks, step.no_fallback) for step in plan.steps] == [((), NOT_PROVED)]
+    # Asked for by the policy, the class is that of everybody.
+    plan = tuned_plan(occasion(steps(), devices(0), policy=Policy(accuracy="stepwise")))
+    assert [step.fallbacks for step in plan.steps] == [("usual", "reference")]
+
+
+def test_so_in_branches_and_where_fall_backs_are_looked_for_anew() -> None:
+    plan, _ = tuned(steps(), devices(1))
+    inner = replace(plan, steps=tuple(replace(s, fallbacks=("usual",)) for s in plan.steps))
+    control = Control("IF", (inner, inner))
+    outer = replace(plan, steps=(replace(inner.steps[0], control=control),))
+    (held,) = held_to_proof(outer).steps
+    assert held.control is not None
+    assert [s.fallbacks for branch in held.control.branches for s in branch.steps] == [(), ()]
+    (step,) = with_fallbacks(inner, devices(1), Policy()).steps
+    assert step.fallbacks == ("reference",)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"), [("exact", "stepwise"), ("faithful", "relaxed"), ("stepwise", "faithful")]
+)
+def test_a_verdict_of_any_other_class_is_none(
+    wanted: AccuracyClass, said: AccuracyClass, tmp_path: Path
+) -> None:
+    every = devices(0)
+    for device in every:
+        device._accuracy = "exact"
+    policy = Policy(accuracy=wanted)
+    given = occasion(steps(), every, tmp_path, policy=policy)
+    told = Tuned((), "brief, stepwise", "", accuracy=said)
+    keep(given, replace(placed(given), tuned=told))
+    assert stored_plan(given) is None
+    keep(given, replace(placed(given), tuned=replace(told, accuracy=None)))
+    assert stored_plan(given) is not None
+
+
+def test_the_cache_is_asked_for_what_was_compiled_in_that_class(tmp_path: Path) -> None:
+    every = devices(1)
+    kept = tuned_plan(occasion(steps(), every, tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.runtime.explain.plan_model", lambda *_, **__: kept)
+        _, (step,) = explain_model(steps(), tmp_path, every)
+    assert step.explanation.ingredients["accuracy"] == "stepwise"
+
+
+def test_what_it_compiles_is_counted_and_how_far_it_is_told() -> None:
+    every = devices(1)
+    events: list[ProgressEvent] = []
+    _, told = tuned(steps(), every, config=PrepareConfig(progress=events.append))
+    assert told.compiles == sum(device.compiles for device in every)
+    proving = [event for event in events if event.stage == "prove"]
+    assert [event.done for event in proving] == list(range(3 * MOST_EXAMPLES))
+    assert {(event.subject, event.total) for event in proving} == {
+        ("brief, stepwise", 3 * MOST_EXAMPLES)
+    }
+
+
+def test_a_deadline_reaches_the_runs() -> None:
+    every = devices(1)
+    deadlines: list[int | None] = []
+
+    def prepare(model: Model, config: PrepareConfig, real: Any = every[0].prepare_model) -> Any:
+        made = real(model, config)
+        execute = made.execute
+
+        def noted(request: Any, config: Any) -> Any:
+            deadlines.append(config.deadline_ns)
+            return execute(request, config)
+
+        made.execute = noted
+        return made
+
+    every[0].prepare_model = prepare  # type: ignore[method-assign]  # a double of the double
+    deadline = time.monotonic_ns() + 10**12
+    tuned(steps(), every, config=PrepareConfig(deadline_ns=deadline))
+    assert deadlines.count(deadline) == MOST_EXAMPLES
 
 
 def test_a_policy_may_ask_for_it() -> None:
@@ -229,9 +328,12 @@ class TestTheBound:
         model = steps(DType.FLOAT32, None)
         assert not proof(model, lambda x: x[:1]).holds
         assert not proof(model, lambda x: x, exact=lambda x: np.where(x > 0.5, np.nan, x)).holds
-        # A usual plan that is no better proves nothing.
+        # A usual plan that is no better proves nothing, and lets nothing pass.
         lost = lambda x: np.full_like(x, np.inf)  # noqa: E731
         assert not proof(model, lost, lost).holds
+        assert not proof(model, lambda x: x + 1, lost).holds
+        assert not proof(steps(), moved(2), lambda x: x[:1]).holds
+        assert proof(model, lambda x: x, lost).holds
 
 
 def test_a_proof_takes_the_least_number_of_inputs_where_time_is_short() -> None:
@@ -244,7 +346,7 @@ def test_a_proof_takes_the_least_number_of_inputs_where_time_is_short() -> None:
 
 
 def test_a_proof_can_be_cancelled() -> None:
-    def cancelled() -> None:
+    def cancelled(_: int) -> None:
         raise Cancelled("it is over")
 
     with pytest.raises(Cancelled):
