@@ -222,3 +222,16 @@ def test_a_convolution_is_rounded_nearly_as_often_up_as_by_the_reference(
         assert np.mean(off != 0) < np.mean(before != 0) / 2
     else:
         assert np.array_equal(ours, plain)
+
+
+def test_the_largest_bias_stays_what_it_is() -> None:
+    b = ModelBuilder()
+    x = b.input(I8, (1, 2, 2, 4), "x", Quantization((0.5,), (0,)))
+    w = b.constant(np.ones((1, 1, 1, 4), np.int8), "w", Quantization((0.01,), (0,)))
+    largest = np.array([np.iinfo(np.int32).max], np.int32)
+    bias = b.constant(largest, "bias", Quantization((0.005,), (0,)))
+    steps = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    out = (I8, (1, 2, 2, 1), Quantization((0.1,), (-128,)))
+    model = b.build(b.operation("CONV_2D", [x, w, bias], [out], steps))
+    ((ours,),) = run_on([cpu()], model, [[np.zeros((1, 2, 2, 4), np.int8)]], "stepwise")
+    assert ours.tolist() == np.full((1, 2, 2, 1), 127).tolist()

@@ -72,7 +72,7 @@ def _emit(
         *graph.grid(site.input()),
         *stored_weights(graph, site, 1, np.ascontiguousarray(value)),
         *graph.grid(site.output()),
-        graph.constant(bias if graph.relaxed else bias + rounded_up(site)),
+        graph.constant(bias if graph.relaxed else rounded_up(site, bias)),
         domain=MICROSOFT,
         channels_last=1,
         **named,

@@ -132,8 +132,9 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
     return site.constant(bias, "its bias")
 
 
-def rounded_up(site: Site) -> NDArray:
-    """What is added to the sums of a convolution, int32, one for each scale, so that they are rounded more like TFLite's.
+def rounded_up(site: Site, bias: NDArray) -> NDArray:
+    """*bias*, int32, one for each channel, with what is added to the sums of a convolution, so that they are rounded more
+    like TFLite's. The largest there is stays: converters write it for what they cannot say.
 
     TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after both: a sum that is
     1 / (2 * mantissa) below the middle of two steps goes up, or down below zero (Jacob et al., "Quantization and Training of
@@ -145,5 +146,6 @@ def rounded_up(site: Site) -> NDArray:
     scale, zero = one_scale(output)
     ratio = weight_scales(site, 1) * (one_scale(site.input())[0] / scale)
     if zero > np.iinfo(output.dtype.numpy).min:
-        return np.zeros(ratio.shape, np.int32)
-    return (np.frexp(ratio)[1] < 0).astype(np.int32)
+        return bias
+    is_lower = (np.frexp(ratio)[1] < 0) & (bias < np.iinfo(np.int32).max)
+    return bias + is_lower.astype(np.int32)
