@@ -18,7 +18,7 @@ from penstock.engines.installed import package_folder, package_texts, processor_
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = "pip install 'penstock[openvino]'"
-ADAPTER_VERSION: Final = 4
+ADAPTER_VERSION: Final = 5
 """Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
