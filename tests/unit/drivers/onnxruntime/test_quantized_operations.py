@@ -230,7 +230,7 @@ def test_the_largest_bias_stays_what_it_is() -> None:
     w = b.constant(np.ones((1, 1, 1, 4), np.int8), "w", Quantization((0.01,), (0,)))
     largest = np.array([np.iinfo(np.int32).max], np.int32)
     bias = b.constant(largest, "bias", Quantization((0.005,), (0,)))
-    steps = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    steps: dict[str, Any] = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
     out = (I8, (1, 2, 2, 1), Quantization((0.1,), (-128,)))
     model = b.build(b.operation("CONV_2D", [x, w, bias], [out], steps))
     ((ours,),) = run_on([cpu()], model, [[np.zeros((1, 2, 2, 4), np.int8)]], "stepwise")
