@@ -16,6 +16,7 @@ from penstock.errors import (
     InvalidArgument,
 )
 from penstock.hal import (
+    AccuracyClass,
     CacheHandle,
     Capabilities,
     Device,
@@ -61,6 +62,7 @@ from penstock.testing.doubles import (
     SubsetDevice,
     WrongDevice,
 )
+from penstock.testing.doubles.wrong import Fault
 from penstock.testing.loopback import LoopbackDevice
 
 T = TypeVar("T")
@@ -270,6 +272,37 @@ class Remembering(InterceptingDevice):
 def test_a_device_with_a_memory_of_its_runs_is_caught() -> None:
     check = "check_runs_do_not_depend_on_earlier_ones"
     assert failing(Remembering(), check) == {check}
+
+
+class Rough(InterceptingDevice):
+    """Adds wrongly, by *fault*, where the class *accuracy* is asked for."""
+
+    def __init__(self, accuracy: AccuracyClass, fault: Fault) -> None:
+        super().__init__(reference())
+        self.accuracy, self.wrong = accuracy, WrongDevice(reference(), "ADD", fault)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        is_wrong = config.accuracy == self.accuracy
+        return (self.wrong if is_wrong else self.device).prepare_model(model, config)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "fault", "said"),
+    [
+        ("stepwise", "much", "add_int8 in stepwise: off by"),
+        ("exact", "little", "add_int8 in exact: off by 1 steps"),
+        ("stepwise", "little", ""),
+        ("relaxed", "much", ""),
+    ],
+)
+def test_a_device_that_is_wrong_in_one_class_alone_is_caught(
+    accuracy: AccuracyClass, fault: Fault, said: str
+) -> None:
+    result = run_check(
+        Rough(accuracy, fault), prepare.check_prepare_keeps_the_class_that_is_asked_for
+    )
+    assert result.outcome == ("failed" if said else "passed")
+    assert said in result.message
 
 
 class Impatient(InterceptingDevice):

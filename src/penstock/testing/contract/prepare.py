@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import (
@@ -19,8 +20,10 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.hal import (
+    ACCURACY_RANK,
     PREFERENCES,
     PRIORITIES,
+    AccuracyClass,
     CancelToken,
     Device,
     PrepareConfig,
@@ -91,6 +94,31 @@ def check_prepare_accepts_any_number_of_threads(device: Device) -> None:
     for count in (None, 1, 2, 64):
         with closing(prepare(device, case, PrepareConfig(num_threads=count))) as each:
             _run(device, case, each, f"with {count} threads")
+
+
+@needs_values
+def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
+    """Quantised results are within a step in `stepwise` and each stricter class that the device answers."""
+    cases = [c for c in supported_cases(device) if all(o.quantization for o in c.model.inputs)]
+    tried = 0
+    for case in filter(lambda case: case.model.inputs, cases):
+        answers = [answer.accuracy for answer in device.supported_operations(case.model)]
+        best = min(ACCURACY_RANK[answer] for answer in answers)
+        for accuracy in get_args(AccuracyClass):
+            if not ACCURACY_RANK["stepwise"] <= ACCURACY_RANK[accuracy] <= best:
+                continue
+            tried += 1
+            with (
+                closing(prepare(device, case, PrepareConfig(accuracy=accuracy))) as each,
+                Trial(case, kinds(device)[0]) as trial,
+            ):
+                for found, wanted in zip(trial.run(each), case.outputs, strict=True):
+                    require(found.shape == wanted.shape, f"{case.name}: shape {found.shape}")
+                    off = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
+                    told = f"{case.name} in {accuracy}: off by {off.max(initial=0):g} steps"
+                    require(float(off.max(initial=0)) <= (accuracy != "exact"), told)
+    if not tried:
+        raise NotCovered("it claims no quantised model of this suite in `stepwise` or better")
 
 
 def check_prepare_refuses_bad_configurations(device: Device) -> None:
@@ -195,6 +223,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_prepare_from_two_threads,
     check_prepare_accepts_every_preference_and_priority,
     check_prepare_accepts_any_number_of_threads,
+    check_prepare_keeps_the_class_that_is_asked_for,
     check_prepare_refuses_bad_configurations,
     check_prepare_refuses_what_is_no_model,
     check_cycle,
