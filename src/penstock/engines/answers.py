@@ -29,6 +29,7 @@ HYBRID: Final = (
 )
 WIDE: Final = "off by up to 1 % of the results' root mean square"
 STEPS: Final = "off by a step at most, and by more where steps add up through a network"
+ANOTHER: Final = "of values that are equal, or nearly, it may give another's position"
 FEW_STEPS: Final = "off by up to two steps, and by more where they add up through a network"
 """How far stepwise and relaxed results of engines lie from the reference (docs/onnxruntime.md, docs/openvino.md)."""
 
@@ -86,6 +87,8 @@ def distance_of(site: Site) -> str:
         return WIDE
     if types.isdisjoint(QUANTIZED):
         return ""
+    if site.output().dtype in {DType.INT32, DType.INT64}:
+        return ANOTHER
     return HYBRID if F32 in given and site.output().dtype is F32 else FEW_STEPS
 
 

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.drivers.onnxruntime.export.support import examine as by_onnxruntime
 from penstock.drivers.openvino.support import examine as by_openvino
-from penstock.engines.answers import HYBRID, NEVER_MEASURED, POSITIONS, STEPS, WIDE
+from penstock.engines.answers import ANOTHER, HYBRID, NEVER_MEASURED, POSITIONS, STEPS, WIDE
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
 
@@ -60,6 +60,12 @@ def placed() -> Model:
     return b.build(b.operation("CUSTOM", [x], [pooled, pooled], attributes))
 
 
+def largest() -> Model:
+    b = ModelBuilder()
+    x, axis = b.input(I8, (1, 4), "x", GRID), b.constant(np.array(1, np.int32), "axis")
+    return b.build(b.operation("ARG_MAX", [x, axis], [(DType.INT32, (1,))]))
+
+
 CASES: Final[dict[str, tuple[Model, Examine, AccuracyClass, str]]] = {
     "float32, ONNX Runtime": (sums(F32), by_onnxruntime, "faithful", ""),
     "float32, OpenVINO": (sums(F32), by_openvino, "faithful", ""),
@@ -70,6 +76,7 @@ CASES: Final[dict[str, tuple[Model, Examine, AccuracyClass, str]]] = {
     "float32 by int8, OpenVINO": (hybrid(), by_openvino, "relaxed", HYBRID),
     "16 bits, OpenVINO": (moved(I16), by_openvino, "relaxed", WIDE),
     "positions, ONNX Runtime": (placed(), by_onnxruntime, "relaxed", POSITIONS),
+    "the largest of 8 bits, OpenVINO": (largest(), by_openvino, "relaxed", ANOTHER),
     "positions, OpenVINO": (placed(), by_openvino, "relaxed", POSITIONS),
 }
 
