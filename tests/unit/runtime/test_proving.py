@@ -13,11 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
-from penstock.errors import Cancelled
+from penstock.errors import Cancelled, PlacementError
 from penstock.hal import AccuracyClass, PrepareConfig, ProgressEvent
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.partitioning import Policy
 from penstock.partitioning.fallback import NOT_PROVED, held_to_proof
+from penstock.partitioning.placement import candidates
 from penstock.partitioning.plan import Control, ExecutionPlan, Tuned
 from penstock.runtime.examples import example, examples
 from penstock.runtime.explain import explain_model
@@ -246,6 +247,19 @@ def test_a_policy_may_ask_for_it() -> None:
     with penstock.compile(steps(), devices=every[:1], cache=False, policy=policy) as compiled:
         assert compiled.plan.accuracy == "stepwise"
     assert every[0].asked_for == ["stepwise"]  # type: ignore[attr-defined]  # it is a Brief
+
+
+def test_a_class_in_which_nothing_can_be_placed_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(model: Model, devices: Any, policy: Policy, *more: Any) -> Any:
+        if policy.accuracy == "stepwise":
+            raise PlacementError("too many steps", {})
+        return candidates(model, devices, policy, *more)
+
+    monkeypatch.setattr("penstock.runtime.trial.candidates", found)
+    _, told = tuned(steps(), devices(0))
+    assert (told.winner, "brief, stepwise" in {m.name for m in told.candidates}) == ("usual", False)
 
 
 def test_it_is_out_where_nothing_usual_runs() -> None:
