@@ -25,6 +25,11 @@ MOST_EXAMPLES: Final = 6
 LEAST_EXAMPLES: Final = 4
 """Drawn inputs that outputs are measured on: noise and blocks of colour, each in two ranges; more while there is time."""
 
+ROUNDING: Final = 0.25
+"""Of an output's range: what of the usual plan lies farther from the reference is another answer (boxes of a detector in another
+order), and no measure of what rounding does.
+"""
+
 BUDGET_NS: Final = 20_000_000_000
 """After so long no example begins beyond the least number."""
 
@@ -39,11 +44,14 @@ class _Output(Struct):
     usual: float = 0.0
     squares: float = 0.0
     usual_squares: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
 
     @property
     def allowed(self) -> float:
-        # Beside a usual plan whose distance cannot be told nothing but a step can be.
-        return self.step + (self.usual if math.isfinite(self.usual) else 0.0)
+        # Beside a usual plan that gives another answer nothing but a step can be.
+        is_rounding = self.usual <= ROUNDING * (self.most - self.least)
+        return self.step + (self.usual if is_rounding else 0.0)
 
     @property
     def holds(self) -> bool:
@@ -73,7 +81,7 @@ def prove(
     *plan* must lie no farther away than that of *usual*, a faithful plan, plus one step: the largest distance over all
     examples, of which the class would allow 1.5 times the usual one, since other inputs may lie farther. And the root mean
     square of the differences, which depends less on chance, must be no more than 1.2 times the usual one; one that lies within a
-    step everywhere need not be. A step is one of the quantisation, of floats what they were dequantised by, at
+    step everywhere need not be, and one must where *usual* itself lies more than a quarter of the output's range away. A step is one of the quantisation, of floats what they were dequantised by, at
     least what float32 may round away (2e-4 of the largest value). Outputs that are no numbers, and whole numbers without
     a scale, must be equal.
 
@@ -117,9 +125,11 @@ def _measure(output: _Output, exact: NDArray, theirs: NDArray, ours: NDArray) ->
     if exact.dtype.kind not in "fiu" or (exact.dtype.kind in "iu" and not output.step):
         output.off = max(output.off, 0.0 if np.array_equal(ours, exact) else math.inf)
         return
+    finite = exact[np.isfinite(exact)].astype(np.float64)
     if exact.dtype.kind == "f":
-        finite = np.abs(exact[np.isfinite(exact)].astype(np.float64))
-        output.step = max(output.step, FLOAT_SHARE * float(finite.max(initial=0.0)))
+        output.step = max(output.step, FLOAT_SHARE * float(np.abs(finite).max(initial=0.0)))
+    output.least = min(output.least, float(finite.min(initial=math.inf)))
+    output.most = max(output.most, float(finite.max(initial=-math.inf)))
     largest, squares = _differences(ours, exact)
     output.off, output.squares = max(output.off, largest), output.squares + squares
     largest, squares = _differences(theirs, exact)

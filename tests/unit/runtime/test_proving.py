@@ -315,6 +315,13 @@ class TestTheBound:
         assert not found.holds
         assert re.search(r", RMS (2\.0|1\.9)\d of the usual plan's, 1\.2 allowed$", found.told)
 
+    def test_is_a_step_where_the_usual_plan_gives_another_answer(self) -> None:
+        def turned(x: NDArray) -> NDArray:
+            return x[::-1]
+
+        assert not proof(steps(), turned, turned).holds
+        assert proof(steps(), moved(1), turned).holds
+
     def test_floats_may_differ_by_what_float32_rounds_away(self) -> None:
         model = steps(DType.FLOAT32, None)
         assert proof(model, lambda x: x * np.float32(1 + 1e-4)).holds
