@@ -26,6 +26,10 @@ def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str 
     (NNAPI section 8.1).
     """
     attributes = site.operation.attributes
+    require(
+        len(sizes) == len(extents) == len(axes),
+        "an image or a window whose shape lacks an axis that the window slides along",
+    )
     strides = [attributes.integer(f"stride_{a}") for a in axes]
     dilations = [int(str(attributes.get(f"dilation_{a}_factor", 1))) for a in axes]
     require(
