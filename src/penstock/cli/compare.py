@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from penstock.cli import options, writing
-from penstock.cli.failures import Unfinished, UsageError
+from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
-from penstock.errors import NotExportable
+from penstock.cli.shapes import parse_shapes, shaped, with_remedy
+from penstock.errors import NotExportable, ShapeMismatch
 
 if TYPE_CHECKING:
     from penstock.hal import AccuracyClass
@@ -51,13 +52,15 @@ def compare(
     signature: options.SignatureName = None,
     accuracy: options.Accuracy = None,
     seed: options.Seed = 0,
+    shape: options.Shapes = None,
 ) -> None:
     """Find the first operation of MODEL whose result on a device departs from the reference's.
 
     The model is cut at its operations, each part is fed the real values that INPUT leads to, and a part that departs
     is halved. Exit code 1 when an operation departs, alone or compiled with its neighbours, or nothing could be
     compared. Exit code 0 where none does: also where their roundings, each within its class, add up to outputs of the
-    whole model that are farther off, which the verdict says (--json: outputs.departs).
+    whole model that are farther off, which the verdict says (--json: outputs.departs). Dimensions that the model leaves
+    unknown are those of INPUT, and 1 in random ones where --shape does not say.
     """
     from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed, parse_normalisation
@@ -67,6 +70,7 @@ def compare(
     output = output_of(context)
     wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
     target = writing.target("--out", out, (".tflite",))
+    shapes = parse_shapes(shape)
     opening.policy_of(accuracy)
     opening.check_devices([*(device or ()), against])
     names = _chosen(device, against)
@@ -74,15 +78,19 @@ def compare(
     opening.warn_of_settings(output)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
     interface = interface_of(entered, signature)
-    given = inputs or (["random"] if interface.inputs else [])
-    fed = feed(given, interface.inputs, entered.metadata.inputs, wishes)
+    operands = shaped(interface.inputs, shapes)
+    given = inputs or (["random"] if operands else [])
+    fed = feed(given, operands, entered.metadata.inputs, wishes)
     arrays = in_order(fed.arrays, interface)
     kind = cast("AccuracyClass", accuracy or DEFAULT_CLASS)
     found = []
     written: list[str] = []
     for name in names:
         with _told(output, name) as progress:
-            result = _compare(entered, arrays, name, against, kind, progress)
+            try:
+                result = _compare(entered, arrays, name, against, kind, progress)
+            except ShapeMismatch as error:
+                raise FileError(loaded.path, with_remedy(error, fed.assumed)) from error
         output.line(result.show(), _colour(result))
         found.append(result)
         if target is not None and result.departure is not None and not written:

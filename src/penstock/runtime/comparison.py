@@ -8,11 +8,11 @@ from typing import Any
 from penstock.errors import InputError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
-from penstock.ir import Model
+from penstock.ir import Model, infer_shapes
 from penstock.runtime.bisection import Search
 from penstock.runtime.departures import Comparison, Departure, case_arrays
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.operations import REFERENCE
+from penstock.runtime.operations import REFERENCE, arrays_of
 
 __all__ = ["Comparison", "Departure", "case_arrays", "compare"]
 
@@ -30,20 +30,22 @@ def compare(
 ) -> Comparison:
     """The first operation of *model* whose result on *device* departs from that on *against*.
 
-    *inputs* are those of `CompiledModel.run`; variables start at their initial values, or at those of *state*,
+    *inputs* are those of `CompiledModel.run`, and *device* is asked what it supports for their shapes; variables start at their initial values, or at those of *state*,
     which gets the new ones. *against* computes what it supports, the reference device the rest. An operation with
     subgraphs (IF, WHILE) counts as one. What the device does not support, or not in the class *accuracy*, is not
     compared. *timeout*, in seconds, is each run's deadline. *progress* is told each part that is tried.
 
     All values of one run are held in memory at once. Raises `InputError` for inputs that do not fit,
-    `PlacementError` for a device that is unknown or cannot be used, and whatever *against* raises.
+    `ShapeMismatch` where their shapes do not fit each other, `PlacementError` for a device that is unknown or cannot be used, and whatever *against* raises.
     """
     (candidate,) = manager.choose([device])
     (judge,) = manager.choose([against])
     if candidate.name == judge.name:
         raise InputError(f"{candidate.name} would be compared with itself")
+    arrays = arrays_of(model, inputs)
+    model = infer_shapes(model, {at: array.shape for at, array in enumerate(arrays)})
     search = Search(model, candidate, accuracy, timeout, progress)
-    search.record(inputs, judge, state)
+    search.record(arrays, judge, state)
     outputs, failed = search.whole()
     departure = search.first()
     if departure is None and (failed is not None or outputs.departs):

@@ -76,6 +76,18 @@ class OperationCase(Struct, frozen=True, eq=False):
         return tuple(range(len(entry.inputs))), tuple(range(len(entry.outputs)))
 
 
+def arrays_of(model: Model, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray]:
+    """*inputs*, those of `CompiledModel.run`, as arrays in the order of `model.inputs`, of their dtypes and shapes that fit.
+
+    Raises `InputError` for inputs that do not fit.
+    """
+    given = arrange(inputs, [o.name for o in model.inputs])
+    return [
+        as_array(value, operand, at, [])
+        for at, (value, operand) in enumerate(zip(given, model.inputs, strict=True))
+    ]
+
+
 def cases_of(
     model: Model,
     inputs: Mapping[str, Any] | Sequence[Any],
@@ -95,12 +107,7 @@ def cases_of(
     that it cannot run, when it is reached.
     """
     entry = model.entry
-    arrays = [
-        as_array(value, operand, at, [])
-        for at, (value, operand) in enumerate(
-            zip(arrange(inputs, [o.name for o in model.inputs]), model.inputs, strict=True)
-        )
-    ]
+    arrays = arrays_of(model, inputs)
     values: dict[int, NDArray] = dict(zip(entry.ordinary_inputs, arrays, strict=True))
     memory = State(model) if state is None else state
     values |= {p.input: memory.get(p.variable) for p in entry.states if p.input is not None}

@@ -172,6 +172,50 @@ def test_state_and_the_class_exact(run: Run, tmp_path: Path) -> None:
     )
 
 
+@pytest.fixture
+def open_batch(tmp_path: Path) -> Path:
+    """Two inputs of an unknown batch, side by side; what shape that gives is for inference."""
+    b = ModelBuilder()
+    x, y = (b.input(DType.FLOAT32, (None, 4), name) for name in "xy")
+    path = tmp_path / "open.tflite"
+    both = b.operation("CONCATENATION", [x, y], [(DType.FLOAT32, None)], {"axis": 1})
+    path.write_bytes(tflite.write(b.build(both)))
+    return path
+
+
+def test_an_unknown_dimension_is_that_of_the_input_or_of_the_option_or_one(
+    run: Run, open_batch: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((3, 4), np.float32), y=np.ones((3, 4), np.float32))
+    for arguments, batch in (
+        ((), 1),
+        (("--shape", "x=2,4", "--shape", "y=2,4"), 2),
+        ((tmp_path / "in.npz",), 3),
+    ):
+        found = parsed(run("compare", open_batch, *arguments, "-d", "xnnpack", "--json"))
+        assert [i["shape"] for i in found["inputs"]] == [[batch, 4], [batch, 4]]
+        assert (found["devices"][0]["supported"], found["devices"][0]["refused"]) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "code", "complaint"),
+    [
+        (["x=2,4", "y=3,4"], 3, "operation 0 (CONCATENATION)"),
+        (["y=3,4"], 3, "(taken for x=1,4; --shape gives another shape)"),
+        (["x=2,5"], 2, "--shape x=2,5: the input is float32"),
+        (["z=1"], 2, "no input is named 'z'"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_one_line(
+    run: Run, open_batch: Path, shapes: list[str], code: int, complaint: str
+) -> None:
+    options = [text for shape in shapes for text in ("--shape", shape)]
+    result = run("compare", open_batch, *options, "-d", "sample")
+    assert result.exit_code == code, result.output
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

@@ -22,6 +22,7 @@ from penstock.hal import (
     Request,
 )
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
+from penstock.ir.types import is_static
 from penstock.runtime.comparison import Comparison, case_arrays, compare
 from penstock.runtime.operations import cases_of
 from penstock.testing.contract.cases import branch, state
@@ -338,3 +339,17 @@ def test_the_result_is_plain_data() -> None:
     assert made["departure"]["index"] == 5
     assert made["departure"]["distance"]["value"] == 2
     assert made["departs"] is True
+
+
+def test_a_device_is_asked_about_the_shapes_of_the_inputs() -> None:
+    def supports(model: Model, index: int) -> bool:
+        outputs = model.operations[index].outputs
+        return all(is_static(model.operands[o].shape) for o in outputs)
+
+    b = ModelBuilder()
+    x = b.input(F32, (None, 4), "x")
+    for _ in range(3):
+        (x,) = b.operation("RELU", [x], [(F32, (None, 4))])
+    device = SubsetDevice(sample(), "static", supports)
+    found = compare(b.build([x]), [np.ones((2, 4), np.float32)], device)
+    assert (found.supported, found.refused, found.departs) == (3, {}, False)
