@@ -20,11 +20,17 @@ MOST_VERDICTS: Final = 1024
 _DOMAIN: Final = b"penstock placement verdict"
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """The part of a report that is read here."""
+
+    accuracy: str | None = None
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The device of each operation that measuring chose, under *key*.
 
     *report* is what was measured, as the writer encoded it, *created* seconds since the epoch, *penstock* the
-    version that wrote it.
+    version that wrote it, *model* the hexadecimal digest of the model before shapes were put into it.
     """
 
     key: Digits
@@ -32,6 +38,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     report: msgspec.Raw
     created: float = msgspec.field(default_factory=time.time)
     penstock: str = ""
+    model: str = ""
+
+    @property
+    def accuracy(self) -> str | None:
+        """The class that measuring chose in the place of the one asked for; None where it chose none."""
+        try:
+            return msgspec.json.decode(self.report, type=_Told).accuracy
+        except msgspec.DecodeError:
+            return None
 
 
 def verdict_key(ingredients: Mapping[str, str]) -> str:

@@ -123,18 +123,21 @@ def bench(
 def show_tuned(output: Output, tuned: Tuned) -> None:
     """What measuring placements gave, by candidate."""
     from penstock.partitioning.plan import PREDICTED
+    from penstock.partitioning.show import reasons_against
 
     when = "measured before" if tuned.stored else "measured now"
     if tuned.candidates:
         rows = [
             (
                 f"{candidate.name} *" if candidate.name == tuned.winner else candidate.name,
-                candidate.error or milliseconds(candidate.median_ns),
-                "" if candidate.error else milliseconds(candidate.spread_ns),
+                milliseconds(candidate.median_ns) if candidate.runs else "failed",
+                milliseconds(candidate.spread_ns) if candidate.runs else "",
             )
             for candidate in tuned.candidates
         ]
         output.table(("placement", "median", "between quartiles"), rows)
+        for reason in reasons_against(tuned):
+            output.line(reason, "yellow")
     if not tuned.candidates and tuned.winner == PREDICTED:
         output.line(f"not tuned, nothing was measured: {tuned.reason}", "dim")
         return

@@ -206,7 +206,9 @@ class ExecutionPlan(Struct, frozen=True):
         return show_plan(self)
 
     def summary(self) -> str:
-        """The plan in one line, without a line end."""
+        """The plan in one line, without a line end. It names the class that steps are compiled in where measuring chose
+        another than the policy's.
+        """
         from penstock.partitioning.show import summarize_plan
 
         return summarize_plan(self)

@@ -93,6 +93,15 @@ def describe_tuned(tuned: Tuned) -> str:
     return f"measured{when}: {tuned.winner}: {tuned.reason}; medians: {medians}{kept}"
 
 
+def reasons_against(tuned: Tuned) -> list[str]:
+    """Why each candidate that was measured and is out, or could not be measured, was not taken: a sentence each."""
+    return [
+        f"{m.name!r} {'is out' if m.runs else 'failed'}: {_line(m.error)}"
+        for m in tuned.candidates
+        if m.error is not None
+    ]
+
+
 def show_plan(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.show`."""
     return "\n".join(_lines(plan, WIDTH)) + "\n"
@@ -104,6 +113,8 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
         lines += _wrapped(prediction, "  ", width)
     if plan.tuned is not None:
         lines += _wrapped(describe_tuned(plan.tuned), "  ", width)
+        for reason in reasons_against(plan.tuned):
+            lines += _wrapped(f"  {reason}", "    ", width)
     lines += _steps(plan, width)
     if idle := idle_operations(plan):
         text = f"not run, because nothing reads the results: {ranges(idle)}"
@@ -131,11 +142,13 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
 
 
 def summarize_plan(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.summary`."""
+    """`ExecutionPlan.summary`. A class is named only where another one was asked for: measuring chose it."""
     placed = Counter(placement.device for placement in plan.operations)
     shares = ", ".join(f"{device} {placed[device]}" for device in plan.devices if placed[device])
     text = f"{counted(len(plan.steps), 'step')}, {counted(len(plan.operations), 'operation')}"
     text += f" ({shares})" if shares else ""
+    if plan.tuned is not None and plan.tuned.accuracy is not None:
+        text += f", {plan.tuned.accuracy}"
     if plan.temporaries.nbytes:
         text += f", {counted(plan.temporaries.nbytes, 'byte')} between steps"
     if plan.temporaries.dynamic:

@@ -201,6 +201,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         report=msgspec.Raw(msgspec.json.encode(plan.tuned)),
         # Not imported: the top package imports this one.
         penstock=sys.modules["penstock"].__version__,
+        model=occasion.source.digest.hex(),
     )
     try:
         Verdicts(occasion.directory).save(verdict)

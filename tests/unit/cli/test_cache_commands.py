@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -469,14 +470,18 @@ def test_clear_asks_nobody_off_a_terminal(run: Run, warm: Path, directory: Path)
 
 def test_measured_placements_are_listed_and_removed_one_by_one(run: Run, directory: Path) -> None:
     verdicts = Verdicts(directory)
-    for digit in "ab":
+    for digit, report in (("a", b"{}"), ("b", b'{"accuracy": "stepwise"}')):
+        devices, model = ("one", "two", "one"), f"{digit}1" * 64
         verdicts.save(
-            Verdict(key=digit * 64, devices=("one", "two", "one"), report=msgspec.Raw(b"{}"))
+            Verdict(key=digit * 64, devices=devices, report=msgspec.Raw(report), model=model)
         )
     listed = parsed(run("cache", "ls", "--json"))["verdicts"]
     assert sorted(v["key"][0] for v in listed) == ["a", "b"]
     assert listed[0]["devices"] == ["one", "two"]
-    assert "aaaaaaaaaaaa" in run("cache", "ls").stdout
+    shown = run("cache", "ls").stdout
+    assert re.search(r"^a{12} +(a1){6} +one, two +as asked ", shown, re.MULTILINE)
+    assert re.search(r"^b{12} +(b1){6} +one, two +stepwise ", shown, re.MULTILINE)
+    assert {v["key"][0]: v["accuracy"] for v in listed} == {"a": None, "b": "stepwise"}
     assert "no measured placements begin so" in one_line(run("cache", "clear", "--verdict", "c"), 2)
     assert run("cache", "clear", "--verdict", "a").exit_code == 0
     assert [v.key[0] for v in verdicts.every()] == ["b"]

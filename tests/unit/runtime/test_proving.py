@@ -92,6 +92,7 @@ def test_a_faster_stepwise_plan_wins_where_it_is_proved() -> None:
         "brief, stepwise",
     )
     assert [step.device for step in plan.steps] == ["brief"]
+    assert plan.summary() == "1 step, 1 operation (brief 1), stepwise"
     assert told.reason.startswith("is faster than usual by 3 ms, noise 0 ns; on 6 drawn inputs")
     assert told.reason.endswith("outputs lie up to 1 from the reference's, 1 allowed")
 
@@ -105,7 +106,11 @@ def test_it_is_out_where_its_outputs_lie_farther_and_the_plan_says_so() -> None:
         "within a step in each operation, but not proved as a whole: on 6 drawn"
     )
     assert "up to 2 from the reference's, 1 allowed" in error
-    assert "brief, stepwise out" in " ".join(plan.show().split())
+    shown = plan.show()
+    assert "brief, stepwise out" in " ".join(shown.split())
+    assert f"'brief, stepwise' is out: {error}" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+    assert plan.summary() == "1 step, 1 operation (usual 1)"
 
 
 @pytest.mark.parametrize("policy", [Policy(accuracy="relaxed"), Policy(accuracy="exact")])

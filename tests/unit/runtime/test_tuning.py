@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
+from penstock.cache.verdicts import Verdicts
 from penstock.errors import Cancelled, GeneralFailure, InputError
 from penstock.hal import (
     CancelToken,
@@ -249,6 +250,7 @@ def test_a_verdict_is_kept_and_measures_nothing_the_next_time(tmp_path: Path) ->
     assert replace(found.tuned, stored=False) == first.tuned
     assert replace(found, tuned=None) == replace(first, tuned=None)
     assert [d.compiles for d in devices] == before
+    assert [v.model for v in Verdicts(tmp_path).every()] == [model.digest.hex()]
 
 
 def test_a_verdict_is_of_one_model_and_of_these_devices_in_these_versions(tmp_path: Path) -> None:

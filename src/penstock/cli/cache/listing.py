@@ -56,9 +56,18 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
     verdicts = Verdicts(cache.directory).every()
     if verdicts:
         output.table(
-            ("measured placement", "devices", "created"),
-            [(v.key[:SHORT], ", ".join(devices_of(v)), when(v.created)) for v in verdicts],
-            whole=("measured placement",),
+            ("measured placement", "model", "devices", "class", "created"),
+            [
+                (
+                    v.key[:SHORT],
+                    v.model[:SHORT] or "not known",
+                    ", ".join(devices_of(v)),
+                    v.accuracy or "as asked",
+                    when(v.created),
+                )
+                for v in verdicts
+            ],
+            whole=("measured placement", "model", "class"),
         )
     output.line(f"{how_many(entries)}, {size(total)} in {cache.directory}", "dim")
     output.json(
@@ -66,7 +75,14 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
             "directory": str(cache.directory),
             "entries": [describe(entry) for entry in entries],
             "verdicts": [
-                {"key": v.key, "devices": devices_of(v), "created": v.created} for v in verdicts
+                {
+                    "key": v.key,
+                    "model": v.model,
+                    "devices": devices_of(v),
+                    "accuracy": v.accuracy,
+                    "created": v.created,
+                }
+                for v in verdicts
             ],
             "nbytes": total,
         }
