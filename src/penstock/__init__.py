@@ -10,7 +10,7 @@ Submodules load when their names are first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.logs import keep_quiet
 
@@ -64,14 +64,34 @@ _HOMES = {
     "load": "penstock.loaders.registry",
 }
 
+_SUBMODULES: Final = frozenset(
+    (
+        "cache",
+        "errors",
+        "export",
+        "hal",
+        "ir",
+        "loaders",
+        "memory",
+        "nnapi",
+        "partitioning",
+        "runtime",
+        "testing",
+        "tflite",
+    )
+)
+"""What of the package is public beside the names above: loaded as it is first asked for, and no part of `import *`."""
+
 keep_quiet()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _SUBMODULES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _SUBMODULES:
+        return import_module(f"penstock.{name}")
     module, _, attribute = _HOMES[name].partition(":")
     value = getattr(import_module(module), attribute or name)
     globals()[name] = value
@@ -79,4 +99,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_SUBMODULES})

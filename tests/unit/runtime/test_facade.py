@@ -19,8 +19,25 @@ def test_every_public_name_is_what_the_facade_bound() -> None:
     assert {name: getattr(penstock, name) for name in penstock.__all__} == bound
 
 
-def test_dir_lists_the_public_names() -> None:
-    assert dir(penstock) == sorted(penstock.__all__)
+def test_dir_lists_the_public_names_and_the_public_submodules() -> None:
+    listed = dir(penstock)
+    assert listed == sorted(listed)
+    assert set(penstock.__all__) < set(listed)
+    for name in set(listed) - set(penstock.__all__):
+        assert getattr(penstock, name) is importlib.import_module(f"penstock.{name}")
+
+
+def test_submodules_load_as_they_are_first_asked_for_and_no_sooner() -> None:
+    code = (
+        "import sys, penstock;"
+        "names = sorted(set(dir(penstock)) - set(penstock.__all__));"
+        "early = [n for n in ('cache', 'export', 'runtime', 'testing', 'tflite')"
+        " if f'penstock.{n}' in sys.modules];"
+        "print(early, penstock.errors.PenstockError is penstock.PenstockError,"
+        " [n for n in names if getattr(penstock, n).__name__ != f'penstock.{n}'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True []"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
