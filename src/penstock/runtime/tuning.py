@@ -13,7 +13,12 @@ from msgspec.structs import asdict, replace
 
 from penstock.cache.ingredients import CACHE_SCHEMA, cpu_features
 from penstock.cache.verdicts import Verdict, Verdicts, verdict_key
-from penstock.errors import CacheError
+from penstock.errors import (
+    CacheError,
+    MissedDeadline,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+)
 from penstock.hal import PrepareConfig
 from penstock.partitioning.fallback import held_to_proof
 from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
@@ -39,6 +44,8 @@ VERDICT_SCHEMA: Final = "2"
 
 STEPS_ADD_UP: Final = "within a step in each operation, but not proved as a whole"
 NOTHING_USUAL: Final = "no other placement could be measured, with which to compare"
+
+TOO_LATE: Final = "the compile's timeout had passed before the placements were measured: give a longer one, or do not tune"
 
 NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was measured"
 
@@ -74,6 +81,16 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     A candidate that fails to compile or to run is out, and so is one that is faster in `stepwise` if that is not proved to
     be `faithful` as a whole. Raises what `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's own.
     """
+    try:
+        return _tuned(occasion)
+    except MissedDeadline as error:
+        # What each driver and step calls its beginning is in the midst of this.
+        is_transient = isinstance(error, MissedDeadlineTransient)
+        kind = MissedDeadlineTransient if is_transient else MissedDeadlinePersistent
+        raise kind(TOO_LATE) from error
+
+
+def _tuned(occasion: Occasion) -> ExecutionPlan:
     low_power = occasion.config.preference == "low_power"
     plan = placed(occasion)
     if reason := unmeasurable(occasion.model):

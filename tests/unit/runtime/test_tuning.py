@@ -15,7 +15,14 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.cache.verdicts import Verdicts
-from penstock.errors import Cancelled, GeneralFailure, InputError
+from penstock.errors import (
+    Cancelled,
+    GeneralFailure,
+    InputError,
+    MissedDeadline,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+)
 from penstock.hal import (
     CancelToken,
     ExecutionConfig,
@@ -29,7 +36,7 @@ from penstock.partitioning import Policy
 from penstock.partitioning.reasons import duration
 from penstock.runtime.explain import explain_model
 from penstock.runtime.trial import Occasion
-from penstock.runtime.tuning import NO_COUNTER, stored_plan, tuned_plan
+from penstock.runtime.tuning import NO_COUNTER, TOO_LATE, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.partitioning.models import chain
 
@@ -236,6 +243,23 @@ def test_the_reference_wins_where_no_engine_runs() -> None:
     assert [s.device for s in plan.steps] == ["reference"]
     assert plan.tuned is not None
     assert plan.tuned.reason == "no placement is faster than this one device"
+
+
+@pytest.mark.parametrize("kind", [MissedDeadlinePersistent, MissedDeadlineTransient])
+def test_a_deadline_that_passes_in_the_midst_is_told_of_the_whole(
+    kind: type[MissedDeadline],
+) -> None:
+    devices = liars()
+
+    def prepare(*_: object) -> NumpyPrepared:
+        raise kind("the deadline had passed before the work began")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices[0], "prepare_model", prepare)
+        with pytest.raises(kind) as caught:
+            tuned_plan(occasion(chain(KINDS), devices))
+    assert str(caught.value) == TOO_LATE
+    assert "before the work began" in str(caught.value.__cause__)
 
 
 def test_a_verdict_is_kept_and_measures_nothing_the_next_time(tmp_path: Path) -> None:
