@@ -128,5 +128,16 @@ def check_interrupts(config: PrepareConfig) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, with its class."""
-    return f"{type(error).__name__}: {error}"
+    """An error in one line, with its class. No byte of it may command a terminal."""
+    return f"{type(error).__name__}: {in_one_line(error)}"
+
+
+def in_one_line(error: BaseException) -> str:
+    r"""What *error* says, in one line, its control characters as escapes: ESC as `\x1b`."""
+    text = " ".join(str(error).split())
+    if text.isprintable():
+        return text
+    # A process that isolates no driver has no other use for this package.
+    from penstock.ipc.text import printable
+
+    return printable(text)

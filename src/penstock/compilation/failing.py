@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from penstock.compilation.calls import describe, in_one_line
 from penstock.compilation.receipt import Failure
 from penstock.errors import FOREIGN, DeadObject, DriverError
 from penstock.ir import Model
@@ -39,7 +40,7 @@ def final(
     *lost* that memory which the step reads or writes is gone with its device, so that nobody can repeat it.
     The original is its cause. An error that cannot be made anew gets the same words as a note.
     """
-    words = " ".join(str(error).split()) or type(error).__name__
+    words = in_one_line(error) or type(error).__name__
     said = in_model(step, f"{type(error).__name__}: {words}")
     place, words = _place(step, words)
     if isinstance(error, DeadObject):
@@ -90,7 +91,7 @@ def told(error: BaseException) -> str:
     """In one line what a driver said, without the words that `final` put around it: for who tries devices out."""
     if isinstance(error, DriverError) and error.said:
         return error.said
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return describe(error)
 
 
 def _place(step: ExecutionStep, words: str) -> tuple[str, str]:

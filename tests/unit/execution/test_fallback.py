@@ -526,3 +526,23 @@ def test_the_receipt_names_a_device_that_could_not_be_asked(
     assert note in caplog.text
     with compiled(add_relu(), only("adder", "ADD"), NumpyDevice("whole")) as model:
         assert model.receipt.notes == ()
+
+
+@pytest.mark.parametrize("method", ["prepare_model", "execute"])
+def test_what_a_driver_here_says_commands_no_terminal(method: str) -> None:
+    said = "hot\x1b[2J\x00 and\nbroken\x9b"
+    device = FaultyDevice(
+        only("a", "ADD", "RELU"), {method: "always"}, lambda _: GeneralFailure(said)
+    )
+    with compiled(add_relu(), device) as model:
+        receipt = model(X, X).receipt if method == "execute" else model.receipt
+    errors = [failure.error for step in receipt.steps for failure in step.failures]
+    assert errors
+    assert set(errors) == {r"GeneralFailure: hot\x1b[2J\x00 and broken\x9b"}
+    assert receipt.show().replace("\n", "").isprintable()
+    refused = FaultyDevice(
+        only("a", "ADD", "RELU"), {method: "always"}, lambda _: GeneralFailure(said)
+    )
+    alone = penstock.Policy(placement="nnapi", allow_fallback=False)
+    with pytest.raises(GeneralFailure, match=r"hot\\x1b\[2J\\x00 and broken\\x9b"):
+        compiled(add_relu(), refused, policy=alone)(X, X)
