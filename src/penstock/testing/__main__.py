@@ -53,7 +53,7 @@ def _contract(options: argparse.Namespace) -> int:
         options.driver, limit=options.limit, progress=None if options.json else show
     )
     report = Report.of(results)
-    _print_report(report, contract.summary(options.driver, report), json=options.json)
+    _print_report(report, contract.summary(options.driver, report, results), json=options.json)
     return 1 if report.failed else 0
 
 

@@ -21,7 +21,7 @@ from penstock.testing.contract import (
     run_check,
 )
 from penstock.testing.contract.promise import rule_of
-from penstock.testing.contract.runner import PAGE, READING, reading
+from penstock.testing.contract.runner import PAGE, READING, Report, reading
 from penstock.testing.devices import find_devices
 
 
@@ -39,6 +39,25 @@ def test_a_table_has_a_line_for_every_check(capsys: pytest.CaptureFixture[str]) 
     assert len(lines) == len(CHECKS) + 1
     assert any("check_support_is_pure" in line and " ok " in line for line in lines)
     assert lines[-1].startswith("null: ")
+
+
+def test_the_last_line_says_where_most_was_not_tried_and_why() -> None:
+    def results(passed: int, **reasons: int) -> list[CheckResult]:
+        left = [
+            CheckResult("s", "c", "not_covered", why.replace("_", " "), 0.0)
+            for why, n in reasons.items()
+            for _ in range(n)
+        ]
+        return [CheckResult("s", "c", "passed", "", 0.0)] * passed + left
+
+    def line(found: list[CheckResult]) -> str:
+        return contract.summary("d", Report.of(found), found)
+
+    assert line(results(2, it_caches_nothing=1, it_supports_none=4, it_is_shy=2)) == (
+        "d: 2 passed, 0 failed, 7 not covered; "
+        "most was not tried: it supports none (4 checks), it is shy (2 checks)"
+    )
+    assert line(results(3, it_supports_none=7)) == "d: 3 passed, 0 failed, 7 not covered"
 
 
 DRIVERS = """

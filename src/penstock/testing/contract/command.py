@@ -6,13 +6,14 @@ new process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 
-from penstock.errors import PlacementError
+from penstock.errors import PlacementError, counted
 from penstock.hal import Device
 from penstock.testing.contract.promise import Check, rule_of
 from penstock.testing.contract.runner import (
@@ -28,6 +29,10 @@ from penstock.testing.supervised import Case, supervise
 
 LIMIT: Final = 60.0
 """Seconds that one check may take."""
+
+MOSTLY: Final = 0.75
+"""Of all checks: where so many are not covered the last line says why."""
+SHOWN_REASONS: Final = 2
 
 USABLE: Final = "check_works_here"
 MAKER: Final = f"{__name__}:cases"
@@ -105,7 +110,13 @@ def show(result: CheckResult) -> str:
     return "\n".join([line, *(f"    {label}: {text}" for label, text in about if text)])
 
 
-def summary(driver: str, report: Report) -> str:
-    """The last line of a table."""
+def summary(driver: str, report: Report, results: Sequence[CheckResult]) -> str:
+    """The last line of a table. Where so few checks could be tried that their success says little, it says why."""
     counts = f"{report.passed} passed, {report.failed} failed, {report.not_covered} not covered"
-    return f"{driver}: {counts}"
+    if report.not_covered < MOSTLY * len(results):
+        return f"{driver}: {counts}"
+    reasons = Counter(r.message for r in results if r.outcome == "not_covered")
+    why = ", ".join(
+        f"{reason} ({counted(n, 'check')})" for reason, n in reasons.most_common(SHOWN_REASONS)
+    )
+    return f"{driver}: {counts}; most was not tried: {why}"
