@@ -26,8 +26,8 @@ LEAST_EXAMPLES: Final = 4
 """Drawn inputs that outputs are measured on: noise and blocks of colour, each in two ranges; more while there is time."""
 
 ROUNDING: Final = 0.25
-"""Of an output's range: what of the usual plan lies farther from the reference is another answer (boxes of a detector in another
-order), and no measure of what rounding does.
+"""Of an output's range: what of the usual plan lies farther from the reference is another answer (the place of another maximum,
+boxes in another order), and its largest says little of what rounding does.
 """
 
 BUDGET_NS: Final = 20_000_000_000
@@ -49,21 +49,25 @@ class _Output(Struct):
 
     @property
     def allowed(self) -> float:
-        # Beside a usual plan that gives another answer nothing but a step can be.
-        is_rounding = self.usual <= ROUNDING * (self.most - self.least)
-        return self.step + (self.usual if is_rounding else 0.0)
+        # Beside a usual plan whose distance cannot be told nothing but a step can be.
+        return self.step + (self.usual if math.isfinite(self.usual) else 0.0)
+
+    @property
+    def spread(self) -> float:
+        """How many times the usual plan's the root mean square may be."""
+        return SPREAD if self.usual <= ROUNDING * (self.most - self.least) else 1.0
 
     @property
     def holds(self) -> bool:
         if not math.isfinite(self.off):
             return False
-        is_spread = self.squares > SPREAD**2 * self.usual_squares
+        is_spread = self.squares > self.spread**2 * self.usual_squares
         return self.off <= self.step or (self.off <= self.allowed and not is_spread)
 
     @property
     def told(self) -> str:
         ratio = math.sqrt(self.squares / self.usual_squares) if self.usual_squares else 0.0
-        spread = f", RMS {ratio:.2f} of the usual plan's, {SPREAD} allowed" if ratio else ""
+        spread = f", RMS {ratio:.2f} of the usual plan's, {self.spread} allowed" if ratio else ""
         return f"up to {self.off:.3g} from the reference's, {self.allowed:.3g} allowed{spread}"
 
 
@@ -81,7 +85,7 @@ def prove(
     *plan* must lie no farther away than that of *usual*, a faithful plan, plus one step: the largest distance over all
     examples, of which the class would allow 1.5 times the usual one, since other inputs may lie farther. And the root mean
     square of the differences, which depends less on chance, must be no more than 1.2 times the usual one; one that lies within a
-    step everywhere need not be, and one must where *usual* itself lies more than a quarter of the output's range away. A step is one of the quantisation, of floats what they were dequantised by, at
+    step everywhere need not be, and where *usual* itself lies more than a quarter of the output's range away it must be no more than the usual one. A step is one of the quantisation, of floats what they were dequantised by, at
     least what float32 may round away (2e-4 of the largest value). Outputs that are no numbers, and whole numbers without
     a scale, must be equal.
 

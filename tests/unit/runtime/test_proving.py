@@ -320,12 +320,20 @@ class TestTheBound:
         assert not found.holds
         assert re.search(r", RMS (2\.0|1\.9)\d of the usual plan's, 1\.2 allowed$", found.told)
 
-    def test_is_a_step_where_the_usual_plan_gives_another_answer(self) -> None:
+    def test_leaves_no_room_where_the_usual_plan_gives_another_answer(self) -> None:
         def turned(x: NDArray) -> NDArray:
             return x[::-1]
 
-        assert not proof(steps(), turned, turned).holds
-        assert proof(steps(), moved(1), turned).holds
+        def more(x: NDArray) -> NDArray:
+            mixed = x.copy()
+            mixed[0], mixed[-1] = x[-1], x[0]
+            return mixed
+
+        assert proof(steps(), turned, turned).holds
+        assert proof(steps(), more, turned).holds
+        found = proof(steps(), turned, more)
+        assert not found.holds
+        assert found.told.endswith("1.0 allowed")
 
     def test_floats_may_differ_by_what_float32_rounds_away(self) -> None:
         model = steps(DType.FLOAT32, None)
@@ -417,3 +425,11 @@ def test_a_device_that_cannot_be_asked_is_left_out() -> None:
     given = replace(given, devices=[*every, mute], named={**given.named, "mute": mute})
     plan = tuned_plan(given)
     assert plan.accuracy == "stepwise"
+
+
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT32])
+def test_whole_numbers_in_the_shape_of_a_picture_are_drawn_as_its_colours(dtype: DType) -> None:
+    drawn = example(Operand(dtype, (1, 40, 50, 3)))
+    assert (drawn.dtype, drawn.min(), drawn.max()) == (dtype.numpy, 0, 255)
+    assert not example(Operand(dtype, (1, 40, 50, 7))).any()
+    assert not example(Operand(dtype, (1, 40))).any()
