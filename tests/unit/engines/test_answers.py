@@ -98,7 +98,7 @@ def test_hardware_on_which_nothing_was_measured_says_so(examine: Examine) -> Non
 @pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])
 def test_a_window_over_an_image_of_a_lesser_rank_is_refused_in_words(examine: Examine) -> None:
     b = ModelBuilder()
-    attributes = {"stride_h": 1, "stride_w": 1, "filter_height": 1, "filter_width": 1, "padding": "VALID"}  # fmt: skip
+    attributes: dict[str, Any] = {"stride_h": 1, "stride_w": 1, "filter_height": 1, "filter_width": 1, "padding": "VALID"}  # fmt: skip
     x = b.input(F32, (1, 2), "x")
     (answer,) = examine(b.build(b.operation("MAX_POOL_2D", [x], [(F32, (1, 2))], attributes)))
     assert not answer.supported
