@@ -90,6 +90,12 @@ class SealedRecords(Generic[R]):
         found = (self.load(name.removesuffix(".json")) for name in names)
         return sorted(filter(None, found), key=lambda record: -record.created)
 
+    def untrusted(self) -> list[str]:
+        """The keys of those that count as not there although their files are, sorted. Raises `Unreadable`."""
+        with self._store.naming("read"):
+            keys = [n.removesuffix(".json") for n in self._names() if n.endswith(".json")]
+            return sorted(k for k in keys if self.load(k) is None and self._stands(k))
+
     def remove(self, key: str) -> None:
         """Removes the record under *key*; without one nothing happens. Raises `Unreadable`."""
         with self._store.naming("emptied"):
@@ -108,6 +114,14 @@ class SealedRecords(Generic[R]):
 
     def _name(self, key: str) -> str:
         return os.path.join(self._path, f"{key}.json")
+
+    def _stands(self, key: str) -> bool:
+        """Whether there is a file: another process may have removed it meanwhile."""
+        try:
+            self._files.status_of(self._name(key))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _make(self) -> None:
         try:

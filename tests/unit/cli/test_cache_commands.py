@@ -319,6 +319,25 @@ def test_verify_takes_an_unwritten_entry_for_a_miss(run: Run, model: Path, direc
     assert "NotYetWritten: " in run("cache", "verify").stdout
 
 
+def test_verify_names_a_measured_placement_that_was_altered(run: Run, directory: Path) -> None:
+    verdicts = Verdicts(directory)
+    for digit in "ab":
+        verdicts.save(Verdict(key=digit * 64, devices=("one",), report=msgspec.Raw(b"{}")))
+    result = run("cache", "verify")
+    assert "0 entries and 2 measured placements verified, 0 refused" in result.stdout
+    flip(directory / "placements" / f"{'a' * 64}.json", 100)
+    result = run("cache", "verify")
+    line = one_line(result, 1)
+    assert line.startswith("the measured placement aaaaaaaaaaaa is refused: Unreadable: ")
+    assert line.endswith("'penstock cache clear' removes it")
+    assert "2 measured placements verified, 1 refused" in result.stdout
+    data = parsed(run("cache", "verify", "--json"), 1)
+    assert (data["verified"], data["refused"]) == (2, 1)
+    assert [(v["key"][0], v["sound"]) for v in data["verdicts"]] == [("b", True), ("a", False)]
+    verdicts.clear()
+    assert run("cache", "verify").exit_code == 0
+
+
 def test_an_entry_without_its_index_is_still_listed(run: Run, warm: Path, directory: Path) -> None:
     (index,) = directory.glob("*.json")
     index.unlink()
