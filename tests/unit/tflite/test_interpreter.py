@@ -514,6 +514,9 @@ class TestLife:
     def test_it_goes_on_in_a_forked_child(self) -> None:
         interpreter = opened(accumulator().encode())
         run(interpreter, np.ones(2, np.float32))
+        # The child is not to close engines that tests before have left: their threads are not in it.
+        gc.collect()
+        gc.freeze()
         context = multiprocessing.get_context("fork")
         queue = context.Queue()
         child = context.Process(target=lambda: queue.put(run(interpreter, np.ones(2, np.float32))))
