@@ -107,9 +107,8 @@ def _stepwise(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
     policy = replace(occasion.policy, accuracy=PROVABLE)
     try:
         found = candidates(occasion.model, occasion.devices, policy, occasion.config.preference)
-    except (
-        PlacementError
-    ):  # the policy's own class has plans: limits on steps may be missed in another
+    except PlacementError:
+        # The policy's own class has plans; its limits on steps may be missed in another.
         return []
     return [
         (f"{name}, {PROVABLE}", held_to_proof(plan)) for name, plan in found if name in rounding
@@ -167,8 +166,12 @@ def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
     return Variant(compilation, occasion.named, later, False)
 
 
+def _first_state(variant: Variant) -> State | None:
+    return State(variant.model) if variant.model.entry.states else None
+
+
 def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
-    state = State(variant.model) if variant.model.entry.states else None
+    state = _first_state(variant)
     config = ExecutionConfig()
 
     def run() -> None:
@@ -205,7 +208,7 @@ def proved(occasion: Occasion, name: str, plan: ExecutionPlan, usual: ExecutionP
             variant = _compiled(occasion, plan)
             stack.callback(variant.close)
             compiles += variant.compilation.receipt.compiles
-            state = State(variant.model) if variant.model.entry.states else None
+            state = _first_state(variant)
             return lambda inputs: variant.run(inputs, None, state, config, Trace())
 
         def before(done: int) -> None:

@@ -19,6 +19,12 @@ def test_every_public_name_is_what_the_facade_bound() -> None:
     assert {name: getattr(penstock, name) for name in penstock.__all__} == bound
 
 
+def printed_by(code: str) -> str:
+    """What a program of its own prints, whose modules are those that *code* loads."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def test_dir_lists_the_public_names_and_the_public_submodules() -> None:
     listed = dir(penstock)
     assert listed == sorted(listed)
@@ -36,8 +42,7 @@ def test_submodules_load_as_they_are_first_asked_for_and_no_sooner() -> None:
         "print(early, penstock.errors.PenstockError is penstock.PenstockError,"
         " [n for n in names if getattr(penstock, n).__name__ != f'penstock.{n}'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] True []"
+    assert printed_by(code) == "[] True []"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -50,8 +55,7 @@ def test_import_loads_no_engine_and_no_driver() -> None:
         "print(sorted(m for m in sys.modules if m.split('.')[0] in "
         f"{ENGINES!r} or m.startswith(('penstock.drivers', 'penstock.cli', 'numpy'))))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 def test_compiling_loads_neither_the_command_line_nor_pictures() -> None:
@@ -59,8 +63,7 @@ def test_compiling_loads_neither_the_command_line_nor_pictures() -> None:
         "import sys, penstock; penstock.compile, penstock.load, penstock.devices();"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('typer', 'rich', 'PIL')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 def test_a_named_device_is_found_without_the_other_drivers_and_what_reads_all_metadata() -> None:
@@ -70,8 +73,7 @@ def test_a_named_device_is_found_without_the_other_drivers_and_what_reads_all_me
         "[m for m in ('importlib.metadata', 'email', 'zipfile', 'tempfile', 'platformdirs')"
         " if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "{'sample'} []"
+    assert printed_by(code) == "{'sample'} []"
 
 
 def test_no_public_name_is_a_module_or_hides_one() -> None:

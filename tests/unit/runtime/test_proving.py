@@ -225,7 +225,7 @@ def test_what_it_compiles_is_counted_and_how_far_it_is_told() -> None:
     }
 
 
-def test_a_deadline_reaches_the_runs() -> None:
+def test_a_deadline_reaches_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     every = devices(1)
     deadlines: list[int | None] = []
 
@@ -240,7 +240,7 @@ def test_a_deadline_reaches_the_runs() -> None:
         made.execute = noted
         return made
 
-    every[0].prepare_model = prepare  # type: ignore[method-assign]  # a double of the double
+    monkeypatch.setattr(every[0], "prepare_model", prepare)
     deadline = time.monotonic_ns() + 10**12
     tuned(steps(), every, config=PrepareConfig(deadline_ns=deadline))
     assert deadlines.count(deadline) == MOST_EXAMPLES
@@ -251,7 +251,9 @@ def test_a_policy_may_ask_for_it() -> None:
     policy = Policy(accuracy="stepwise")
     with penstock.compile(steps(), devices=every[:1], cache=False, policy=policy) as compiled:
         assert compiled.plan.accuracy == "stepwise"
-    assert every[0].asked_for == ["stepwise"]  # type: ignore[attr-defined]  # it is a Brief
+    brief = every[0]
+    assert isinstance(brief, Brief)
+    assert brief.asked_for == ["stepwise"]
 
 
 def test_a_class_in_which_nothing_can_be_placed_is_left_out(
@@ -267,7 +269,7 @@ def test_a_class_in_which_nothing_can_be_placed_is_left_out(
     assert (told.winner, "brief, stepwise" in {m.name for m in told.candidates}) == ("usual", False)
 
 
-def test_it_is_out_where_nothing_usual_runs() -> None:
+def test_it_is_out_where_nothing_usual_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     every = devices(0)
     every[1].fails = every[2].fails = True
 
@@ -276,7 +278,7 @@ def test_it_is_out_where_nothing_usual_runs() -> None:
             raise penstock.errors.GeneralFailure("no")
         return real(model, config)
 
-    every[0].prepare_model = prepare  # type: ignore[method-assign]  # a double of the double
+    monkeypatch.setattr(every[0], "prepare_model", prepare)
     _, told = tuned(steps(), every)
     assert told.winner == "predicted"
     (error,) = [m.error for m in told.candidates if m.name == "brief, stepwise"]
@@ -362,8 +364,11 @@ class TestTheBound:
         model = steps(DType.FLOAT32, None)
         assert not proof(model, lambda x: x[:1]).holds
         assert not proof(model, lambda x: x, exact=lambda x: np.where(x > 0.5, np.nan, x)).holds
+
         # A usual plan that is no better proves nothing, and lets nothing pass.
-        lost = lambda x: np.full_like(x, np.inf)  # noqa: E731
+        def lost(x: NDArray) -> NDArray:
+            return np.full_like(x, np.inf)
+
         assert not proof(model, lost, lost).holds
         assert not proof(model, lambda x: x + 1, lost).holds
         assert not proof(steps(), moved(2), lambda x: x[:1]).holds

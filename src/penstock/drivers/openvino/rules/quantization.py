@@ -37,11 +37,12 @@ def _check_quantize(site: Site) -> AccuracyClass:
 
 @rule("QUANTIZE", check=_check_quantize)
 def emit_quantize(graph: Graph, site: Site) -> None:
-    first = graph.is_first(site.input_indexes[0])
-    node = graph.get(site.input_indexes[0], first=first)
     if alike(site.input(), site.output()):
         graph.pass_on(site)
-    elif site.input().dtype not in QUANTIZED or not site.is_quantized:
+        return
+    first = graph.is_first(site.input_indexes[0])
+    node = graph.get(site.input_indexes[0], first=first)
+    if site.input().dtype not in QUANTIZED or not site.is_quantized:
         graph.move(site, node, first=first)
     else:
         define_rescaled(graph, site, node, first=first)
